@@ -1,0 +1,66 @@
+"""Lowered, delegated, debuggable PyTorch programs in a wheel: declare models, `hatch build`, `hatch_lower.load`.
+
+Names are imported when they are first used, so that importing this package costs nothing in other people's builds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hatch_lower.errors import (
+        BackendError,
+        CacheError,
+        CaptureError,
+        ConfigError,
+        DebugError,
+        EdgeError,
+        EntryPointError,
+        InputError,
+        LowerError,
+        PackageError,
+        PartitionError,
+        ProcessError,
+        ProgramError,
+        VerificationError,
+    )
+    from hatch_lower.model import Method, Model
+    from hatch_lower.runtime.load import load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "CacheError",
+    "CaptureError",
+    "ConfigError",
+    "DebugError",
+    "EdgeError",
+    "EntryPointError",
+    "InputError",
+    "LowerError",
+    "Method",
+    "Model",
+    "PackageError",
+    "PartitionError",
+    "ProcessError",
+    "ProgramError",
+    "VerificationError",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    home = {"Method": "model", "Model": "model", "load": "runtime.load"}.get(name, "errors")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

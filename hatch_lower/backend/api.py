@@ -1,0 +1,170 @@
+"""What the author of a backend's compile half imports.
+
+A backend is two classes. The compile half is a `BackendDetails` subclass whose `preprocess` turns the edge program of
+one partition into bytes, with a `Partitioner` that says which nodes it takes. The run half is a
+`hatch_lower.runtime.delegates.Delegate` that loads those bytes. They are found through the entry-point groups
+`hatch_lower.backends` and `hatch_lower.delegates`, so an installed wheel never imports a compiler.
+
+The names and argument names are those of ExecuTorch's EXIR backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from hatch_lower.errors import BackendError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+__all__ = [
+    "BackendDetails",
+    "CompileSpec",
+    "DebugHandleMap",
+    "DelegationSpec",
+    "PartitionResult",
+    "Partitioner",
+    "PreprocessResult",
+    "Target",
+]
+
+DebugHandleMap = Mapping[int | str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpec:
+    """One option of a backend, as bytes."""
+
+    key: str
+    value: bytes
+
+
+class DelegationSpec(NamedTuple):
+    """Which backend takes a partition, and with which options."""
+
+    backend_id: str
+    compile_specs: list[CompileSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The machine that native code needs: `platform.system()`, `platform.machine()`, and the instruction set level."""
+
+    system: str
+    machine: str
+    isa: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessResult:
+    """What a backend makes of one partition.
+
+    Args:
+        processed_bytes: the blob, in the backend's own format.
+        debug_handle_map: delegate instruction id to the debug handles that it computes.
+        data_store_output: named data beside the blob.
+        suffix: the blob's file name suffix in the wheel, without a dot.
+        requirements: PEP 508 requirements that running the blob adds, public versions only (`torch==2.13.*`).
+        target: the machine that it needs; `None` where the blob is portable.
+        info: JSON-able facts for the run half (`Delegate.load` gets them back).
+    """
+
+    processed_bytes: bytes = b""
+    debug_handle_map: DebugHandleMap | None = None
+    data_store_output: Any = None
+    _delegate_info_meta: Any = None
+    suffix: str = "bin"
+    requirements: tuple[str, ...] = ()
+    target: Target | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BackendDetails(ABC):
+    """The compile half of a backend. Subclass it directly; it is never instantiated."""
+
+    weight_free: ClassVar[bool] = False
+    """Whether the blob is independent of the weights' contents. Then `preprocess` sees stand-ins with the weights'
+    layout and ties, state is left out of the cache key, and the run half is given the constants at load, in the order
+    of the program's parameter, buffer and constant placeholders."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if BackendDetails not in cls.__bases__:
+            parents = ", ".join(base.__name__ for base in cls.__bases__)
+            msg = f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly"
+            raise TypeError(msg)
+
+    @staticmethod
+    @abstractmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition. The program is the backend's own copy; raise any exception to refuse it."""
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: Mapping[str, list[ExportedProgram]],
+        compile_specs: Mapping[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower all partitions of all methods at once; by default one after the other."""
+        return {
+            method: [
+                cls.preprocess(program, specs)
+                for program, specs in zip(programs, compile_specs[method], strict=True)
+            ]
+            for method, programs in edge_programs.items()
+        }
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner for a recipe's options (TOML values).
+
+        Raises:
+            BackendError: if an option is unknown or ill-typed.
+        """
+        msg = "a backend without a partitioner cannot be named in a recipe"
+        raise BackendError(msg, where=cls.__name__, hint="define the classmethod `partitioner(options)`")
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        """Return the versions of everything that shapes the blob beside torch: libraries, compilers, this code."""
+        return {}
+
+
+class Partitioner(ABC):
+    """Says which nodes of an edge program a backend takes, by writing `node.meta["delegation_tag"]`."""
+
+    def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        self._spec = spec
+
+    def __call__(self, exported_program: ExportedProgram) -> PartitionResult:
+        return self.partition(exported_program)
+
+    @property
+    def spec(self) -> Mapping[Any, Any]:
+        """The immutable specification that the partitioner was made with."""
+        return self._spec
+
+    @abstractmethod
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag nodes and return the tags' delegation specs; everything else of the program is left as it is."""
+
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
+        """Return the ops to keep whole, and an optional filter on nodes."""
+        return ([], None)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """A program whose nodes carry `delegation_tag`, and what each tag means."""
+
+    tagged_exported_program: ExportedProgram
+    partition_tags: dict[str, DelegationSpec]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Node name to the reason why it was not taken."""

@@ -1,0 +1,35 @@
+"""The run half of the null backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["NullDelegate"]
+
+
+class NullDelegate(Delegate):
+    """Loads, and refuses to run."""
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> NullDelegate:
+        """Return a delegate that cannot run."""
+        return cls()
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        """Refuse.
+
+        Raises:
+            ProgramError: always.
+        """
+        raise ProgramError(
+            "The null backend computes nothing",
+            where="backend `null`",
+            hint="lower the model with another backend; this one is for tests of the build",
+        )

@@ -1,0 +1,266 @@
+"""The `lower` hook's table as frozen settings: names resolved, defaults filled in, everything checked.
+
+`config_table` says what the table may hold. Nothing after `read_settings` sees a dictionary.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hatch_lower.config_table import BackendChoice, HookTable, ModelTable, quote_key, read_table
+from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.model import ENTRY_POINT_GROUP
+
+__all__ = ["BACKEND_GROUP", "HOOK_PATH", "BackendChoice", "ModelSettings", "Recipe", "Settings", "read_settings"]
+
+BACKEND_GROUP = "hatch_lower.backends"
+HOOK_PATH = "tool.hatch.build.targets.wheel.hooks.lower"
+ENTRY_POINTS_PATH = f'project.entry-points."{ENTRY_POINT_GROUP}"'
+
+RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
+PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
+
+    name: str
+    backends: tuple[BackendChoice, ...] = ()
+    verify: bool = True
+    rtol: float = 1e-4
+    atol: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
+
+    name: str
+    export: str
+    """`module:attribute` of the entry point."""
+    package: str
+    """Dotted import package that gets `_lowered/`: `digits`."""
+    recipes: tuple[str, ...]
+    """Names of the recipes to lower it for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a build needs to know, parsed and checked; paths absolute."""
+
+    root: Path
+    name: str
+    """Distribution name."""
+    version: str
+    models: tuple[ModelSettings, ...]
+    """By name."""
+    recipes: tuple[Recipe, ...]
+    """In load order."""
+    recipe_order: tuple[str, ...]
+    """Load order, resolved: every recipe's name."""
+    runtime_requirements: str = "check"
+    """`check`, `add` or `off`."""
+    check: bool = True
+    editable: str = "lower"
+    """`lower`, `eager` or `skip`."""
+    inputs: tuple[str, ...] = ()
+    pass_env: tuple[str, ...] = ()
+    jobs: int = 1
+    timeout: int = 3600
+    seed: int = 0
+
+
+def read_settings(
+    table: Mapping[str, Any],
+    *,
+    root: Path,
+    name: str,
+    version: str,
+    entry_points: Mapping[str, str],
+    packages: Sequence[str],
+    path: str = HOOK_PATH,
+) -> Settings:
+    """Return the settings of one build.
+
+    Args:
+        table: the hook's table; hatchling's own keys in it are left alone.
+        root: the project's folder.
+        name: the distribution's name.
+        version: its version.
+        entry_points: model name to `module:attribute`, from the group `hatch_lower.models`.
+        packages: the top-level import packages that the wheel will hold.
+        path: dotted TOML path of the table, for messages.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    problems: list[str] = []
+    given = read_table(HookTable, table, path, problems)
+    recipes = resolve_recipes(given, path, problems)
+    order = resolve_order(given, recipes, path, problems)
+    models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
+    problems += [
+        f"`{path}.inputs[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
+        for i, pattern in enumerate(given.inputs)
+        if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
+    ]
+    if problems:
+        count = "A setting" if len(problems) == 1 else f"{len(problems)} settings"
+        what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
+        hint = "correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
+        raise ConfigError(what, found="\n".join(problems), hint=hint)
+    return Settings(
+        root=root.absolute(),
+        name=name,
+        version=version,
+        models=models,
+        recipes=tuple(recipes[each] for each in order),
+        recipe_order=order,
+        runtime_requirements=given.runtime_requirements,
+        check=given.check,
+        editable=given.editable,
+        inputs=given.inputs,
+        pass_env=given.pass_env,
+        jobs=given.jobs,
+        timeout=given.timeout,
+        seed=given.seed,
+    )
+
+
+def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
+    """Return every recipe by name, `default` first."""
+    recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol)}
+    check_backends(given.backends, path, problems)
+    for name, recipe in given.recipes.items():
+        here = f"{path}.recipes.{quote_key(name)}"
+        if not RECIPE_NAME.fullmatch(name):
+            problems.append(f"`{here}` must be named with letters, digits, `_` and `-`: the name becomes a file name")
+        if name == "default" and given.backends and recipe.backends is not None:
+            problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
+        backends = recipe.backends if recipe.backends is not None else ()
+        check_backends(backends, here, problems)
+        recipes[name] = Recipe(
+            name,
+            given.backends if name == "default" and recipe.backends is None else backends,
+            given.verify if recipe.verify is None else recipe.verify,
+            given.rtol if recipe.rtol is None else recipe.rtol,
+            given.atol if recipe.atol is None else recipe.atol,
+        )
+    return recipes
+
+
+def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:
+    """Append a problem for each backend that is not installed; backends are not imported for it."""
+    if not choices:
+        return
+    installed = {each.name for each in importlib.metadata.entry_points(group=BACKEND_GROUP)}
+    problems += [
+        f"`{path}.backends[{i}]` names no installed backend, found `{choice.name}`; {nearest(choice.name, installed)}"
+        for i, choice in enumerate(choices)
+        if choice.name and choice.name not in installed
+    ]
+
+
+def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
+    """Return every recipe's name in load order."""
+    named = given.recipe_order if given.recipe_order is not None else ("default",)
+    problems += name_problems(named, recipes, f"{path}.recipe-order", "recipe")
+    first = [each for each in dict.fromkeys(named) if each in recipes]
+    return (*first, *sorted(recipes.keys() - set(first)))
+
+
+def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, noun: str) -> Iterator[str]:
+    """Yield a sentence for each name that is unknown or repeated."""
+    for i, name in enumerate(names):
+        if not name:
+            continue  # already reported as ill-typed
+        if name not in known:
+            yield f"`{path}[{i}]` names no {noun}, found `{name}`; {nearest(name, known)}"
+        elif name in names[:i]:
+            yield f"`{path}[{i}]` names the {noun} `{name}` again"
+
+
+def resolve_models(
+    given: HookTable,
+    entry_points: Mapping[str, str],
+    packages: Sequence[str],
+    order: tuple[str, ...],
+    path: str,
+    problems: list[str],
+) -> Iterator[ModelSettings]:
+    """Yield the models by name; those with a problem are left out."""
+    if not entry_points and not given.models:
+        problems.append(
+            f"the project declares no model; list one under `[{ENTRY_POINTS_PATH}]`, "
+            f"or in the hook's own table as `{path}.models.<name>.export`"
+        )
+    folded: dict[str, str] = {}
+    for name in sorted(entry_points.keys() | given.models.keys()):
+        here = f"{path}.models.{quote_key(name)}"
+        override = given.models.get(name, ModelTable())
+        declared = f"{ENTRY_POINTS_PATH}.{quote_key(name)}" if name in entry_points else f"{here}.export"
+        found = len(problems)
+        if other := folded.get(name.casefold()):
+            problems.append(f"`{declared}` differs from the model `{other}` only in case; the two would share files")
+        folded[name.casefold()] = name
+        if not MODEL_NAME.fullmatch(name):
+            problems.append(
+                f"`{declared}` must be named with letters, digits, `_`, `-` and inner dots: the name becomes a folder"
+            )
+        if name in entry_points and override.export is not None:
+            problems.append(f"`{here}.export` declares a model again that `{declared}` declares; keep one of the two")
+        if name not in entry_points and override.export is None:
+            problems.append(f"`{here}` is not the name of a model and has no `export`; {nearest(name, entry_points)}")
+            continue
+        recipes = override.recipes if override.recipes is not None else order
+        problems += name_problems(recipes, dict.fromkeys(order), f"{here}.recipes", "recipe")
+        if not recipes:
+            problems.append(f"`{here}.recipes` must name at least one recipe; {nearest('', order)}")
+        export = entry_points.get(name) or override.export or ""
+        match = OBJECT_REFERENCE.fullmatch(export)
+        if match is None:
+            problems.append(f"`{declared}` must be written `module:attribute`, found `{export}`")
+            continue
+        package = resolve_package(given, override, match["module"], packages, path, here, problems)
+        if package is not None and len(problems) == found:
+            ordered = tuple(each for each in order if each in recipes)
+            yield ModelSettings(name, f"{match['module']}:{match['attribute']}", package, ordered)
+
+
+def resolve_package(
+    given: HookTable,
+    override: ModelTable,
+    module: str,
+    packages: Sequence[str],
+    path: str,
+    here: str,
+    problems: list[str],
+) -> str | None:
+    """Return the import package that gets the model's files, or `None` if none can be told."""
+    owner, package = (here, override.package) if override.package is not None else (path, given.package)
+    if package is not None:
+        if not PACKAGE_NAME.fullmatch(package):
+            problems.append(f"`{owner}.package` must be the dotted name of an import package, found `{package}`")
+        elif package.partition(".")[0] not in packages:
+            known = nearest(package.partition(".")[0], packages)
+            problems.append(f"`{owner}.package` names no package of the wheel, found `{package}`; {known}")
+        return package
+    top = module.partition(".")[0]
+    if top in packages:
+        return top
+    if len(packages) == 1:
+        return packages[0]
+    listed = ", ".join(f"`{each}`" for each in sorted(packages)) or "none"
+    problems.append(
+        f"`{here}.package` must say which package gets the model's files: "
+        f"its module `{module}` is in none of the wheel's packages ({listed})"
+    )
+    return None

@@ -1,0 +1,157 @@
+"""The JSON schema of the hook's table and the reference page, both made from the dataclasses in `config_table`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hatch_lower.config import HOOK_PATH
+from hatch_lower.config_table import RESERVED_KEYS, BackendChoice, HookTable, ModelTable, RecipeTable, toml_key
+
+__all__ = ["json_schema", "reference_markdown", "schema_text"]
+
+INTRODUCTION = f"""\
+# Configuration
+
+<!-- Made from hatch_lower/config_table.py by `hatch-lower schema --markdown > docs/configuration.md`. -->
+
+Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
+(in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). An example with most of them:
+
+```toml
+[project.entry-points."hatch_lower.models"]
+digits = "digits.model:export"
+
+[{HOOK_PATH}]
+backends = ["aoti"]                      # the recipe `default`
+inputs = ["weights/*.safetensors"]
+rtol = 1e-4
+
+[{HOOK_PATH}.recipes.portable]
+backends = []                            # ATen operators only: runs wherever torch does
+
+[{HOOK_PATH}.models.teacher]
+export = "tools.export:teacher"          # a model that is no entry point
+recipes = ["portable"]
+```
+
+Unknown keys and wrong values are errors, all reported at once. hatchling reads four more keys in every hook's table
+and hatch-lower leaves them alone:
+{", ".join(f"`{key}`" for key in RESERVED_KEYS)}.
+
+An editor can complete and check these settings with `hatch-lower schema`, a JSON schema of the table.
+"""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 7) of the hook's table."""
+    schema = table_schema(HookTable)
+    for key, text in RESERVED_KEYS.items():
+        schema["properties"][key] = {"description": text}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": f"[{HOOK_PATH}]", **schema}
+
+
+def schema_text() -> str:
+    """Return the JSON schema as it is checked in."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def reference_markdown() -> str:
+    """Return the reference page as it is checked in."""
+    sections = [INTRODUCTION]
+    for kind, title in (
+        (HookTable, "`[….hooks.lower]`"),
+        (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
+        (ModelTable, "`[….hooks.lower.models.<name>]`"),
+    ):
+        sections.append(f"## {title}\n\n{summary(kind)}\n")
+        sections += setting_sections(kind)
+    return "\n".join(sections)
+
+
+def setting_sections(kind: type) -> Iterator[str]:
+    """Yield the reference of each setting of a table."""
+    hints, texts = get_type_hints(kind), field_docstrings(kind)
+    for each in fields(kind):
+        default = default_of(each)
+        shown = "" if default in (None, [], {}) else f"; default `{json.dumps(default)}`"
+        words = type_words(hints[each.name], each.metadata)
+        yield f"### `{toml_key(each.name)}`\n\n*{words}{shown}*\n\n{texts[each.name]}\n"
+
+
+def table_schema(kind: type) -> dict[str, Any]:
+    """Return the schema of a table that has exactly a dataclass's keys."""
+    hints, texts = get_type_hints(kind), field_docstrings(kind)
+    properties = {}
+    for each in fields(kind):
+        properties[toml_key(each.name)] = {
+            "description": " ".join(texts[each.name].split()),
+            **value_schema(hints[each.name], each.metadata),
+            **({} if default_of(each) is None else {"default": default_of(each)}),
+        }
+    return {
+        "type": "object",
+        "description": summary(kind),
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of one value."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return value_schema(arguments[0], limits)
+    if origin is tuple:
+        return {"type": "array", "items": value_schema(arguments[0], {})}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": table_schema(arguments[1])}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if hint is BackendChoice:
+        name = {"type": "string", "minLength": 1, "description": field_docstrings(BackendChoice)["name"]}
+        return {"anyOf": [name, {"type": "object", "required": ["name"], "properties": {"name": name}}]}
+    words = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": words[hint], **({"minLength": 1} if hint is str else {}), **limits}
+
+
+def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
+    """Return a type in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return type_words(arguments[0], limits)
+    if origin is tuple:
+        return "array of backends" if arguments[0] is BackendChoice else "array of strings"
+    if origin is Mapping:
+        return "table of tables, described below"
+    if origin is Literal:
+        return "one of " + ", ".join(f"`{json.dumps(each)}`" for each in arguments)
+    words: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return words[hint] + (f", at least {limits['minimum']}" if "minimum" in limits else "")
+
+
+def default_of(each: Field[Any]) -> Any:
+    """Return a field's default as TOML or JSON holds it; `None` where its text says what the default is."""
+    value = each.default_factory() if each.default_factory is not MISSING else each.default
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+def summary(kind: type) -> str:
+    """Return a dataclass's docstring."""
+    return inspect.cleandoc(kind.__doc__ or "")
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, read from its source."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+    texts = {}
+    for statement, after in itertools.pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            texts[statement.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+    return texts

@@ -1,0 +1,230 @@
+"""The tables of the `lower` hook as they stand in TOML, and the reader that checks them.
+
+The dataclasses are the one description of the settings: the reader, the JSON schema and `docs/configuration.md` are
+made from their fields, types, limits and the docstring under each field.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hatch_lower.errors import nearest
+
+__all__ = ["RESERVED_KEYS", "BackendChoice", "HookTable", "ModelTable", "RecipeTable", "read_table", "toml_key"]
+
+RESERVED_KEYS = {
+    "dependencies": "Read by hatchling: more build dependencies of the hook.",
+    "enable-by-default": "Read by hatchling: whether the hook runs unless it is enabled by environment variable.",
+    "require-runtime-dependencies": "Read by hatchling: install the project's dependencies for the build as well.",
+    "require-runtime-features": "Read by hatchling: install these extras of the project for the build as well.",
+}
+
+Table = TypeVar("Table")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """A backend in a recipe: its name, or a table of the name and the backend's own options."""
+
+    name: str
+    """Name of an installed entry point of the group `hatch_lower.backends`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Every other key of the table; the backend checks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeTable:
+    """One more lowered variant of the models. A recipe's name becomes a file name: letters, digits, `_` and `-`."""
+
+    backends: tuple[BackendChoice, ...] | None = None
+    """Backends in the order in which they are asked; the first to claim a node gets it. Without
+    any it is a portable program."""
+    verify: bool | None = None
+    """Compare with eager before packaging. Default: the `verify` at the top."""
+    rtol: float | None = field(default=None, metadata={"minimum": 0})
+    """Relative tolerance of the comparison. Default: the `rtol` at the top."""
+    atol: float | None = field(default=None, metadata={"minimum": 0})
+    """Absolute tolerance of the comparison. Default: the `atol` at the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """One model: what differs from the defaults, or a model that is not an entry point of the package."""
+
+    export: str | None = None
+    """Where the export callable is, as `module:attribute`. For a model that is not listed under
+    `[project.entry-points."hatch_lower.models"]`, so that its export code need not be in the wheel."""
+    package: str | None = None
+    """Import package that gets this model's files. Default: the `package` at the top."""
+    recipes: tuple[str, ...] | None = None
+    """The recipes to lower this model for. Default: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookTable:
+    """The settings of the hook, under `[tool.hatch.build.targets.wheel.hooks.lower]`."""
+
+    backends: tuple[BackendChoice, ...] = ()
+    """Backends of the recipe `default`, in the order in which they are asked; the first to claim a node gets it. A
+    backend is a name, or a table of the name and the backend's own options: `{ name = "aoti", isa = "x86-64-v4" }`.
+    Without any it is a portable program of ATen operators, which runs wherever torch does."""
+    recipes: Mapping[str, RecipeTable] = field(default_factory=dict)
+    """More lowered variants: each model is lowered once for each recipe. All recipes of a model share one file of
+    weights."""
+    recipe_order: tuple[str, ...] | None = None
+    """The order in which `load` tries the recipes; those that are left out come last, by name. Default: `default`,
+    then the others by name."""
+    models: Mapping[str, ModelTable] = field(default_factory=dict)
+    """Settings for single models, by entry-point name; also declares models that are not entry points."""
+    package: str | None = None
+    """Dotted name of the import package that gets the folder `_lowered`. Default: the top-level package of the entry
+    point, or the only package of the wheel."""
+    verify: bool = True
+    """Compare each lowered method with eager before packaging, on its example inputs, on random inputs and on a second
+    size of every dynamic dimension. A mismatch fails the build."""
+    rtol: float = field(default=1e-4, metadata={"minimum": 0})
+    """Relative tolerance of the comparison, for recipes that set none."""
+    atol: float = field(default=1e-5, metadata={"minimum": 0})
+    """Absolute tolerance of the comparison, for recipes that set none."""
+    check: bool = True
+    """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
+    checked."""
+    runtime_requirements: Literal["check", "add", "off"] = "check"
+    """What to do about packages that the programs need at run time. `check`: fail unless `[project] dependencies`
+    implies them, and print the lines to paste. `add`: append them to the wheel's metadata; the source distribution then
+    says something else than the wheel. `off`: nothing."""
+    editable: Literal["lower", "eager", "skip"] = "lower"
+    """What an editable install gets. `lower`: lowered programs. `eager`: `load` imports the entry point and runs the
+    module. `skip`: nothing."""
+    inputs: tuple[str, ...] = ()
+    """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
+    if version control ignores them: weights, most often."""
+    pass_env: tuple[str, ...] = ()
+    """Globs of environment variables that exports may see, beside the allowed ones: `["HF_*"]`."""
+    jobs: int = field(default=1, metadata={"minimum": 1})
+    """Models that are exported at the same time, each in a process of its own."""
+    timeout: int = field(default=3600, metadata={"minimum": 1})
+    """Seconds after which the export and lowering of one model is given up."""
+    seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})
+    """Seed of Python, NumPy and torch in the exporting process, and of the random inputs of the comparison."""
+
+
+def toml_key(name: str) -> str:
+    """Return the TOML key of a field."""
+    return name.replace("_", "-")
+
+
+def quote_key(key: str) -> str:
+    """Return a key as TOML writes it in a dotted path: bare, or quoted where it must be."""
+    plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if plain else json.dumps(key, ensure_ascii=False)
+
+
+def read_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
+    """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value.
+
+    A wrong value is replaced by the field's default, so that all problems are found in one go.
+    """
+    if not isinstance(table, Mapping):
+        problems.append(f"`{path}` must be a table, found {describe(table)}")
+        return kind()
+    known = {toml_key(each.name): each for each in fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
+    reserved = RESERVED_KEYS if kind is HookTable else {}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        here = f"{path}.{quote_key(key)}"
+        if key in known:
+            name = known[key].name
+            parsed = read_value(hints[name], value, here, problems, known[key].metadata)
+            if parsed is not None:
+                values[name] = parsed
+        elif key not in reserved:
+            problems.append(f"`{here}` is not a setting, found {describe(value)}; {nearest(key, known)}")
+    return kind(**values)
+
+
+def read_value(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+    """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):  # `T | None`: only T can be written
+        return read_value(arguments[0], value, path, problems, limits)
+    if origin is tuple:
+        if not isinstance(value, list):
+            return refuse(f"`{path}` must be an array", value, problems)
+        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, {}) for i, each in enumerate(value))
+        return tuple(arguments[0]("") if each is None else each for each in read)  # later indices stay right
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            return refuse(f"`{path}` must be a table of tables", value, problems)
+        kind = arguments[1]
+        return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
+    if hint is BackendChoice:
+        return read_backend(value, path, problems)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        return refuse(f"`{path}` must be one of {', '.join(json.dumps(each) for each in arguments)}", value, problems)
+    return read_scalar(hint, value, path, problems, limits)
+
+
+def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:
+    """Return a backend's name, or table of name and options, as a `BackendChoice`."""
+    if isinstance(value, str) and value:
+        return BackendChoice(value)
+    if not isinstance(value, Mapping):
+        refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        problems.append(f"`{path}.name` must be a backend's name, found {describe(name)}")
+        return None
+    return BackendChoice(name, {key: each for key, each in value.items() if key != "name"})
+
+
+def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+    """Return a string, number or boolean that has the right type and is within its limits."""
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
+    if hint is float and type(value) is int:
+        value = float(value)
+    minimum, maximum = limits.get("minimum"), limits.get("maximum")
+    if minimum is not None:
+        words += f" of at least {minimum}"
+    if maximum is not None:
+        words += f" and at most {maximum}"
+    good = type(value) is hint and value != ""
+    if good and isinstance(value, int | float):
+        good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+    return value if good else refuse(f"`{path}` must be {words}", value, problems)
+
+
+def refuse(sentence: str, value: object, problems: list[str]) -> Any:
+    """Append what was expected and what was found to `problems`; return `None`, which stands for no value."""
+    problems.append(f"{sentence}, found {describe(value)}")
+    return None
+
+
+def describe(value: object) -> str:
+    """Return a TOML value in a few words."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"the string {json.dumps(value if len(value) <= 60 else value[:60] + '…', ensure_ascii=False)}"
+        case list():
+            return "an array"
+        case Mapping():
+            return "a table"
+        case datetime.date() | datetime.time():
+            return "a date or time"
+    return f"a value of type {type(value).__name__}"

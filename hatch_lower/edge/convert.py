@@ -1,0 +1,92 @@
+"""From an exported ATen program to an edge program, and back for backends that take ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from torch._export.verifier import Verifier
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, default_decompositions
+from torch.fx import GraphModule, Node
+
+from hatch_lower.edge.ops import EdgeOpOverload, edge_overload
+from hatch_lower.edge.verify import EdgeVerifier
+from hatch_lower.errors import EdgeError
+from hatch_lower.graph.surgery import copy_program, graph_modules, rebuild_program
+
+__all__ = ["decompose", "to_aten", "to_edge"]
+
+
+def decompose(program: ExportedProgram, keep: Sequence[OpOverload]) -> ExportedProgram:
+    """Return `program` in core ATen ops, functional, with the ops of `keep` left whole."""
+    table = default_decompositions()
+    for op in keep:
+        table.pop(op, None)
+    return program.run_decompositions(table)
+
+
+def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> ExportedProgram:
+    """Convert an exported program to the edge dialect.
+
+    Args:
+        program: as `torch.export.export` returns it.
+        keep: ops that are not decomposed, because a backend takes them whole.
+
+    Returns:
+        A program of edge operators in which every operation has `meta["debug_handle"]`: operations that come from the
+        same operation of `program` share one.
+
+    Raises:
+        EdgeError: if torch cannot decompose the program, or the result breaks a rule of the dialect.
+    """
+    try:
+        aten = decompose(program, keep)
+        assign_debug_handles(aten.graph_module)
+        replace_targets(aten.graph_module)
+        return rebuild_program(aten, aten.graph_module, verifier=EdgeVerifier)
+    except Exception as error:
+        raise EdgeError(
+            "the exported program could not be converted to the edge dialect",
+            found=f"{type(error).__name__}: {error}",
+            hint="replace the operation that it names, or keep it whole through a backend that takes it",
+        ) from error
+
+
+def to_aten(program: ExportedProgram) -> ExportedProgram:
+    """Return the same program with torch's own overloads, sharing its tensors; metadata and names are kept."""
+    return copy_program(program, aten_target, verifier=Verifier)
+
+
+def aten_target(target: Any) -> Any:
+    """Return the torch overload of an edge operator, and any other target as it is."""
+    return target._op if isinstance(target, EdgeOpOverload) else target
+
+
+def replace_targets(module: GraphModule) -> None:
+    """Make every torch overload of a freshly decomposed graph an edge operator, in place."""
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                node.target = edge_overload(node.target)
+        each.recompile()
+
+
+def assign_debug_handles(module: GraphModule) -> None:
+    """Number the operations from 1 by the exported operation that they come from, in place."""
+    handles: dict[Hashable, int] = {}
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            if node.op == "call_function":
+                node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
+
+
+def source_of(node: Node) -> Hashable:
+    """Return the oldest ancestor that torch recorded for a node, or the node itself."""
+    ancestors = node.meta.get("from_node")
+    if not ancestors:
+        return node
+    oldest = ancestors[-1]
+    while oldest.from_node:
+        oldest = oldest.from_node[-1]
+    return (oldest.name, oldest.graph_id)

@@ -1,0 +1,162 @@
+"""Every error that hatch-lower raises at a user.
+
+Deep code raises one of these with facts; only the hook and the command line turn them into text and an exit status.
+An error travels from the build's child process to its parent as JSON, so it carries text only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BackendError",
+    "CacheError",
+    "CaptureError",
+    "ConfigError",
+    "DebugError",
+    "EdgeError",
+    "EntryPointError",
+    "InputError",
+    "LowerError",
+    "PackageError",
+    "PartitionError",
+    "ProcessError",
+    "ProgramError",
+    "VerificationError",
+    "error_from_json",
+    "nearest",
+]
+
+
+class LowerError(Exception):
+    """What went wrong, where, what was found, and what to do about it.
+
+    Args:
+        what: one sentence without a final full stop.
+        where: a dotted TOML key, entry point, method, file, or the model's own source line.
+        found: the offending value or the underlying tool's own words.
+        hint: what the reader can do.
+    """
+
+    stage = "lower"
+
+    def __init__(self, what: str, *, where: str = "", found: str = "", hint: str = "") -> None:
+        super().__init__(what, where, found, hint)
+        self.what = what
+        self.where = where
+        self.found = found
+        self.hint = hint
+
+    def __str__(self) -> str:
+        rows = [("where", self.where), ("found", self.found), ("to do", self.hint)]
+        lines = [f"{name}: {indented(text)}" for name, text in rows if text]
+        return "\n  ".join([self.what, *lines])
+
+    def to_json(self) -> dict[str, str]:
+        """Return the fields and the class name, for another process to raise it again."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "where": self.where,
+            "found": self.found,
+            "hint": self.hint,
+        }
+
+
+class ConfigError(LowerError):
+    """The hook's table in `pyproject.toml` is wrong; it reports every problem at once."""
+
+    stage = "configuration"
+
+
+class EntryPointError(LowerError):
+    """A model's entry point is missing, fails, or returns something else than a model."""
+
+    stage = "discover"
+
+
+class CaptureError(LowerError):
+    """`torch.export` could not capture a method."""
+
+    stage = "export"
+
+
+class EdgeError(LowerError):
+    """A program could not be converted to the edge dialect, or breaks its rules."""
+
+    stage = "edge"
+
+
+class PartitionError(LowerError):
+    """A partitioner gave something that is not a valid partition."""
+
+    stage = "partition"
+
+
+class BackendError(LowerError):
+    """A backend is unknown, cannot be loaded, or failed to lower a partition."""
+
+    stage = "preprocess"
+
+
+class VerificationError(LowerError):
+    """A lowered method computes something else than the eager module."""
+
+    stage = "verify"
+
+
+class PackageError(LowerError):
+    """The payload could not be put into the wheel."""
+
+    stage = "package"
+
+
+class CacheError(LowerError):
+    """The cache forbids or cannot do what the build needs."""
+
+    stage = "cache"
+
+
+class ProcessError(LowerError):
+    """The build's child process crashed, ran out of memory or time."""
+
+    stage = "process"
+
+
+class DebugError(LowerError):
+    """A delegate debug map was built from contradictory entries."""
+
+    stage = "debug"
+
+
+class ProgramError(LowerError):
+    """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
+
+    stage = "load"
+
+
+class InputError(LowerError, TypeError):
+    """A loaded method was called with arguments that it was not exported for."""
+
+    stage = "run"
+
+
+def indented(text: str) -> str:
+    """Return `text` with every line after the first indented below its label."""
+    return text.strip().replace("\n", "\n    ")
+
+
+def error_from_json(fields: dict[str, str]) -> LowerError:
+    """Return the error that `to_json` described; an unknown class becomes a plain `LowerError`."""
+    kinds = {kind.__name__: kind for kind in LowerError.__subclasses__()}
+    kind = kinds.get(fields.get("error", ""), LowerError)
+    return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean `x`? known: `a`, `b`" for a name that is not among `known`."""
+    names = sorted(known)
+    listed = ", ".join(f"`{each}`" for each in names) or "none"
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean `{match[0]}`? known: {listed}" if match else f"known: {listed}"

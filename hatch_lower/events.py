@@ -1,0 +1,135 @@
+"""Progress of a build as events, and the reporters that show them.
+
+Events cross from the build's child process to its parent as JSON lines; a reporter renders them there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO
+
+__all__ = ["Event", "LineReporter", "LiveReporter", "NullReporter", "Reporter", "event_from_json", "stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a build.
+
+    Args:
+        stage: `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
+        state: `start`, `end`, or `note` (something worth a line of its own, such as a damaged cache entry).
+        model: the model's name.
+        recipe: the recipe's name, empty where the stage serves all recipes.
+        method: the method's name, empty where the stage serves all methods.
+        seconds: how long the stage took; 0 at its start.
+        detail: a few words more.
+    """
+
+    stage: str
+    state: str
+    model: str
+    recipe: str = ""
+    method: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+
+    def subject(self) -> str:
+        """Return `model/recipe.method` of what is there."""
+        name = f"{self.model}/{self.recipe}" if self.recipe else self.model
+        return f"{name}.{self.method}" if self.method else name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+def event_from_json(fields: dict[str, Any]) -> Event:
+    """Return the event that `Event.to_json` wrote."""
+    return Event(**fields)
+
+
+class Reporter(Protocol):
+    """Shows events; `close` ends a live line."""
+
+    def report(self, event: Event) -> None:
+        """Show one event."""
+
+    def close(self) -> None:
+        """Leave the terminal as it should be found by whatever prints next."""
+
+
+class NullReporter:
+    """Shows nothing."""
+
+    def report(self, event: Event) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LineReporter:
+    """Writes a line for each finished stage: for CI logs and for frontends that capture output."""
+
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line = write_line
+
+    def report(self, event: Event) -> None:
+        """Write one line, unless the stage only starts."""
+        if event.state != "start":
+            self._write_line(finished_line(event))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LiveReporter:
+    """Keeps one line on a terminal that says what is being done, above it a line for each finished stage."""
+
+    def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
+        self._stream = stream
+        self._write_line = write_line
+        self._columns = columns
+
+    def report(self, event: Event) -> None:
+        """Redraw the live line at a start; replace it with a finished line at an end."""
+        if event.state == "start":
+            self._draw(f"  lower  {event.subject()}: {event.stage} …")
+        else:
+            self._draw("")
+            self._write_line(finished_line(event))
+
+    def close(self) -> None:
+        """Clear the live line."""
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        self._stream.write("\r\x1b[2K" + text[: self._columns - 1])
+        self._stream.flush()
+
+
+def finished_line(event: Event) -> str:
+    """Return the line for a finished stage or a note."""
+    detail = f"  {event.detail}" if event.detail else ""
+    if event.state == "note":
+        return f"lower  {event.subject()}: {event.detail}"
+    return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:6.2f} s{detail}"
+
+
+@contextmanager
+def stage(
+    reporter: Reporter, name: str, model: str, recipe: str = "", method: str = ""
+) -> Iterator[Callable[[str], None]]:
+    """Report the start and the end of a stage; yields a function that sets the end's detail.
+
+    Nothing is reported at the end of a stage that raises: the error says more.
+    """
+    details: list[str] = [""]
+    reporter.report(Event(name, "start", model, recipe, method))
+    begin = time.perf_counter()
+    yield lambda text: details.__setitem__(0, text)
+    seconds = time.perf_counter() - begin
+    reporter.report(Event(name, "end", model, recipe, method, seconds, details[0]))

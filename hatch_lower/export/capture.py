@@ -1,0 +1,456 @@
+"""Exports → `ExportedProgram`s: one for each method, all of them with the model's own parameter names and tensors."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.exc import UserError
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import CaptureError, nearest
+from hatch_lower.events import Reporter, stage
+from hatch_lower.export.discover import Exports
+from hatch_lower.export.source import describe_exception, trim, user_line
+from hatch_lower.model import Method
+
+__all__ = ["CapturedMethod", "CapturedModel", "capture_model"]
+
+NOISE = re.compile(
+    r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
+    r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedMethod:
+    """One exported method, before decomposition.
+
+    Args:
+        name: the method's name.
+        program: ATen ops, with the module's own tensors.
+        args: example positional arguments.
+        kwargs: example keyword arguments.
+        parameters: the Python names of the positional arguments, in order; the keyword arguments' names are in
+            `program.call_spec.in_spec`.
+        dimensions: symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for,
+            where it has one.
+        has_examples: whether `args` and `kwargs` are given; a ready program may have none.
+    """
+
+    name: str
+    program: ExportedProgram
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[str, ...]
+    dimensions: Mapping[str, str] = field(default_factory=dict)
+    has_examples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """A model's methods; programs of one model share the tensors of parameters and buffers of the same name.
+
+    Args:
+        name: the model's name.
+        methods: in the order in which they were declared.
+        eager: the module that was exported, unchanged; `None` for ready programs.
+        attributes: method name to the name of the module's own method.
+    """
+
+    name: str
+    methods: tuple[CapturedMethod, ...]
+    eager: torch.nn.Module | None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+def capture_model(
+    name: str, exports: Exports, reporter: Reporter, *, roots: Sequence[Path] = (), examples_needed: bool = True
+) -> CapturedModel:
+    """Export every method of a model.
+
+    Args:
+        name: the model's name.
+        exports: what its entry point returned.
+        reporter: is told of each method.
+        roots: the directories that hold the user's own code, to name its lines in errors.
+        examples_needed: whether a ready program without example inputs is an error.
+
+    Raises:
+        CaptureError: if a method's name cannot be used, a tensor is not on the CPU, or `torch.export` refuses.
+    """
+    methods: Mapping[str, Any] = exports if isinstance(exports, dict) else exports.methods
+    check_method_names(name, methods)
+    if isinstance(exports, dict):
+        captured = []
+        for method, program in exports.items():
+            with stage(reporter, "export", name, method=method):
+                captured.append(capture_program(name, method, program, examples_needed))
+        share_tensors(name, captured)
+        return CapturedModel(name, tuple(captured), None)
+    module = exports.module
+    check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+    captured = []
+    for method, declared in exports.methods.items():
+        with stage(reporter, "export", name, method=method):
+            captured.append(capture_method(name, method, module, declared, roots))
+    share_tensors(name, captured)
+    attributes = {method: declared.attribute or method for method, declared in exports.methods.items()}
+    return CapturedModel(name, tuple(captured), module, attributes)
+
+
+def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
+    """Refuse names that a loaded model could not offer as attributes."""
+    from hatch_lower.runtime.load import RESERVED_METHOD_NAMES
+
+    for name in methods:
+        where = f"model `{model}`, method `{name}`"
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise CaptureError("a method's name must be a Python identifier", where=where, hint="rename the method")
+        if name in RESERVED_METHOD_NAMES or name.startswith("_"):
+            what = "a method's name must not begin with an underscore"
+            if name in RESERVED_METHOD_NAMES:
+                what = f"`{name}` is already an attribute of every loaded model"
+            raise CaptureError(
+                what, where=where, hint=f'rename it: `"run_{name.lstrip("_")}": Method(attribute="{name}", …)`'
+            )
+
+
+def capture_method(
+    model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
+) -> CapturedMethod:
+    """Export one method of a module."""
+    args, kwargs = tuple(declared.args), dict(declared.kwargs)
+    check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
+    call = method_of(model, name, module, declared.attribute or name)
+    before = tensor_versions(module)
+    try:
+        with torch.no_grad(), forward_replaced(module, call):
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=declared.dynamic_shapes, strict=False)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        raise capture_error(model, name, module, declared, call, error, roots) from error
+    check_unchanged(model, name, module, before)
+    return CapturedMethod(
+        name=name,
+        program=program,
+        args=args,
+        kwargs=kwargs,
+        parameters=positional_names(inspect.signature(call), len(args)),
+        dimensions=dimension_names(program, declared.dynamic_shapes, inspect.signature(call), args, kwargs),
+    )
+
+
+def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., Any]:
+    """Return the bound method to export; a submodule counts as a method that calls it."""
+    try:
+        value = getattr(module, attribute)
+    except AttributeError:
+        kind = type(module)
+        own = (each for each in dir(kind) if not hasattr(torch.nn.Module, each) and callable(getattr(kind, each)))
+        raise CaptureError(
+            f"`{kind.__name__}` has no method `{attribute}`",
+            where=f"model `{model}`, method `{name}`",
+            hint=nearest(attribute, {"forward", *(each for each in own if not each.startswith("_"))}),
+        ) from None
+    if isinstance(value, torch.nn.Module):
+        return submodule_call(value)
+    if not callable(value):
+        raise CaptureError(
+            f"`{type(module).__name__}.{attribute}` is not a method",
+            where=f"model `{model}`, method `{name}`",
+            found=f"a value of type `{type(value).__name__}`",
+            hint="name a method of the module with `Method(attribute=…)`",
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def submodule_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return a function with the submodule's signature: `module.forward` must not be a module itself."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    call.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def forward_replaced(module: torch.nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Let `module(...)` run another of its methods, as `torch.export` exports nothing but `forward`."""
+    had, previous = "forward" in module.__dict__, module.__dict__.get("forward")
+    module.__dict__["forward"] = call
+    try:
+        yield
+    finally:
+        if had:
+            module.__dict__["forward"] = previous
+        else:
+            del module.__dict__["forward"]
+
+
+def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
+    """Take a program that the author exported."""
+    check_devices(model, name, {**program.state_dict, **tensors_of(program.constants)})
+    examples = program.example_inputs
+    if examples is None and examples_needed:
+        raise CaptureError(
+            "the exported program has no example inputs, so what it is lowered to cannot be verified",
+            where=f"model `{model}`, method `{name}`",
+            hint="export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
+            " the model and `check = false`",
+        )
+    args, kwargs = examples if examples is not None else ((), {})
+    check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
+    spec = program.call_spec.in_spec
+    count = len(spec.child(0).children()) if spec is not None else len(args)
+    signature = program.module_call_graph[0].signature
+    known = list(getattr(signature, "forward_arg_names", None) or [])
+    names = known[:count] if len(known) >= count else [f"args_{i}" for i in range(count)]
+    return CapturedMethod(name, program, tuple(args), dict(kwargs), tuple(names), {}, examples is not None)
+
+
+def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:
+    """Return the Python names of the first `count` positional arguments; `*args` gives `args_0`, `args_1`, …"""
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names[:count])
+
+
+def dimension_names(
+    program: ExportedProgram,
+    dynamic_shapes: Any,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, str]:
+    """Return symbol → name of its `torch.export.Dim`, as far as the declaration says."""
+    if not dynamic_shapes:
+        return {}
+    arguments = [*args, *kwargs.values()]
+    keys = [*positional_names(signature, len(args)), *kwargs]
+    if isinstance(dynamic_shapes, Mapping):
+        by_key = dict(dynamic_shapes)
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL and parameter.name in by_key:
+                by_key |= {f"{parameter.name}_{i}": each for i, each in enumerate(by_key[parameter.name])}
+            if parameter.kind is parameter.VAR_KEYWORD and isinstance(by_key.get(parameter.name), Mapping):
+                by_key |= by_key[parameter.name]
+        shapes = [by_key.get(key) for key in keys]
+    else:
+        shapes = [*dynamic_shapes, *[None] * (len(arguments) - len(dynamic_shapes))]
+    leaves = [leaf for argument, shape in zip(arguments, shapes, strict=True) for leaf in paired(argument, shape)]
+    order = [leaf for leaf, _ in leaves]
+    names: dict[str, str] = {}
+    values = {id(leaf): value for leaf, value in zip(flat_examples(program), user_values(program), strict=False)}
+    for leaf, shape in zip(order, (shape for _, shape in leaves), strict=True):
+        value = values.get(id(leaf))
+        if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):
+            continue
+        for index, size in enumerate(value.shape):
+            dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index] if shape else None
+            if isinstance(size, torch.SymInt) and isinstance(dimension, torch.export.Dim):
+                expression = size.node.expr
+                if expression.is_Symbol:
+                    names.setdefault(str(expression), dimension.__name__)
+    return names
+
+
+def paired(argument: Any, shape: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each tensor of an argument with its entry in the tree of dynamic shapes."""
+    if isinstance(argument, torch.Tensor) or shape is None:
+        yield argument, shape
+    elif isinstance(argument, Mapping) and isinstance(shape, Mapping):
+        for key, value in argument.items():
+            yield from paired(value, shape.get(key))
+    elif isinstance(argument, (tuple, list)) and isinstance(shape, (tuple, list)):
+        for value, each in zip(argument, shape, strict=False):
+            yield from paired(value, each)
+    else:
+        yield argument, None
+
+
+def flat_examples(program: ExportedProgram) -> list[Any]:
+    """Return the leaves of a program's example inputs, in the order of its user inputs."""
+    return pytree.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
+
+
+def user_values(program: ExportedProgram) -> list[Any]:
+    """Return what the program's user inputs look like: fake tensors, symbolic numbers, or the literal itself."""
+    placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    return [placeholders.get(spec.arg.name) for spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
+def share_tensors(model: str, methods: Sequence[CapturedMethod]) -> None:
+    """Make programs of one model refer to one tensor by one name.
+
+    Methods of a module do so from the start; programs that were exported or read one by one are joined here, if they
+    agree.
+    """
+    owners: dict[str, tuple[str, torch.Tensor]] = {}
+    for method in methods:
+        program = method.program
+        buffers = set(program.graph_signature.inputs_to_buffers.values())
+        for store in (program.state_dict, program.constants):
+            for name, tensor in store.items():
+                lifted = store is program.constants and name not in buffers
+                if lifted or not isinstance(tensor, torch.Tensor):
+                    continue
+                owner, known = owners.setdefault(name, (method.name, tensor))
+                if known is tensor:
+                    continue
+                if not same_tensor(known, tensor):
+                    raise CaptureError(
+                        f"methods `{owner}` and `{method.name}` have different tensors under the name `{name}`",
+                        where=f"model `{model}`",
+                        found=f"{described_tensor(known)} and {described_tensor(tensor)}",
+                        hint="export them from one module, or declare them as two models",
+                    )
+                store[name] = known
+
+
+def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same layout and contents."""
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
+
+
+def described_tensor(tensor: torch.Tensor) -> str:
+    """Return `float32[2, 3]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not in the CPU's memory."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            raise CaptureError(
+                f"`{name}` is on the device `{tensor.device}`; models are lowered on the CPU",
+                where=f"model `{model}`, method `{method}`" if method else f"model `{model}`",
+                hint="load the weights before exporting, `to_empty` alone leaves them unset"
+                if tensor.device.type == "meta"
+                else "move the module and its example inputs: `.cpu()`",
+            )
+
+
+def tensors_of(value: Any) -> dict[str, Any]:
+    """Return the tensors in a tree by their paths."""
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """Return `args[0]` for the path of a leaf below a dict."""
+    first, *rest = path
+    return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
+
+
+def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return every tensor that a module holds, plain attributes too, with the count of its in-place changes."""
+    found: dict[str, tuple[torch.Tensor, int]] = {}
+    for prefix, child in module.named_modules():
+        for store in (child._parameters, child._buffers, child.__dict__):
+            for name, value in store.items():
+                if isinstance(value, torch.Tensor) and not value.is_inference():
+                    found[f"{prefix}.{name}" if prefix else name] = (value, value._version)
+    return found
+
+
+def check_unchanged(
+    model: str, name: str, module: torch.nn.Module, before: Mapping[str, tuple[torch.Tensor, int]]
+) -> None:
+    """Refuse a method that changes a tensor which is no buffer: exporting it ran on the real one."""
+    after = tensor_versions(module)
+    for key, (tensor, version) in before.items():
+        now = after.get(key)
+        if now is None or now[0] is not tensor or now[1] != version:
+            raise CaptureError(
+                f"method `{name}` changes `{key}`, which is not a buffer",
+                where=f"model `{model}`",
+                hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
+            )
+
+
+def capture_error(
+    model: str,
+    name: str,
+    module: torch.nn.Module,
+    declared: Method,
+    call: Callable[..., Any],
+    error: Exception,
+    roots: Sequence[Path],
+) -> CaptureError:
+    """Return the error for a method that `torch.export` refused: inputs, dynamic shapes, or the code itself."""
+    reason = str(error)
+    parameters = ", ".join(f"`{each}`" for each in inspect.signature(call).parameters)
+    if isinstance(error, UserError) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
+        fixes = "Suggested fixes" in reason
+        return CaptureError(
+            f"the dynamic shapes of method `{name}` do not hold",
+            where=place(model, name, user_line(error, roots)),
+            found=cleaned(reason),
+            hint=("declare `dynamic_shapes` as torch suggests" if fixes else "correct `dynamic_shapes`")
+            + f", or leave the dimension out of it to keep it fixed; the parameters are {parameters}",
+        )
+    eager = failure_of_eager(module, name, declared)
+    if eager is not None:
+        return CaptureError(
+            f"method `{name}` does not run with its example inputs",
+            where=place(model, name, user_line(eager, roots)),
+            found=describe_exception(eager),
+            hint=f"correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are {parameters}",
+        )
+    branches = "data-dependent" in reason or type(error).__name__ == "GuardOnDataDependentSymNode"
+    return CaptureError(
+        f"torch.export cannot capture method `{name}`",
+        where=place(model, name, user_line(error, roots)),
+        found=f"{type(error).__name__}: {cleaned(reason)}",
+        hint="the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or"
+        " `torch._check`"
+        if branches
+        else "rewrite the line with torch operations; `torch.export.draft_export` lists everything that stands in the"
+        " way",
+    )
+
+
+def failure_of_eager(module: torch.nn.Module, name: str, declared: Method) -> Exception | None:
+    """Return what a copy of the module raises on the example inputs, if anything."""
+    try:
+        run = getattr(copy.deepcopy(module), declared.attribute or name)
+        args, kwargs = copy.deepcopy((tuple(declared.args), dict(declared.kwargs)))
+    except Exception:
+        return None
+    try:
+        with torch.no_grad():
+            run(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+def place(model: str, method: str, line: str) -> str:
+    """Return the subject of an error message."""
+    return f"model `{model}`, method `{method}`{f', {line}' if line else ''}"
+
+
+def cleaned(reason: str) -> str:
+    """Return torch's reason without its advertisements: the first paragraph, and the suggested fixes."""
+    text = NOISE.sub("", reason).strip()
+    return trim(text if "Suggested fixes" in text else text.split("\n\n")[0])

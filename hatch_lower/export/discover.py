@@ -1,0 +1,322 @@
+"""Entry point → what it exports: import the project's module, call the callable, check what comes back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import keyword
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower.errors import EntryPointError, LowerError, nearest
+from hatch_lower.export.source import describe_exception, relative_to_roots, user_line
+from hatch_lower.model import Method, Model
+
+__all__ = ["EntryPoint", "Exports", "discover"]
+
+Exports = Model | dict[str, ExportedProgram]
+
+ACCEPTED = (
+    "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`,"
+    " or a dict of method name to `ExportedProgram`"
+)
+LFS_POINTER = b"version https://git-lfs"
+LFS_POINTER_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """A model's export entry point.
+
+    Args:
+        model: the model's name.
+        export: `module:attribute`, where the attribute may be dotted.
+        root: the project's root; the user's source lines are given relative to it.
+        import_roots: the directories on `sys.path` that hold the project's modules.
+        later_hooks: names of build hooks that run after `lower`, and so have not written their files yet.
+    """
+
+    model: str
+    export: str
+    root: Path
+    import_roots: tuple[Path, ...] = ()
+    later_hooks: tuple[str, ...] = ()
+
+    def roots(self) -> tuple[Path, ...]:
+        """Return the directories that hold the user's own code."""
+        return (self.root, *self.import_roots)
+
+    def where(self, line: str = "") -> str:
+        """Return the subject of an error message."""
+        subject = f"entry point `{self.model} = {self.export}`"
+        return f"{subject}, {line}" if line else subject
+
+
+def discover(entry: EntryPoint) -> Exports:
+    """Import the entry point's module from `sys.path`, call it, and return what it exports.
+
+    A pair `(module, example_args)` becomes a `Model` with the method `forward`, one program a dict with `forward`.
+
+    Raises:
+        EntryPointError: if it is missing, not callable without arguments, raises, or returns something else.
+    """
+    export = find_callable(entry)
+    try:
+        value = export()
+    except (LowerError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        raise raised_error(error, entry, "the entry point failed") from error
+    return checked_exports(value, entry)
+
+
+def find_callable(entry: EntryPoint) -> Any:
+    """Return the entry point's callable."""
+    module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
+    attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
+    names = [*module_name.split("."), *attributes.split(".")]
+    if not colon or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
+        raise EntryPointError(
+            "an entry point is written `module:attribute`", where=entry.where(), found=f"`{entry.export}`"
+        )
+    value: Any = import_module(module_name, entry)
+    owner = module_name
+    for name in attributes.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            raise EntryPointError(
+                f"`{owner}` has no attribute `{name}`",
+                where=entry.where(),
+                hint=nearest(name, public_names(value)),
+            ) from None
+        owner = f"{owner}.{name}"
+    check_callable(value, entry)
+    return value
+
+
+def import_module(name: str, entry: EntryPoint) -> ModuleType:
+    """Import the module, and say what failed in the user's own terms."""
+    try:
+        return importlib.import_module(name)
+    except (LowerError, KeyboardInterrupt, MemoryError):
+        raise
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            raise EntryPointError(
+                f"there is no module `{missing}`",
+                where=entry.where(),
+                found=searched(entry),
+                hint=joined(nearest(missing, sibling_modules(missing, entry)), later_hooks_hint(entry)),
+            ) from error
+        own = missing.partition(".")[0] == name.partition(".")[0]
+        requires = f"if `{missing}` is a library, add it to `[build-system] requires`"
+        raise EntryPointError(
+            f"importing `{name}` failed, for there is no module `{missing}`",
+            where=entry.where(user_line(error, entry.roots())),
+            hint=joined("" if own else requires, later_hooks_hint(entry)) or "check the name that is imported",
+        ) from error
+    except BaseException as error:
+        raise raised_error(error, entry, f"importing `{name}` failed") from error
+
+
+def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPointError:
+    """Return the error for an exception in the user's module or callable."""
+    files = named_files(error)
+    pointer = next((path for path in files if is_lfs_pointer(path)), None)
+    missing = next((path for path in files if not path.exists()), None)
+    hint = ""
+    if pointer is not None:
+        hint = (
+            f"`{relative_to_roots(pointer, entry.roots())}` is a Git LFS pointer, not the file itself;"
+            " run `git lfs pull`"
+        )
+    elif isinstance(error, FileNotFoundError) and missing is not None and is_inside(missing, entry):
+        name = relative_to_roots(missing, entry.roots())
+        hint = joined(
+            f"`{name}` is not there; an sdist leaves out what git ignores: if the wheel is built from one, list the"
+            f' file in the hook\'s table, `inputs = ["{name}"]`',
+            later_hooks_hint(entry),
+        )
+    elif isinstance(error, ImportError):
+        hint = later_hooks_hint(entry)
+    return EntryPointError(
+        what,
+        where=entry.where(user_line(error, entry.roots())),
+        found=describe_exception(error),
+        hint=hint,
+    )
+
+
+def check_callable(value: Any, entry: EntryPoint) -> None:
+    """Refuse what cannot be called without arguments."""
+    if isinstance(value, (torch.nn.Module, Model, ExportedProgram)) or not callable(value):
+        raise EntryPointError(
+            "an entry point must be a function without arguments",
+            where=entry.where(),
+            found=f"`{entry.export}` is {described(value)}",
+            hint=f"define a function that builds the model; {ACCEPTED}",
+        )
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise EntryPointError(
+            "an entry point must be callable without arguments",
+            where=entry.where(),
+            found=f"`{entry.export}{signature}`: {error}",
+            hint="give its parameters defaults, or wrap it in a function without arguments",
+        ) from None
+
+
+def checked_exports(value: Any, entry: EntryPoint) -> Exports:
+    """Return the accepted forms as a `Model` or a dict of programs."""
+    if isinstance(value, ExportedProgram):
+        return {"forward": value}
+    if isinstance(value, Mapping) and value and all(isinstance(each, ExportedProgram) for each in value.values()):
+        return dict(value)
+    if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
+        module, args = value
+        if not isinstance(args, (tuple, list)):
+            raise refused(entry, value, "`example_args` must be a tuple: `(module, (tensor,))`")
+        return Model(module, {"forward": Method(args=tuple(args))})
+    if isinstance(value, Model):
+        check_model(value, entry)
+        return value
+    hint = ACCEPTED
+    if isinstance(value, torch.nn.Module):
+        hint = f"a module alone does not say what its inputs look like; {ACCEPTED}"
+    raise refused(entry, value, hint)
+
+
+def check_model(model: Model, entry: EntryPoint) -> None:
+    """Refuse a `Model` whose fields are not what they are declared to be."""
+    if not isinstance(model.module, torch.nn.Module):
+        raise refused(entry, model.module, "give `Model` a `torch.nn.Module`", "`Model.module`")
+    if not isinstance(model.methods, Mapping) or not model.methods:
+        raise refused(entry, model.methods, "give `Model` a dict of method name to `Method`", "`Model.methods`")
+    for name, method in model.methods.items():
+        where = f"method `{name}`"
+        if not isinstance(method, Method):
+            raise refused(entry, method, "give `Model` a dict of method name to `Method`", where)
+        if not isinstance(method.args, (tuple, list)):
+            raise refused(entry, method.args, "write a tuple: `Method(args=(tensor,))`", f"{where}, `args`")
+        if not isinstance(method.kwargs, Mapping):
+            raise refused(entry, method.kwargs, "write a dict: `Method(kwargs={...})`", f"{where}, `kwargs`")
+
+
+def refused(entry: EntryPoint, value: Any, hint: str, part: str = "") -> EntryPointError:
+    """Return the error for a returned value that is not accepted."""
+    where = entry.where(part)
+    return EntryPointError(
+        "the entry point returned something that cannot be exported", where=where, found=described(value), hint=hint
+    )
+
+
+def described(value: Any) -> str:
+    """Return "a `tuple` of `Linear`, `Tensor`" and the like."""
+    name = f"`{type(value).__name__}`"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return f"{value!r}"[:80]
+    members: list[Any] = []
+    if isinstance(value, (tuple, list)):
+        members = list(value)
+    elif isinstance(value, Mapping):
+        members = list(value.values())
+    if not members:
+        return f"an empty {name}" if isinstance(value, (tuple, list, Mapping)) else f"a value of type {name}"
+    kinds = ", ".join(f"`{type(each).__name__}`" for each in members[:5])
+    return f"a {name} of {kinds}{', …' if len(members) > 5 else ''}"
+
+
+def named_files(error: BaseException) -> list[Path]:
+    """Return the files that an exception is about: those that it names, then those that its frames held as locals.
+
+    Loaders of weights raise errors that do not name the file ("header too large"), so the frames are asked.
+    """
+    files: list[Path] = []
+    filename = getattr(error, "filename", None)
+    if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
+        files.append(Path(filename))
+    message = str(error)
+    step = error.__traceback__
+    frames = []
+    while step is not None:
+        frames.append(step.tb_frame)
+        step = step.tb_next
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if isinstance(value, Path) or (isinstance(value, str) and 0 < len(value) < 1024 and "\n" not in value):
+                path = Path(value)
+                if str(value) in message or is_lfs_pointer(path):
+                    files.append(path)
+    return files
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is a Git LFS pointer."""
+    try:
+        if not path.is_file() or path.stat().st_size > LFS_POINTER_BYTES:
+            return False
+        return path.read_bytes().startswith(LFS_POINTER)
+    except (OSError, ValueError):
+        return False
+
+
+def is_inside(path: Path, entry: EntryPoint) -> bool:
+    """Return whether a path lies in the project."""
+    return any(path.absolute().is_relative_to(root.absolute()) for root in entry.roots())
+
+
+def sibling_modules(name: str, entry: EntryPoint) -> list[str]:
+    """Return the modules that stand where `name` was looked for."""
+    parent, dot, _ = name.rpartition(".")
+    if not dot:
+        return [info.name for info in pkgutil.iter_modules([str(root) for root in entry.import_roots])]
+    try:
+        package = importlib.import_module(parent)
+    except ImportError:
+        return []
+    return [f"{parent}.{info.name}" for info in pkgutil.iter_modules(getattr(package, "__path__", []))]
+
+
+def public_names(value: Any) -> list[str]:
+    """Return the public callables that were defined in a module, or all public names of another object."""
+    names = [name for name in dir(value) if not name.startswith("_")]
+    if not isinstance(value, ModuleType):
+        return names
+    return [name for name in names if getattr(getattr(value, name, None), "__module__", "") == value.__name__]
+
+
+def searched(entry: EntryPoint) -> str:
+    """Return where the project's modules were looked for, relative to its root."""
+    roots = [relative_to_roots(root, (entry.root,)) for root in entry.import_roots]
+    return "looked in " + ", ".join(f"`{root}`" for root in roots) if roots else ""
+
+
+def later_hooks_hint(entry: EntryPoint) -> str:
+    """Return what to do if another build hook would have written the missing file."""
+    if not entry.later_hooks:
+        return ""
+    names = ", ".join(f"`{name}`" for name in entry.later_hooks)
+    plural = len(entry.later_hooks) > 1
+    return (
+        f"build hook{'s' if plural else ''} {names} run{'' if plural else 's'} after `lower` and may write what is"
+        f" missing; list {'them' if plural else 'it'} before `lower` in pyproject.toml"
+    )
+
+
+def joined(*hints: str) -> str:
+    """Return the hints that are there as one text."""
+    return "; ".join(hint for hint in hints if hint)

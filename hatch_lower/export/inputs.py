@@ -1,0 +1,198 @@
+"""Other inputs of the same specification: random ones, and a second size of every dynamic dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.export._tree_utils import reorder_kwargs
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+
+from hatch_lower.export.capture import CapturedMethod, user_values
+
+__all__ = ["InputCase", "example_case", "random_case", "resized_cases"]
+
+Sizes = Mapping[sympy.Symbol, int]
+
+
+@dataclass(frozen=True, slots=True)
+class InputCase:
+    """Arguments for one call.
+
+    Args:
+        name: what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with tensors of their own, of the same strides, as a method may change its inputs."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
+        return args, kwargs
+
+
+def copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same contents, sizes and strides with a storage of its own."""
+    span = torch.as_strided(tensor.detach(), (span_of(tensor.shape, tensor.stride()),), (1,))
+    return span.clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def span_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return how many elements a tensor reaches over."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def example_case(method: CapturedMethod) -> InputCase:
+    """Return a method's example inputs, keyword arguments in the order of the exported signature."""
+    kwargs = dict(method.kwargs)
+    if kwargs and method.program.call_spec.in_spec is not None:
+        kwargs = reorder_kwargs(kwargs, method.program.call_spec.in_spec)
+    return InputCase("example inputs", method.args, kwargs)
+
+
+def random_case(method: CapturedMethod, seed: int) -> InputCase:
+    """Return seeded random inputs of the same sizes."""
+    return rebuilt_case(method, f"random inputs, seed {seed}", example_sizes(method), seed)
+
+
+def resized_cases(method: CapturedMethod, seed: int) -> Iterator[tuple[str, list[InputCase]]]:
+    """Yield each dynamic dimension's name and the inputs to try, the best first.
+
+    Only that dimension differs from the example. A size that the model itself refuses (an odd one, say) is for the
+    caller to pass over. The list is empty where the range leaves no second size.
+    """
+    sizes = example_sizes(method)
+    for symbol in sorted(sizes, key=str):
+        name = dimension_label(method, symbol)
+        value = sizes[symbol]
+        low, high = size_range(method, symbol)
+        candidates = dict.fromkeys((value + 1, value * 2, value - 1, value + 2, low))
+        usable = [size for size in candidates if size != value and max(low, 1) <= size <= high]
+        cases = []
+        for size in usable[:3]:
+            try:
+                cases.append(rebuilt_case(method, f"{name} = {size}", {**sizes, symbol: size}, seed))
+            except (TypeError, ValueError):  # a derived dimension that has no whole size here
+                continue
+        yield name, cases
+
+
+def example_sizes(method: CapturedMethod) -> dict[sympy.Symbol, int]:
+    """Return the value that every symbol of the input shapes has in the example inputs."""
+    sizes: dict[sympy.Symbol, int] = {}
+    for leaf, value in zip(leaves_of(method), user_values(method.program), strict=True):
+        if isinstance(value, torch.SymInt):
+            pairs = [(leaf, value)]
+        elif isinstance(value, torch.Tensor) and isinstance(leaf, torch.Tensor):
+            pairs = list(zip(leaf.shape, value.shape, strict=True))
+        else:
+            continue
+        for number, size in pairs:
+            if isinstance(size, torch.SymInt):
+                note_size(size.node.expr, int(number), sizes)
+    return sizes
+
+
+def note_size(expression: sympy.Expr, number: int, sizes: dict[sympy.Symbol, int]) -> None:
+    """Note what the only symbol of a size is, where `expression` has the value `number`."""
+    symbols = sorted(expression.free_symbols, key=str)
+    if len(symbols) != 1 or symbols[0] in sizes:
+        return
+    if expression.is_Symbol:
+        sizes[expression] = number
+        return
+    solutions = [each for each in sympy.solve(sympy.Eq(expression, number), symbols[0]) if each.is_Integer]
+    if solutions:
+        sizes[symbols[0]] = int(solutions[0])
+
+
+def size_range(method: CapturedMethod, symbol: sympy.Symbol) -> tuple[int, int]:
+    """Return the least and the greatest size that a symbol was exported for."""
+    bounds = method.program.range_constraints.get(symbol)
+    if bounds is None:
+        return 0, 1 << 62
+    high = bounds.upper
+    return int(bounds.lower), 1 << 62 if high in (int_oo, sympy.oo) else int(high)
+
+
+def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
+    """Return `batch`, or `image.shape[0]` where the dimension has no name of its own."""
+    if name := method.dimensions.get(str(symbol)):
+        return name
+    case = example_case(method)
+    named = dict(zip(method.parameters, case.args, strict=True)) | case.kwargs
+    paths, _ = pytree.tree_flatten_with_path(named)
+    for (path, _), value in zip(paths, user_values(method.program), strict=True):
+        name = f"{getattr(path[0], 'key', '')}{pytree.keystr(path[1:])}"
+        if isinstance(value, torch.SymInt) and value.node.expr == symbol:
+            return name
+        for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                return f"{name}.shape[{index}]"
+    return str(symbol)
+
+
+def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> InputCase:
+    """Return random inputs with the sizes and strides that `sizes` gives the program's inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    case = example_case(method)
+    leaves, spec = pytree.tree_flatten((case.args, case.kwargs))
+    rebuilt = [
+        rebuilt_leaf(leaf, value, sizes, generator)
+        for leaf, value in zip(leaves, user_values(method.program), strict=True)
+    ]
+    args, kwargs = pytree.tree_unflatten(rebuilt, spec)
+    return InputCase(name, args, kwargs)
+
+
+def leaves_of(method: CapturedMethod) -> list[Any]:
+    """Return the example inputs' leaves in the order of the program's user inputs."""
+    case = example_case(method)
+    return pytree.tree_leaves((case.args, case.kwargs))
+
+
+def rebuilt_leaf(leaf: Any, value: Any, sizes: Sizes, generator: torch.Generator) -> Any:
+    """Return another value for one leaf: a number of its size symbol, a random tensor, or the literal itself."""
+    if isinstance(value, torch.SymInt):
+        return size_of(value, sizes)
+    if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return leaf
+    shape = tuple(size_of(size, sizes) for size in value.shape)
+    changed = shape != tuple(leaf.shape)
+    stride = tuple(size_of(step, sizes) for step in value.stride()) if changed else leaf.stride()
+    return random_values(leaf, span_of(shape, stride), generator).as_strided(shape, stride)
+
+
+def size_of(size: int | torch.SymInt, sizes: Sizes) -> int:
+    """Return a size or stride with every symbol replaced."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.expr.subs(sizes))
+
+
+def random_values(example: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Return `count` values of the example's dtype.
+
+    Floats are drawn from a standard normal distribution, bools are even; integers are drawn from the example's own
+    values, so that indices stay valid.
+    """
+    if example.dtype is torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator).to(torch.bool)
+    if example.dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(example.dtype)
+    if example.dtype.is_complex:
+        return torch.randn(count, generator=generator, dtype=torch.complex64).to(example.dtype)
+    pool = example.detach().reshape(-1)
+    if pool.numel() == 0:
+        return torch.zeros(count, dtype=example.dtype)
+    return pool[torch.randint(0, pool.numel(), (count,), generator=generator)]

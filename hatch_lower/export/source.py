@@ -1,0 +1,66 @@
+"""Which of the user's own source lines an exception comes from."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import hatch_lower
+
+__all__ = ["describe_exception", "relative_to_roots", "trim", "user_line"]
+
+LINES_KEPT = 12
+CHARACTERS_KEPT = 1500
+
+
+def user_line(error: BaseException, roots: Sequence[Path]) -> str:
+    """Return `file:line` of the innermost frame that is the user's own, or an empty string.
+
+    Args:
+        error: an exception with its traceback; its causes are looked at too.
+        roots: the project root and the import roots; the file is given relative to the first that holds it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, SyntaxError) and seen.filename and is_user_file(Path(seen.filename), roots):
+            return f"{relative_to_roots(Path(seen.filename), roots)}:{seen.lineno}"
+        for frame in reversed(traceback.extract_tb(seen.__traceback__)):
+            if is_user_file(Path(frame.filename), roots):
+                return f"{relative_to_roots(Path(frame.filename), roots)}:{frame.lineno}"
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def is_user_file(path: Path, roots: Sequence[Path]) -> bool:
+    """Return whether a source file belongs to the project, and not to a library in an environment inside of it."""
+    if path.name.startswith("<"):
+        return False
+    path = path.resolve()
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(Path(hatch_lower.__path__[0])):
+        return False
+    return any(path.is_relative_to(root.resolve()) for root in roots)
+
+
+def relative_to_roots(path: Path, roots: Sequence[Path]) -> str:
+    """Return `path` as a posix path relative to the first of `roots` that holds it, else its name alone."""
+    path = path.resolve()
+    for root in roots:
+        if path.is_relative_to(root.resolve()):
+            return path.relative_to(root.resolve()).as_posix()
+    return path.name
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return `ValueError: message`, trimmed to what can be read at a glance."""
+    message = str(error).strip()
+    return trim(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def trim(text: str) -> str:
+    """Return the first lines of `text`, with an ellipsis where something was left out."""
+    lines = text.strip().splitlines()
+    kept = "\n".join(lines[:LINES_KEPT])
+    if len(kept) > CHARACTERS_KEPT:
+        return kept[:CHARACTERS_KEPT] + " …"
+    return kept + "\n…" if len(lines) > LINES_KEPT else kept

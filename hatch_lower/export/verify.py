@@ -1,0 +1,340 @@
+"""Lowered method against eager: the same inputs, the same numbers, the same state from one call to the next."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import VerificationError
+from hatch_lower.export.capture import CapturedMethod, CapturedModel
+from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.export.source import describe_exception
+
+__all__ = ["CHECK_BYTES", "HALF_FACTORS", "Verification", "check_tensors", "verify_method"]
+
+CHECK_BYTES = 1 << 20
+
+HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
+"""How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
+(float16) and 65000 (bfloat16) times that of float32, most of which both sides share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was compared.
+
+    Args:
+        cases: names of the inputs on which both agree.
+        notes: what was left out, and why.
+        largest_error: the largest absolute difference of any floating-point output.
+    """
+
+    cases: tuple[str, ...]
+    notes: tuple[str, ...]
+    largest_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`."""
+
+    rtol: float
+    atol: float
+
+
+class Sides:
+    """Eager and the lowered method, side by side, with the tolerances of one recipe.
+
+    Args:
+        where: model, recipe and method, for errors.
+        new_eager: returns eager's callable with fresh state.
+        lowered: the lowered method.
+        reset: gives the lowered method fresh state.
+        tolerance: for outputs in single precision or better.
+        hint: what to do about a mismatch.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        new_eager: Callable[[], Callable[..., Any]],
+        lowered: Callable[..., Any],
+        reset: Callable[[], object],
+        tolerance: Tolerance,
+        hint: str,
+    ) -> None:
+        self.where = where
+        self.new_eager = new_eager
+        self.lowered = lowered
+        self.reset = reset
+        self.tolerance = tolerance
+        self.hint = hint
+        self.largest_error = 0.0
+
+    def refuse_case(self, case: InputCase) -> str:
+        """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
+        self.reset()
+        return self.compare_call(self.new_eager(), case, case.name)[0]
+
+    def compare_call(self, eager: Callable[..., Any], case: InputCase, name: str) -> tuple[str, Any, Any]:
+        """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs.
+
+        Raises:
+            VerificationError: if outputs, or inputs that were changed in place, differ.
+        """
+        args, kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                expected = eager(*args, **kwargs)
+        except Exception as error:
+            return describe_exception(error).splitlines()[0], None, None
+        lowered_args, lowered_kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                given = self.lowered(*lowered_args, **lowered_kwargs)
+        except Exception as error:
+            raise VerificationError(
+                "the lowered method fails where the eager module does not",
+                where=f"{self.where}, {name}",
+                found=describe_exception(error),
+                hint=self.hint,
+            ) from error
+        self.compare(name, "output", expected, given)
+        self.compare(name, "input", (args, kwargs), (lowered_args, lowered_kwargs))
+        return "", expected, given
+
+    def compare_two_calls(self, case: InputCase) -> None:
+        """Compare two calls one after the other: state must go on, and the first outputs must stay what they were."""
+        self.reset()
+        eager = self.new_eager()
+        refusal, expected, given = self.compare_call(eager, case, case.name)
+        if refusal:
+            raise VerificationError(
+                "the eager module cannot run the example inputs a second time",
+                where=self.where,
+                found=refusal,
+                hint="the entry point must return a module that can be copied and called with its example inputs",
+            )
+        kept = pytree.tree_map_only(torch.Tensor, torch.clone, expected)
+        self.compare_call(eager, case, f"{case.name}, second call")
+        try:
+            self.compare(f"{case.name}, after a second call", "output", kept, given)
+        except VerificationError:
+            # eager's own outputs may be views of its state, which the second call has changed
+            self.compare(f"{case.name}, after a second call", "output", expected, given)
+
+    def compare(self, case: str, part: str, expected: Any, given: Any) -> None:
+        """Compare two trees: structure, then leaf by leaf."""
+        expected_leaves, expected_spec = pytree.tree_flatten_with_path(expected)
+        given_leaves, given_spec = pytree.tree_flatten_with_path(given)
+        if expected_spec != given_spec:
+            raise VerificationError(
+                f"the lowered method's {part}s have another structure than eager's",
+                where=f"{self.where}, {case}",
+                found=f"eager {structure_of(expected)}, lowered {structure_of(given)}",
+                hint=self.hint,
+            )
+        for (path, one), (_, other) in zip(expected_leaves, given_leaves, strict=True):
+            name = f"{part} `{pytree.keystr(path) if path else 'the only one'}`"
+            if difference := self.leaf_difference(one, other):
+                raise VerificationError(
+                    "the lowered method computes something else than the eager module",
+                    where=f"{self.where}, {case}, {name if path else f'its only {part}'}",
+                    found=difference,
+                    hint=self.hint,
+                )
+
+    def leaf_difference(self, expected: Any, given: Any) -> str:
+        """Return how two leaves differ, or an empty string."""
+        if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):
+            if expected.dtype != given.dtype:
+                return f"dtype {dtype_of(expected)} in eager, {dtype_of(given)} lowered"
+            if expected.shape != given.shape:
+                return f"shape {list(expected.shape)} in eager, {list(given.shape)} lowered"
+            return self.number_difference(expected, given)
+        if type(expected) is not type(given):
+            return f"`{type(expected).__name__}` in eager, `{type(given).__name__}` lowered"
+        if isinstance(expected, float):
+            return self.number_difference(torch.tensor(expected), torch.tensor(given))
+        return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
+
+    def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
+        """Return by how much two tensors of one dtype and shape differ beyond the tolerance."""
+        if expected.numel() == 0:
+            return ""
+        if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+            wrong = int((expected != given).sum())
+            return f"{wrong} of {expected.numel()} values are different" if wrong else ""
+        wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+        one, other = expected.detach().to(wide), given.detach().to(wide)
+        factor = HALF_FACTORS.get(expected.dtype, 1.0)
+        rtol, atol = max(self.tolerance.rtol, 0.0) * factor, max(self.tolerance.atol, 0.0) * factor
+        error = (one - other).abs()
+        same = (one == other) | (one.isnan() & other.isnan())
+        error = torch.where(same, torch.zeros_like(error), error)
+        allowed = atol + rtol * one.abs()
+        wrong = int((~same & ~((error <= allowed) & one.isfinite() & other.isfinite())).sum())
+        if not wrong:
+            self.largest_error = max(self.largest_error, float(error.max()))
+            return ""
+        finite = error[error.isfinite()]
+        absolute = float(finite.max()) if finite.numel() else math.inf
+        relative_errors = (error / one.abs())[error.isfinite() & (one != 0)]
+        relative = float(relative_errors.max()) if relative_errors.numel() else math.inf
+        unlike = int((one.isfinite() != other.isfinite()).sum())
+        extra = f"; {unlike} of them are finite on one side only" if unlike else ""
+        return (
+            f"largest absolute error {absolute:.3g}, largest relative error {relative:.3g} (allowed: atol {atol:.3g},"
+            f" rtol {rtol:.3g}); {wrong} of {expected.numel()} values are wrong{extra}"
+        )
+
+
+def verify_method(
+    model: CapturedModel,
+    method: CapturedMethod,
+    lowered: Callable[..., Any],
+    reset: Callable[[], object],
+    *,
+    recipe: str,
+    rtol: float,
+    atol: float,
+    seed: int = 0,
+    mutable: Collection[str] = (),
+) -> Verification:
+    """Compare a lowered method with eager, which runs in copies: the captured model is left as it is.
+
+    Both run on the example inputs, twice in a row, on random inputs of the same sizes, and on a second size of every
+    dynamic dimension. A case that eager itself refuses is left out and noted.
+
+    Args:
+        model: the captured model.
+        method: one of its methods.
+        lowered: takes the method's arguments.
+        reset: gives `lowered` the state of a freshly loaded model.
+        recipe: the recipe's name, for errors.
+        rtol: relative tolerance for outputs in single precision or better; `HALF_FACTORS` widens it for others.
+        atol: absolute tolerance.
+        seed: of the random inputs, plus one.
+        mutable: names of parameters that the method changes; buffers are always copied.
+
+    Raises:
+        VerificationError: if anything differs, or eager cannot run its own example inputs.
+    """
+    tolerance = widened(Tolerance(rtol, atol), method)
+    where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
+    sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
+    example = example_case(method)
+    sides.compare_two_calls(example)
+    cases, notes = [example.name, f"{example.name}, second call"], []
+    random = random_case(method, seed + 1)
+    if refusal := sides.refuse_case(random):
+        notes.append(f"{random.name}: left out, for eager refuses them ({refusal})")
+    else:
+        cases.append(random.name)
+    for dimension, tries in resized_cases(method, seed + 1):
+        refusal = "its range has one size"
+        for case in tries:
+            refusal = sides.refuse_case(case)
+            if not refusal:
+                cases.append(case.name)
+                break
+        if refusal:
+            notes.append(f"a second size of `{dimension}`: left out ({refusal})")
+    return Verification(tuple(cases), tuple(notes), sides.largest_error)
+
+
+def widened(tolerance: Tolerance, method: CapturedMethod) -> Tolerance:
+    """Return the tolerances for outputs in single precision of a method that computes in half precision."""
+    factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes_of(method)), default=1.0)
+    return Tolerance(tolerance.rtol * factor, tolerance.atol * factor)
+
+
+def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
+    """Yield the dtype of every value in a program."""
+    for node in method.program.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                yield value.dtype
+
+
+def eager_factory(
+    model: CapturedModel, method: CapturedMethod, mutable: Collection[str] = ()
+) -> Callable[[], Callable[..., Any]]:
+    """Return a function that returns the eager method of a fresh copy, which shares parameters that nothing changes."""
+    module = model.eager if model.eager is not None else method.program.module()
+    attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
+    shared = {id(tensor): tensor for name, tensor in module.named_parameters() if name not in mutable}
+
+    def new_eager() -> Callable[..., Any]:
+        try:
+            copied = copy.deepcopy(module, dict(shared))  # type: ignore[arg-type]
+        except Exception as error:
+            raise VerificationError(
+                "the module cannot be copied, so that verifying it would change its state",
+                where=f"model `{model.name}`",
+                found=describe_exception(error),
+                hint="make `copy.deepcopy(module)` work, or set `verify = false`",
+            ) from error
+        return copied if attribute == "forward" else getattr(copied, attribute)  # type: ignore[no-any-return]
+
+    return new_eager
+
+
+def mismatch_hint(model: CapturedModel, recipe: str) -> str:
+    """Return what to do about a mismatch."""
+    if model.eager is not None and model.eager.training:
+        return "the module is in training mode; call `module.eval()` in the entry point"
+    table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
+    return (
+        f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
+        " one that computes it, and report it there"
+    )
+
+
+def check_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors for `check.safetensors`, and a note if they are left out.
+
+    The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
+    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for method in model.methods:
+        if not method.has_examples:
+            continue
+        case = example_case(method)
+        args, kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                outputs = eager_factory(model, method)()(*args, **kwargs)
+        except Exception as error:
+            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
+        for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
+            for i, leaf in enumerate(pytree.tree_leaves(tree)):
+                if isinstance(leaf, torch.Tensor):
+                    found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if total > CHECK_BYTES:
+        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
+    return found, ""
+
+
+def structure_of(value: Any) -> str:
+    """Return a tree with `*` for its leaves, in short."""
+    text = str(pytree.tree_map(lambda leaf: _Leaf(), value))
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "*"

@@ -1,0 +1,104 @@
+"""Copies of graph modules and exported programs that share tensors and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._export.verifier import Verifier
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, GraphModule, Node
+
+__all__ = [
+    "attribute_of",
+    "copy_graph_module",
+    "copy_program",
+    "graph_modules",
+    "nested_graph_modules",
+    "rebuild_program",
+]
+
+MapTarget = Callable[[Any], Any]
+
+
+def attribute_of(module: torch.nn.Module, target: str) -> Any:
+    """Return what a `get_attr` node's dotted target names."""
+    found: Any = module
+    for name in target.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def nested_graph_modules(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """Yield the graph modules that a graph refers to (branches and bodies of control flow), in graph order."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            found = attribute_of(module, node.target)
+            if isinstance(found, GraphModule):
+                yield node.target, found
+
+
+def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
+    """Yield a graph module and all those nested in it, outermost first."""
+    yield module
+    for _, nested in nested_graph_modules(module):
+        yield from graph_modules(nested)
+
+
+def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target: target) -> GraphModule:
+    """Return a copy with its own graphs, nodes and metadata dictionaries; attributes that are no graphs are shared.
+
+    Args:
+        module: what to copy, with the graph modules nested in it.
+        map_target: applied to the target of every `call_function` node.
+    """
+    attributes: dict[str, Any] = {}
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        copied = graph.node_copy(node, copies.__getitem__)
+        if node.op == "call_function":
+            copied.target = map_target(node.target)
+        elif node.op == "get_attr" and node.target not in attributes:
+            found = attribute_of(module, node.target)
+            nested = isinstance(found, GraphModule)
+            attributes[node.target] = copy_graph_module(found, map_target) if nested else found
+        copies[node] = copied
+    graph._codegen = module.graph._codegen
+    copy = GraphModule(attributes, graph)
+    copy.meta.update(module.meta)
+    return copy
+
+
+def rebuild_program(
+    program: ExportedProgram,
+    module: GraphModule,
+    *,
+    signature: ExportGraphSignature | None = None,
+    state_dict: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    verifier: type[Verifier] | None = None,
+) -> ExportedProgram:
+    """Return `program` with another graph module, and where given another signature, state or dialect verifier."""
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=program.graph_signature if signature is None else signature,
+        state_dict=dict(program.state_dict if state_dict is None else state_dict),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants if constants is None else constants),
+        verifiers=program.verifiers if verifier is None else [verifier],
+    )
+
+
+def copy_program(
+    program: ExportedProgram,
+    map_target: MapTarget = lambda target: target,
+    verifier: type[Verifier] | None = None,
+) -> ExportedProgram:
+    """Return a program with its own graphs that shares every tensor with `program`."""
+    return rebuild_program(program, copy_graph_module(program.graph_module, map_target), verifier=verifier)

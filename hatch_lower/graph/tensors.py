@@ -1,0 +1,66 @@
+"""The contents of tensors: dense spans of memory, and digests over them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from hatch_lower.digest import sha256_bytes
+
+__all__ = ["dtype_name", "span_bytes", "span_length", "storage_key", "tensor_digest", "tensor_digests"]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return `float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def span_length(tensor: torch.Tensor) -> int:
+    """Return how many elements lie between the tensor's first and its last, both included, in memory."""
+    if tensor.numel() == 0:
+        return 0
+    steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(steps)
+
+
+def span_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the memory from the tensor's first to its last element, without a copy.
+
+    The view does not keep the tensor alive: the caller does.
+    """
+    size = span_length(tensor) * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    return memoryview(buffer).cast("B")
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that two tensors share exactly when they are views of one storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return the sha256 of dtype, shape, strides and contents, over the memory that the tensor spans."""
+    total = hashlib.sha256()
+    total.update(f"{dtype_name(tensor.dtype)}{tuple(tensor.shape)}{tensor.stride()}".encode())
+    total.update(span_bytes(tensor.detach()))
+    return total.hexdigest()
+
+
+def tensor_digests(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """Return the digests of several tensors, on two threads (hashing releases the interpreter's lock)."""
+    listed = list(tensors)
+    if sum(span_length(tensor) for tensor in listed) < 1 << 20:
+        return [tensor_digest(tensor) for tensor in listed]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(tensor_digest, listed))
+
+
+def combined_digest(digests: Iterable[str]) -> str:
+    """Return one digest of several, in order."""
+    return sha256_bytes("\n".join(digests).encode())

@@ -1,0 +1,1 @@
+"""The Hatch build hook `lower`: the only importer of hatchling."""

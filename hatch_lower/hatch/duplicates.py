@@ -1,0 +1,119 @@
+"""Weights that the wheel would hold twice: in a file of the package, and in the payload."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hatch_lower.surroundings import DistributedFile
+
+if TYPE_CHECKING:
+    from hatch_lower.build import PayloadFile
+
+__all__ = ["Repeated", "find_repeated", "repetition_warning"]
+
+SUFFIX = ".safetensors"
+SMALLEST = 1024
+"""Bytes; smaller tensors are equal by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A packaged file, and how many bytes of its tensors the payload holds as well."""
+
+    file: DistributedFile
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a tensor's data is."""
+
+    path: Path
+    dtype: str
+    begin: int
+    end: int
+
+    def kind(self) -> tuple[str, int]:
+        """Return what two tensors must have in common before their data is compared."""
+        return self.dtype, self.end - self.begin
+
+
+def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
+    """Return the packaged safetensors files that hold tensors of the payload again.
+
+    Data is read only of tensors whose dtype and size are equal; a project that packages no such file pays nothing. The
+    payload holds each tensor in the order of its memory, so a transposed one is not recognised.
+    """
+    packaged = [file for file in files if file.distributed.endswith(SUFFIX)]
+    if not packaged:
+        return ()
+    kinds: dict[tuple[str, int], list[Span]] = {}
+    for constants in payload:
+        if constants.path.endswith(f"/constants{SUFFIX}"):
+            for span in read_spans(constants.source):
+                kinds.setdefault(span.kind(), []).append(span)
+    digests: dict[tuple[str, int], set[bytes]] = {}
+    found = []
+    for file in packaged:
+        size = 0
+        for span in read_spans(file.path):
+            kind = span.kind()
+            if kind in kinds and kind not in digests:
+                digests[kind] = {digest_of_span(each) for each in kinds[kind]}
+            if kind in kinds and digest_of_span(span) in digests[kind]:
+                size += kind[1]
+        if size:
+            found.append(Repeated(file, size))
+    return tuple(found)
+
+
+def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str], where: str) -> str:
+    """Return the warning about one file.
+
+    Args:
+        repeated: the file.
+        relative: its posix path in the project; empty if it is packaged by `force-include`, which no pattern excludes.
+        exclude: the patterns that are excluded now.
+        where: the TOML table to exclude it in.
+    """
+    pattern = relative if "/" in relative else f"/{relative}"
+    lines = ", ".join(json.dumps(each) for each in (*exclude, pattern))
+    cure = f"add to `[{where}]`: exclude = [{lines}]" if relative else "take it out of `force-include`"
+    return (
+        f"`{repeated.file.distributed}` is packaged although the lowered programs hold {repeated.size:,} bytes of its "
+        f"tensors already; to ship them once, {cure}"
+    )
+
+
+def read_spans(path: Path) -> Iterator[Span]:
+    """Yield the larger tensors of a safetensors file; nothing for a file that is not one."""
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size)) if size <= path.stat().st_size else {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                span = Span(path, entry["dtype"], 8 + size + begin, 8 + size + end)
+                if end - begin >= SMALLEST:
+                    yield span
+    except (AttributeError, KeyError, TypeError, ValueError, struct.error):
+        return
+
+
+def digest_of_span(span: Span) -> bytes:
+    """Return the sha256 of a tensor's data."""
+    total = hashlib.sha256()
+    with span.path.open("rb") as file:
+        file.seek(span.begin)
+        left = span.end - span.begin
+        while left > 0 and (piece := file.read(min(1 << 20, left))):
+            total.update(piece)
+            left -= len(piece)
+    return total.digest()

@@ -1,0 +1,15 @@
+"""What hatchling loads, in every build of an environment where hatch-lower is installed."""
+
+from __future__ import annotations
+
+from hatchling.plugin import hookimpl
+
+from hatch_lower.hatch.plugin import LowerBuildHook
+
+__all__ = ["hatch_register_build_hook"]
+
+
+@hookimpl
+def hatch_register_build_hook() -> type[LowerBuildHook]:
+    """Register the hook `lower`."""
+    return LowerBuildHook

@@ -1,0 +1,115 @@
+"""What the lowered programs need at run time, against what the project's metadata asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from hatch_lower.errors import ConfigError
+
+__all__ = ["Unmet", "find_unmet", "requirements_to_add"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """A requirement that the project's dependencies do not imply, and why."""
+
+    requirement: str
+    reason: str
+
+
+def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
+    """Return the requirements to append to the wheel's metadata.
+
+    Args:
+        mode: the setting `runtime-requirements`: `check`, `add` or `off`.
+        required: what the programs need, each as PEP 508 writes it.
+        declared: `[project] dependencies`.
+
+    Raises:
+        ConfigError: in the mode `check`, if the declared dependencies do not imply what is required.
+    """
+    unmet = find_unmet(required, declared) if mode != "off" else ()
+    if mode == "check" and unmet:
+        lines = "".join(f'\n    "{each.requirement}",' for each in unmet)
+        raise ConfigError(
+            "The project's dependencies do not imply what its lowered programs need at run time",
+            where="project.dependencies",
+            found="\n".join(f"`{each.requirement}`: {each.reason}" for each in unmet),
+            hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
+            'or set `runtime-requirements` of the build hook `lower` to "add" or "off"',
+        )
+    return tuple(each.requirement for each in unmet)
+
+
+def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet, ...]:
+    """Return which of the requirements the declared dependencies do not imply.
+
+    This is careful rather than clever: a dependency with an environment marker, or one that names a URL, implies
+    nothing, since neither says which version there will be.
+    """
+    dependencies = [Requirement(each) for each in declared]
+    unmet = []
+    for text in required:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        reason = reason_unmet(requirement, [each for each in dependencies if canonicalize_name(each.name) == name])
+        if reason:
+            unmet.append(Unmet(text, reason))
+    return tuple(unmet)
+
+
+def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) -> str:
+    """Return why dependencies on the same package do not imply `requirement`; empty if they do."""
+    if not candidates:
+        return "not among the dependencies"
+    certain = [each for each in candidates if each.marker is None]
+    if not certain:
+        return f"`{candidates[0]}` holds only where its marker does"
+    if any(each.url for each in certain):
+        return f"`{certain[0]}` does not say which version it is"
+    missing = requirement.extras - {extra for each in certain for extra in each.extras}
+    if missing:
+        return f"`{certain[0]}` does not ask for the extra `{sorted(missing)[0]}`"
+    allowed = SpecifierSet(",".join(str(each.specifier) for each in certain if each.specifier))
+    outside = version_outside(allowed, requirement.specifier)
+    return f"`{certain[0]}` also allows {outside}" if outside else ""
+
+
+def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
+    """Return a version that is in `allowed` and not in `wanted`, or nothing.
+
+    Both sets are unions of intervals that end at the versions they name, so it is enough to look at those versions and
+    closely around them. Pre-releases count where `allowed` names one.
+    """
+    points = sorted({point for each in (*allowed, *wanted) for point in points_around(each.version)})
+    for point in points:
+        if allowed.contains(point) and not wanted.contains(point, prereleases=True):
+            return str(point)
+    return ""
+
+
+def points_around(text: str) -> Iterator[Version]:
+    """Yield versions at, below and above the version of a specifier, at each of its levels."""
+    try:
+        version = Version(text.removesuffix(".*"))
+    except InvalidVersion:  # `===` takes any text
+        return
+    yield version
+    release = version.release
+    epoch = f"{version.epoch}!"
+    for level in range(1, len(release) + 1):
+        head = release[:level]
+        following = (*head[:-1], head[-1] + 1)
+        for stem in (head, following):
+            joined = epoch + ".".join(map(str, stem))
+            yield from (Version(joined + suffix) for suffix in ("", ".dev0", "rc1", ".post1", ".0.1", ".99999"))
+        if head[-1] > 0:
+            yield Version(epoch + ".".join(map(str, (*head[:-1], head[-1] - 1, 99999))))
+    yield Version(f"{epoch}0")
+    yield Version(f"{epoch}99999")

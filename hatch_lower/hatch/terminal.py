@@ -1,0 +1,64 @@
+"""What a build shows: progress while it runs, and a table at its end. Always on stderr: frontends parse stdout."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hatch_lower.events import LineReporter, LiveReporter, Reporter
+
+if TYPE_CHECKING:
+    from hatchling.bridge.app import Application
+
+    from hatch_lower.build import MethodRow
+
+__all__ = ["reporter_for", "summary_lines"]
+
+HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
+TEXT_COLUMNS = frozenset({0, 1, 2, 8})
+
+
+def reporter_for(app: Application) -> Reporter:
+    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
+    if app.verbosity >= 0 and sys.stderr.isatty():
+        return LiveReporter(sys.stderr, app.display_info, shutil.get_terminal_size().columns)
+    return LineReporter(app.display_info)
+
+
+def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
+    """Return the table of what was lowered, with aligned columns; nothing for no rows."""
+    if not rows:
+        return []
+    table = [HEADINGS, *(cells_of(row) for row in rows)]
+    widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in TEXT_COLUMNS else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in table
+    ]
+
+
+def cells_of(row: MethodRow) -> tuple[str, ...]:
+    """Return one row's cells."""
+    return (
+        row.model,
+        row.method,
+        row.recipe,
+        str(row.nodes),
+        str(row.delegated),
+        str(row.partitions),
+        f"{row.bytes:,}",
+        f"{row.seconds:.2f}",
+        ", ".join(text for text in (origin_of(row), row.note) if text),
+    )
+
+
+def origin_of(row: MethodRow) -> str:
+    """Return whether a method's partitions were built or came from the cache."""
+    if row.reused == 0:
+        return "built"
+    return "reused" if row.reused == row.partitions else f"{row.reused} reused, {row.partitions - row.reused} built"

@@ -1,0 +1,145 @@
+"""Putting the payload into a finished wheel: stored members between the package's files and its metadata."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import os
+import stat
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from hatch_lower.errors import PackageError
+from hatch_lower.hatch.archive import (
+    ZIP64_LIMIT,
+    copy_span,
+    read_archive,
+    write_bytes,
+    write_directory,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from hatch_lower.build import PayloadFile
+
+__all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
+
+TEMPORARY_SUFFIX = ".hatch-lower-tmp"
+
+
+def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: int = ZIP64_LIMIT) -> None:
+    """Add the payload to a wheel that hatchling has finished.
+
+    Everything before the metadata is kept byte for byte, then comes the payload, stored, sorted by path, with the
+    metadata's date; then the metadata byte for byte, RECORD last. The wheel is replaced by one rename.
+
+    Raises:
+        PackageError: if a path is taken, a file is not what it was, or the wheel cannot be written. The wheel is
+            removed then, and after any other exception: without its payload it must not stay.
+    """
+    try:
+        temporary = write_temporary(wheel, payload, zip64_limit)
+        os.replace(temporary, wheel)
+    except BaseException as error:
+        wheel.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            what = "The payload could not be written into the wheel"
+            raise PackageError(what, where=wheel.name, found=str(error), hint="see that there is space left") from error
+        raise
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what builds that were killed have left in `directory`."""
+    for path in sorted(directory.glob(f"*{TEMPORARY_SUFFIX}")):
+        path.unlink(missing_ok=True)
+
+
+def write_temporary(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int) -> Path:
+    """Write the wheel with its payload beside the wheel and return the path; nothing is left after an exception."""
+    number, name = tempfile.mkstemp(prefix=f"{wheel.name}.", suffix=TEMPORARY_SUFFIX, dir=wheel.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(number, "w+b") as target, wheel.open("rb") as source:
+            write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), zip64_limit)
+        temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_wheel(
+    wheel: Path, source: BinaryIO, target: BinaryIO, payload: Sequence[PayloadFile], zip64_limit: int
+) -> None:
+    """Write the whole new archive to `target`."""
+    archive = read_archive(wheel)
+    metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
+    record = next((each for each in archive.members if each.filename == f"{metadata}RECORD"), None)
+    if record is None:
+        what = "The payload cannot be added to a wheel without a RECORD"
+        raise PackageError(what, where=wheel.name, hint=f"see which build hook removes `{metadata}RECORD`")
+    check_paths({each.filename for each in archive.members}, payload)
+    first = next(i for i, each in enumerate(archive.members) if each.filename.startswith(metadata))
+    entries = list(archive.members[:first])
+    copy_span(source, target, 0, archive.members[first].header_offset)
+    with ThreadPoolExecutor(1) as pool:
+        entries += [write_payload(target, file, record.date_time, pool, zip64_limit) for file in payload]
+    for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
+        if member is not record:
+            start, member.header_offset = member.header_offset, target.tell()
+            copy_span(source, target, start, end)
+            entries.append(member)
+    with zipfile.ZipFile(source) as file:
+        rows = file.read(record).decode()
+    entries.append(write_bytes(target, record.filename, record.date_time, add_rows(rows, metadata, payload)))
+    write_directory(target, entries, zip64_limit)
+
+
+def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
+    """Refuse a payload path that the wheel has already."""
+    for file in payload:
+        if file.path in taken:
+            what = f"The wheel already has a file `{file.path}`, which is the path of a lowered program"
+            hint = (
+                f'add `"{file.path}"`, as it is called in the source tree, to `exclude` '
+                "under `[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"
+            )
+            raise PackageError(what, where="tool.hatch.build.targets.wheel", hint=hint)
+        taken.add(file.path)
+
+
+def write_payload(
+    target: BinaryIO,
+    file: PayloadFile,
+    date: tuple[int, int, int, int, int, int],
+    pool: ThreadPoolExecutor,
+    zip64_limit: int,
+) -> zipfile.ZipInfo:
+    """Append one payload file and see that it is what was lowered."""
+    with file.source.open("rb", buffering=0) as source:
+        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit)
+    if (size, digest) != (file.size, file.sha256):
+        what = f"The file for `{file.path}` no longer holds what was lowered: the cache is damaged"
+        found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
+        raise PackageError(what, where=str(file.source), found=found, hint="delete this file and build again")
+    return entry
+
+
+def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> bytes:
+    """Return RECORD with a row for each payload file, before the rows of the metadata."""
+    rows = list(csv.reader(io.StringIO(record, newline="")))
+    place = next(i for i, row in enumerate(rows) if row and row[0].startswith(metadata))
+    rows[place:place] = [[file.path, f"sha256={record_digest(file.sha256)}", str(file.size)] for file in payload]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def record_digest(sha256: str) -> str:
+    """Return a hexadecimal digest as RECORD writes it: URL-safe base 64 without padding."""
+    return base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")

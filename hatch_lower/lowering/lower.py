@@ -1,0 +1,243 @@
+"""The one lowering flow, and `to_backend` over it.
+
+tag → plan → extract → preprocess → splice, for all methods of a model at once; a single program is a model with one
+method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import PartitionError
+from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.graph.state import CONSTANT_KINDS
+from hatch_lower.graph.surgery import copy_program
+from hatch_lower.lowering.extract import LocalProgram, extract, localise
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.partition import Partition, Plan, plan_partitions
+from hatch_lower.lowering.preprocess import Request, Response, preprocess_all
+from hatch_lower.lowering.splice import splice
+
+__all__ = [
+    "Lowered",
+    "MethodProgramsPartitionerSpec",
+    "disable_validation",
+    "lower_methods",
+    "to_backend",
+    "validation_disabled",
+]
+
+_validation: ContextVar[bool] = ContextVar("hatch_lower_validation", default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodProgramsPartitionerSpec:
+    """The methods of a model and the partitioner of each; a method without one is left as it is."""
+
+    method_to_edge_program: Mapping[str, ExportedProgram]
+    method_to_partitioner: Mapping[str, Partitioner]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """One method after lowering.
+
+    Args:
+        program: calls lowered modules where partitions were.
+        partitions: how many partitions were lowered.
+        reused: how many of them needed no `preprocess` call.
+        delegated: how many operations went into partitions.
+        reasons: node name to the reason why the partitioner did not take it.
+    """
+
+    program: ExportedProgram
+    partitions: int = 0
+    reused: int = 0
+    delegated: int = 0
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def lower_methods(
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Partitioner],
+    *,
+    store: Store | None = None,
+    validate: bool = True,
+) -> dict[str, Lowered]:
+    """Lower all methods of a model with one partitioner each.
+
+    Args:
+        programs: method name to edge program; they are not changed.
+        partitioners: method name to partitioner; methods without one are returned as they are.
+        store: the cache.
+        validate: compare each program before and after its partitioner ran.
+
+    Raises:
+        PartitionError: if a partitioner changes its program, or tags nodes that do not form partitions.
+        BackendError: if a backend is unknown or answers wrongly. A backend's own exceptions pass through.
+    """
+    unknown = sorted(set(partitioners) - set(programs))
+    if unknown:
+        raise PartitionError(
+            f"there is a partitioner for `{unknown[0]}`, which is no method",
+            found=", ".join(f"`{name}`" for name in programs),
+            hint="name a partitioner for existing methods only",
+        )
+    tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
+    plans = {
+        method: plan_partitions(result.tagged_exported_program, result.partition_tags)
+        for method, result in tagged.items()
+    }
+    extracted = [
+        (method, partition, extract(tagged[method].tagged_exported_program, partition))
+        for method, plan in plans.items()
+        for partition in plan.partitions
+    ]
+    requests = [make_request(method, partition, program) for method, partition, program in extracted]
+    responses = preprocess_all(requests, store)
+    modules: dict[str, dict[str, LoweredBackendModule]] = {method: {} for method in plans}
+    reused: dict[str, int] = dict.fromkeys(plans, 0)
+    for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
+        modules[method][partition.tag] = make_module(method, partition.spec, program, request.local, response)
+        reused[method] += response.reused
+    return {
+        method: Lowered(program)
+        if method not in plans
+        else Lowered(
+            splice(tagged[method].tagged_exported_program, plans[method], modules[method]),
+            partitions=len(plans[method].partitions),
+            reused=reused[method],
+            delegated=count_operations(plans[method]),
+            reasons=tagged[method].reasons,
+        )
+        for method, program in programs.items()
+    }
+
+
+def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
+    """Let a partitioner tag a copy of a program, and see that it did nothing else."""
+    result = partitioner(copy_program(program))
+    name = type(partitioner).__name__
+    if not isinstance(result, PartitionResult) or result.partition_tags is None:
+        raise PartitionError(
+            "the partitioner returned no tags",
+            where=f"`{name}.partition`",
+            found=repr(result),
+            hint="return `PartitionResult(tagged_exported_program, partition_tags)`",
+        )
+    if validate and _validation.get():
+        changed = structure_digest(result.tagged_exported_program) != structure_digest(program)
+        if changed:
+            raise PartitionError(
+                "the partitioner changed the program",
+                where=f"`{name}.partition`",
+                found="another graph than before: an operation, an argument, a literal or a signature differs",
+                hint="only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
+            )
+    return result
+
+
+def make_request(method: str, partition: Partition, program: ExportedProgram) -> Request:
+    """Return what is asked of a partition's backend."""
+    weight_free = find_backend(partition.spec.backend_id).weight_free
+    return Request(method, partition.tag, partition.spec, localise(program, weight_free=weight_free))
+
+
+def make_module(
+    method: str, spec: DelegationSpec, program: ExportedProgram, local: LocalProgram, response: Response
+) -> LoweredBackendModule:
+    """Return the lowered module of a partition, with its debug handles in the owner's numbers."""
+    result = response.result
+    names: list[str] = []
+    if find_backend(spec.backend_id).weight_free:
+        for each in program.graph_signature.input_specs:
+            if each.kind in CONSTANT_KINDS:
+                target = str(each.target)
+                names.append(target if target in program.state_dict else f"{method}:{target}")
+    module = LoweredBackendModule(
+        program,
+        spec.backend_id,
+        result.processed_bytes,
+        list(spec.compile_specs),
+        result.data_store_output,
+        result=result,
+        constants=tuple(names),
+    )
+    debug = result.debug_handle_map
+    module.meta = {
+        "debug_handle_map": None
+        if debug is None
+        else {key: tuple(local.handles[handle - 1] for handle in handles) for key, handles in debug.items()}
+    }
+    if result._delegate_info_meta is not None:
+        module.meta["_delegate_info_meta"] = result._delegate_info_meta
+    return module
+
+
+def count_operations(plan: Plan) -> int:
+    """Return how many operations are in partitions."""
+    return sum(node.op == "call_function" for partition in plan.partitions for node in partition.nodes)
+
+
+def disable_validation() -> None:
+    """Stop checking, in this context, that partitioners leave programs as they are."""
+    _validation.set(False)
+
+
+@contextmanager
+def validation_disabled() -> Iterator[None]:
+    """Do not check, within the block, that partitioners leave programs as they are."""
+    token = _validation.set(False)
+    try:
+        yield
+    finally:
+        _validation.reset(token)
+
+
+@overload
+def to_backend(args: str, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule: ...
+@overload
+def to_backend(args: ExportedProgram, edge_program: Partitioner, /) -> ExportedProgram: ...
+@overload
+def to_backend(args: MethodProgramsPartitionerSpec, /) -> dict[str, ExportedProgram]: ...
+def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -> Any:
+    """Lower a whole program for one backend, a program by a partitioner, or all methods of a model.
+
+    Three shapes: `to_backend(backend_id, edge_program, compile_specs)` returns a `LoweredBackendModule`;
+    `to_backend(edge_program, partitioner)` returns a program; `to_backend(MethodProgramsPartitionerSpec(...))` returns
+    a program for each method.
+
+    Raises:
+        TypeError: for any other arguments.
+        PartitionError, BackendError: as `lower_methods`.
+    """
+    if isinstance(args, str) and isinstance(edge_program, ExportedProgram):
+        return lower_whole(args, edge_program, list(compile_specs or []))
+    if isinstance(args, ExportedProgram) and isinstance(edge_program, Partitioner):
+        return lower_methods({"forward": args}, {"forward": edge_program})["forward"].program
+    if isinstance(args, MethodProgramsPartitionerSpec) and edge_program is None:
+        lowered = lower_methods(args.method_to_edge_program, args.method_to_partitioner)
+        return {method: each.program for method, each in lowered.items()}
+    given = ", ".join(type(each).__name__ for each in (args, edge_program, compile_specs) if each is not None)
+    msg = (
+        f"to_backend takes (backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner) or "
+        f"(MethodProgramsPartitionerSpec); it was given ({given})"
+    )
+    raise TypeError(msg)
+
+
+def lower_whole(backend_id: str, program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule:
+    """Lower a whole program as one partition."""
+    spec = DelegationSpec(backend_id, compile_specs)
+    local = localise(program, weight_free=find_backend(backend_id).weight_free)
+    response = preprocess_all([Request("forward", "", spec, local)], None)[0]
+    return make_module("forward", spec, program, local, response)

@@ -1,0 +1,202 @@
+"""From partitions to backends' results: each distinct partition is lowered once, or found in the cache."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, PreprocessResult, Target
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.key import PartitionKey
+from hatch_lower.cache.store import Store
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.graph.tensors import combined_digest, tensor_digests
+from hatch_lower.lowering.extract import LocalProgram
+
+__all__ = ["Request", "Response", "preprocess_all"]
+
+RESULT_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One partition to lower.
+
+    Args:
+        method: the method that it is in.
+        tag: the partitioner's name for it.
+        spec: its backend and options.
+        local: what the backend sees.
+    """
+
+    method: str
+    tag: str
+    spec: DelegationSpec
+    local: LocalProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A partition's result; `reused` says that no `preprocess` call was made for it."""
+
+    result: PreprocessResult
+    reused: bool
+
+
+def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
+    """Lower partitions, equal ones once, those of one backend together.
+
+    Args:
+        requests: in the order in which backends shall see them.
+        store: where earlier results are, and new ones go; `None`: everything is lowered.
+
+    Raises:
+        BackendError: if a backend is unknown or answers with something else than it was asked for.
+        CacheError: if the cache is frozen and does not hold a result.
+    """
+    keys = [key_of(request) for request in requests]
+    found: dict[str, PreprocessResult] = {}
+    missing: dict[str, Request] = {}
+    for request, key in zip(requests, keys, strict=True):
+        digest = key.digest()
+        if digest in found or digest in missing:
+            continue
+        stored = None if store is None else read_result(store, digest, request)
+        if stored is None:
+            missing[digest] = request
+        else:
+            found[digest] = stored
+    components = {key.digest(): key.components() for key in keys}
+    by_backend: dict[str, dict[str, Request]] = {}
+    for digest, request in missing.items():
+        by_backend.setdefault(request.spec.backend_id, {})[digest] = request
+    first = {digest: id(request) for digest, request in missing.items()}
+    for backend_id, group in by_backend.items():
+        results = call_backend(backend_id, list(group.values()))
+        for digest, result in zip(group, results, strict=True):
+            found[digest] = result
+            if store is not None:
+                write_result(store, digest, components[digest], result)
+    return [
+        Response(found[key.digest()], first.get(key.digest()) != id(request))
+        for request, key in zip(requests, keys, strict=True)
+    ]
+
+
+def key_of(request: Request) -> PartitionKey:
+    """Return a partition's key."""
+    backend = find_backend(request.spec.backend_id)
+    program = request.local.program
+    state = ""
+    if not backend.weight_free:
+        state = combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
+    specs = request.spec.compile_specs
+    return PartitionKey(
+        graph=structure_digest(program),
+        state=state,
+        backend=request.spec.backend_id,
+        fingerprint=tuple(sorted(backend.fingerprint(specs).items())),
+        compile_specs=tuple((spec.key, spec.value.hex()) for spec in specs),
+        torch=torch.__version__,
+        interpreter=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        result_schema=RESULT_SCHEMA,
+    )
+
+
+def call_backend(backend_id: str, requests: Sequence[Request]) -> list[PreprocessResult]:
+    """Give one backend all its partitions of all methods in one call, and check its answer."""
+    backend = find_backend(backend_id)
+    programs: dict[str, list[Any]] = {}
+    specs: dict[str, list[list[CompileSpec]]] = {}
+    for request in requests:
+        programs.setdefault(request.method, []).append(request.local.program)
+        specs.setdefault(request.method, []).append(request.spec.compile_specs)
+    try:
+        answer = backend.preprocess_multimethod(programs, specs)
+    except LowerError:
+        raise
+    except Exception as error:
+        error.add_note(f"while backend `{backend_id}` lowered {len(requests)} partition(s) of {', '.join(programs)}")
+        raise
+    check_answer(backend, backend_id, {method: len(each) for method, each in programs.items()}, answer)
+    taken = {method: iter(answer[method]) for method in programs}
+    return [next(taken[request.method]) for request in requests]
+
+
+def check_answer(backend: type[BackendDetails], backend_id: str, expected: Mapping[str, int], answer: Any) -> None:
+    """Raise `BackendError` unless a backend answered with one result for each partition of each method."""
+    where = f"`{backend.__name__}.preprocess_multimethod`"
+    hint = "return {method: [one PreprocessResult for each program, in order]}"
+    if not isinstance(answer, Mapping):
+        raise BackendError(f"the backend `{backend_id}` returned no mapping", where=where, found=repr(answer), hint=hint)
+    for method, count in expected.items():
+        results = answer.get(method)
+        if not isinstance(results, (list, tuple)) or len(results) != count:
+            found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
+            raise BackendError(
+                f"the backend `{backend_id}` must return {count} results for the method `{method}`",
+                where=where,
+                found=found,
+                hint=hint,
+            )
+        for result in results:
+            if not isinstance(result, PreprocessResult):
+                raise BackendError(
+                    f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
+                    where=f"method `{method}`",
+                    found=repr(result),
+                    hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
+                )
+
+
+def read_result(store: Store, digest: str, request: Request) -> PreprocessResult | None:
+    """Return a stored result, or `None`."""
+    value = store.get(digest, f"a partition of `{request.method}` for the backend `{request.spec.backend_id}`")
+    if value is None:
+        return None
+    target = value["target"]
+    debug = value["debug_handle_map"]
+    return PreprocessResult(
+        processed_bytes=store.blob_path(value["blob"]).read_bytes(),
+        debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
+        _delegate_info_meta=value["delegate_info_meta"],
+        suffix=value["suffix"],
+        requirements=tuple(value["requirements"]),
+        target=None if target is None else Target(**target),
+        info=value["info"],
+    )
+
+
+def write_result(store: Store, digest: str, components: Mapping[str, Any], result: PreprocessResult) -> None:
+    """Store a result, unless it holds what cannot be written as JSON."""
+    if result.data_store_output is not None or not is_plain(result._delegate_info_meta):
+        return
+    target = result.target
+    debug = result.debug_handle_map
+    value = {
+        "blob": sha256_bytes(result.processed_bytes),
+        "debug_handle_map": None if debug is None else [[key, list(handles)] for key, handles in debug.items()],
+        "delegate_info_meta": result._delegate_info_meta,
+        "suffix": result.suffix,
+        "requirements": list(result.requirements),
+        "target": None if target is None else {name: getattr(target, name) for name in target.__slots__},
+        "info": dict(result.info),
+    }
+    store.put(digest, components, value, [result.processed_bytes])
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is the same after a round trip through JSON."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(is_plain(each) for each in value)
+    return value is None or isinstance(value, (bool, int, str))

@@ -1,0 +1,44 @@
+"""What a model export entry point returns. No torch is imported here: a model's module imports this at run time too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ENTRY_POINT_GROUP", "Method", "Model"]
+
+ENTRY_POINT_GROUP = "hatch_lower.models"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry into a model: example inputs and what may vary about them.
+
+    Args:
+        args: example positional arguments; tensors, numbers, or any nested container of them.
+        kwargs: example keyword arguments.
+        dynamic_shapes: as `torch.export.export` takes it: by parameter name, `{dimension: torch.export.Dim}`.
+        attribute: the module's bound method to export; default: the name under which this method is declared.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_shapes: Any = None
+    attribute: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module and the methods to export from it; the methods share its weights.
+
+    Args:
+        module: an `nn.Module`, in the mode (`eval()`) in which it is to be exported.
+        methods: method name to `Method`.
+    """
+
+    module: torch.nn.Module
+    methods: Mapping[str, Method]

@@ -1,0 +1,1 @@
+"""From lowered graphs to what is packaged: the plan, delegate blobs, constants and the debug map."""

@@ -1,0 +1,206 @@
+"""Constants of programs: which tensors share memory, which hold the same bytes, and the one file that has them all.
+
+A constant lies in a storage: the dense run of memory that it, and every constant that overlaps it, spans. So ties,
+views, transposed and expanded tensors stay what they are when the file is mapped. Storages are named by their content,
+so methods, recipes and equal tensors of one model share them without knowing of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.errors import EdgeError
+from hatch_lower.format.plan import Constant, Storage
+from hatch_lower.graph.state import layouts
+from hatch_lower.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
+
+__all__ = ["ConstantUse", "Constants", "SpanDigests", "collect_constants", "merge_storages", "name_constants"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantUse:
+    """That a method uses a tensor under a name.
+
+    Args:
+        method: the method's name.
+        name: the parameter's or buffer's dotted name, or the lifted tensor's.
+        tensor: its value, on the CPU.
+        mutated: whether the method changes it.
+        lifted: whether it is no part of the module, so that its name means something in this method only.
+    """
+
+    method: str
+    name: str
+    tensor: torch.Tensor
+    mutated: bool = False
+    lifted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The constants of one program.
+
+    Args:
+        storages: as the plan lists them.
+        constants: plan name to the constant's place.
+        data: storage key to the 1-D tensor to write under it.
+    """
+
+    storages: tuple[Storage, ...]
+    constants: Mapping[str, Constant]
+    data: Mapping[str, torch.Tensor]
+
+
+class SpanDigests:
+    """Remembers the digests of memory that was hashed once, for several programs of one model.
+
+    It keeps the tensors alive, so that their addresses are not used again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[str, torch.Tensor]] = {}
+
+    def digest(self, tensor: torch.Tensor) -> str:
+        """Return the sha256 of the memory that a tensor spans."""
+        place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
+        found = self._known.get(place)
+        if found is None:
+            found = (sha256_bytes(span_bytes(tensor)), tensor)
+            self._known[place] = found
+        return found[0]
+
+
+def name_constants(uses: Iterable[ConstantUse]) -> dict[tuple[str, str], str]:
+    """Return the plan name for each method and name.
+
+    A module's tensor has its dotted name in all methods. Where methods that were exported from different modules use
+    one name for different tensors, all but the first are named `<method>:<name>`, as lifted tensors always are.
+    Tensors of one name that have equal contents are one, unless a method changes them: state is shared only where
+    memory is.
+    """
+    listed = list(uses)
+    changed = {storage_key(use.tensor) for use in listed if use.mutated}
+    first: dict[str, ConstantUse] = {}
+    names: dict[tuple[str, str], str] = {}
+    for use in listed:
+        known = first.setdefault(use.name, use) if not use.lifted else use
+        shared = not use.lifted and is_same(known.tensor, use.tensor, changed)
+        names[use.method, use.name] = use.name if shared else f"{use.method}:{use.name}"
+    return names
+
+
+def is_same(left: torch.Tensor, right: torch.Tensor, changed: set[int]) -> bool:
+    """Return whether two tensors are one: the same place in memory, or equal contents that no method changes."""
+    if place_of(left) == place_of(right):
+        return True
+    if storage_key(left) in changed or storage_key(right) in changed:
+        return False
+    return (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride()) and (
+        tensor_digest(left) == tensor_digest(right)
+    )
+
+
+def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what tells one view of memory from another."""
+    return (storage_key(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def collect_constants(
+    tensors: Mapping[str, torch.Tensor], mutable: frozenset[str], digests: SpanDigests
+) -> Constants:
+    """Return a program's storages and constants.
+
+    Args:
+        tensors: plan name to tensor, on the CPU, of any dtype, shape and strides.
+        mutable: plan names of those that a method changes. All constants that overlap one are mutable too, and none of
+            them is merged with others by content.
+        digests: what was hashed already.
+
+    Raises:
+        EdgeError: for a tensor that is not plain memory on the CPU.
+    """
+    plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
+    groups: dict[int, list[str]] = {}
+    for name, layout in zip(plain, layouts(list(plain.values())), strict=True):
+        groups.setdefault(layout.group, []).append(name)
+    storages: list[Storage] = []
+    constants: dict[str, Constant] = {}
+    data: dict[str, torch.Tensor] = {}
+    numbers: dict[str, int] = {}
+    for names in groups.values():
+        members = [plain[name] for name in names]
+        span, begin = spanned(members)
+        dtype = dtype_name(span.dtype)
+        key = sha256_bytes(f"{dtype} {digests.digest(span)}".encode())
+        changes = any(name in mutable for name in names)
+        number = None if changes else numbers.get(key)
+        if number is None:
+            number = len(storages)
+            storages.append(Storage(key, dtype, span.numel()))
+            data[key] = span
+            if not changes:
+                numbers[key] = number
+        for name, tensor in zip(names, members, strict=True):
+            offset = (tensor.storage_offset() * tensor.element_size() - begin) // tensor.element_size()
+            constants[name] = Constant(
+                number,
+                dtype_name(tensor.dtype),
+                tuple(tensor.shape),
+                tensor.stride(),
+                offset if tensor.numel() else 0,
+                changes,
+            )
+    return Constants(tuple(storages), constants, data)
+
+
+def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a constant without gradient, and with pending conjugation or negation carried out.
+
+    Raises:
+        EdgeError: if it is not plain memory on the CPU.
+    """
+    value = tensor.detach()
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        kind = f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}"
+        raise EdgeError(
+            "A constant is not a plain tensor on the CPU, and cannot be packaged",
+            where=f"`{name}`",
+            found=kind,
+            hint="move the module to the CPU, and make it of dense tensors, before it is exported",
+        )
+    return value.resolve_conj().resolve_neg()
+
+
+def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """Return the 1-D tensor over all memory that overlapping tensors span, and where it begins in bytes.
+
+    It has their dtype, or `uint8` where they differ; then it begins and ends where each of the dtypes may.
+    """
+    sizes = [member.element_size() for member in members]
+    begins = [member.storage_offset() * size for member, size in zip(members, sizes, strict=True)]
+    ends = [
+        begin + span_length(member) * size for member, begin, size in zip(members, begins, sizes, strict=True)
+    ]
+    begin, end = min(begins), max(ends)
+    dtype = members[0].dtype
+    storage = members[0].untyped_storage()
+    if all(member.dtype is dtype for member in members):
+        span = torch.empty(0, dtype=dtype)
+        return span.set_(storage, begin // sizes[0], ((end - begin) // sizes[0],), (1,)), begin
+    unit = max(sizes)
+    begin -= begin % unit
+    raw = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (end - begin,), (1,))
+    return torch.nn.functional.pad(raw, (0, -raw.numel() % unit)), begin
+
+
+def merge_storages(programs: Iterable[Constants]) -> dict[str, torch.Tensor]:
+    """Return storage key to tensor for the one file that serves several programs of a model, in the order of keys."""
+    merged: dict[str, torch.Tensor] = {}
+    for program in programs:
+        merged.update(program.data)
+    return {key: merged[key] for key in sorted(merged)}

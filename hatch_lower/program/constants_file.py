@@ -1,0 +1,112 @@
+"""The constants file: safetensors, written from mapped memory in one pass that also digests it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from hatch_lower.graph.tensors import span_bytes
+
+__all__ = ["ALIGNMENT", "ConstantsFile", "constants_bytes", "write_constants"]
+
+ALIGNMENT = 64
+"""Bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this."""
+
+PIECE = 1 << 22
+
+SAFETENSORS_NAMES: Mapping[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""dtypes that every supported safetensors reads; others are stored as bytes (`U8`), and the plan knows what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantsFile:
+    """What the manifest says of the constants file: bytes, sha256 of all and of the part before the data."""
+
+    size: int
+    sha256: str
+    header_sha256: str
+
+
+def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> ConstantsFile:
+    """Write a safetensors file.
+
+    Args:
+        path: the file; it is overwritten.
+        storages: key to contiguous tensor on the CPU, of any dtype. No tensor is copied.
+
+    Returns:
+        Its size and digests. The bytes depend on nothing but keys, dtypes, lengths and contents.
+    """
+    with path.open("wb") as file:
+        return write_to(file, storages)
+
+
+def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> ConstantsFile:
+    """Write a safetensors file to a stream; hashing runs beside writing."""
+    keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
+    header = make_header(keys, storages)
+    total = hashlib.sha256(header)
+    size = len(header)
+    file.write(header)
+    with ThreadPoolExecutor(1) as hashing:
+        for key in keys:
+            data = span_bytes(storages[key])
+            for begin in range(0, len(data), PIECE):
+                piece = data[begin : begin + PIECE]
+                hashing.submit(total.update, piece)
+                file.write(piece)
+            size += len(data)
+    return ConstantsFile(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
+
+
+def place_in_file(key: str, tensor: torch.Tensor) -> tuple[bool, int, str]:
+    """Return what orders tensors so that each is aligned for its dtype without gaps, which the format forbids.
+
+    Sizes that are multiples of the alignment come first and keep it; the rest follows by falling element size.
+    """
+    return (tensor.numel() * tensor.element_size() % ALIGNMENT != 0, -tensor.element_size(), key)
+
+
+def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the part before the data: 8 bytes of length, sorted JSON, and spaces up to the alignment."""
+    entries = {}
+    begin = 0
+    for key in keys:
+        tensor = storages[key]
+        size = tensor.numel() * tensor.element_size()
+        name = SAFETENSORS_NAMES.get(tensor.dtype)
+        shape = [size] if name is None else [tensor.numel()]
+        entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + size]}
+        begin += size
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the same file in memory, for a blob that holds its weights."""
+    keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
+    return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

@@ -1,0 +1,64 @@
+"""Where a node comes from: its module's path and the line of the model's source."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from torch.fx import Node
+
+from hatch_lower.debug import Origin
+
+__all__ = ["SourceRoots", "module_path"]
+
+FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+
+
+class SourceRoots:
+    """Turns the absolute paths of stack traces into relative ones.
+
+    Args:
+        roots: the project's root, the import roots of its packages; site-packages are added.
+    """
+
+    def __init__(self, roots: Iterable[Path] = ()) -> None:
+        installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+        listed = {root.absolute() for root in roots} | {root.resolve() for root in [*roots, *installed]}
+        self._roots = sorted(listed | set(installed), key=lambda root: (-len(root.parts), root))
+        self._standard = (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("stdlib")).resolve())
+
+    def source(self, stack_trace: str | None) -> str:
+        """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own.
+
+        A file outside all roots is named without its folder. Empty if there is no such frame.
+        """
+        for frame in reversed(list(FRAME.finditer(stack_trace or ""))):
+            path = self._relative(PurePath(frame["path"]))
+            if path:
+                return f"{path}:{frame['line']}"
+        return ""
+
+    def origin(self, node: Node, op: str) -> Origin:
+        """Return the debug map's record of a node."""
+        return Origin(op, module_path(node), self.source(node.meta.get("stack_trace")))
+
+    def _relative(self, path: PurePath) -> str:
+        """Return a path below a root; empty for a file of torch or of the standard library, or for generated code."""
+        if path.name.startswith("<") or (not path.is_absolute() and path.parts[0] == "torch"):
+            return ""
+        for root in self._roots:
+            if path.is_relative_to(root):
+                below = path.relative_to(root)
+                return "" if below.parts[0] in ("torch", "hatch_lower") and "site-packages" in root.parts else below.as_posix()
+        if any(path.is_relative_to(root) for root in self._standard):
+            return ""
+        return path.name if path.is_absolute() else path.as_posix()
+
+
+def module_path(node: Node) -> str:
+    """Return the dotted path of the innermost module whose `forward` made a node, empty for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    return next((path for path in reversed(paths) if not path.startswith("_empty_nn_module_stack")), "")

@@ -1,0 +1,56 @@
+"""The run half of a backend: what loads processed bytes and executes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DELEGATE_GROUP", "Delegate", "DelegateBlob"]
+
+DELEGATE_GROUP = "hatch_lower.delegates"
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateBlob:
+    """One delegate's processed bytes in the installed wheel, already checked against its digest.
+
+    Args:
+        path: the file; its name is its digest, so a path never stands for two contents.
+        info: what the compile half put into `PreprocessResult.info`.
+    """
+
+    path: Path
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Delegate(ABC):
+    """One loaded blob, bound to one set of constants."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
+        """Load a blob.
+
+        Args:
+            blob: the bytes and the compile half's facts.
+            constants: for a weight-free backend, the tensors to bind, in the order of the partition's parameter,
+                buffer and constant placeholders, with the dtype, shape and strides that it was lowered for. Those that
+                the program mutates are private to this instance and must be changed in place; the others are shared
+                and may be mapped read-only. Empty for other backends.
+
+        Raises:
+            ProgramError: if the blob cannot run here.
+        """
+
+    @abstractmethod
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        """Run on `inputs` (dtype, shape, strides and device already checked); return the outputs in order.
+
+        An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor.
+        """

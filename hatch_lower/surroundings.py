@@ -1,0 +1,121 @@
+"""What a model's export sees of its project: names, metadata, and where its modules are imported from.
+
+The hook asks hatchling which file is packaged under which path; everything here is worked out from that list alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DistributedFile", "Surroundings", "find_import_roots", "find_packages", "plan_links"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the child process is given, so that the project looks installed to the code that exports its models."""
+
+    name: str
+    """Distribution name, normalised."""
+    version: str
+    metadata: str
+    """Text of the core metadata file `METADATA`."""
+    entry_points: str
+    """Text of `entry_points.txt`; empty if the project has none."""
+    import_roots: tuple[Path, ...]
+    """Directories for `sys.path`, in order: those that an editable install would add."""
+    links: tuple[tuple[str, Path], ...]
+    """Posix path under a directory of links, and the file or directory it stands for. Not empty only where a path
+    rewrite changes a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside
+    another."""
+    packages: tuple[str, ...]
+    """Names of the top-level import packages in the wheel, sorted."""
+    later_hooks: tuple[str, ...]
+    """Build hooks that run after `lower`: what they write does not exist yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedFile:
+    """A file that goes into the wheel: where it is, and its posix path in the wheel."""
+
+    path: Path
+    distributed: str
+
+    def is_python(self) -> bool:
+        """Return whether it is a Python source file."""
+        return self.distributed.endswith(".py")
+
+    def root(self) -> Path | None:
+        """Return the directory below which it has its distributed path, or `None` if its path is rewritten."""
+        parts = tuple(self.distributed.split("/"))
+        return self.path.parents[len(parts) - 1] if self.path.parts[-len(parts) :] == parts else None
+
+    def top(self) -> str:
+        """Return the first part of the distributed path."""
+        return self.distributed.partition("/")[0]
+
+
+def find_import_roots(files: Iterable[DistributedFile]) -> tuple[Path, ...]:
+    """Return the directories from which the files' modules can be imported under their distributed names."""
+    roots = (file.root() for file in files if file.is_python())
+    return tuple(dict.fromkeys(root for root in roots if root is not None))
+
+
+def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
+    """Return the names of the top-level import packages in the wheel, sorted."""
+    tops = {file.top() for file in files if file.is_python() and "/" in file.distributed}
+    return tuple(sorted(top for top in tops if top.isidentifier()))
+
+
+def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]:
+    """Return the links that make modules with rewritten paths importable under their distributed names.
+
+    A directory is linked whole where all that is packaged below it comes from one place, so that files that are not
+    packaged (weights, say) are found beside the module as in the source tree.
+    """
+    files = tuple(files)
+    tops = {file.top() for file in files if file.is_python() and file.root() is None}
+    folders: dict[str, set[Path]] = {}
+    renamed: dict[str, Path] = {}
+    for file in files:
+        folder, _, name = file.distributed.rpartition("/")
+        if file.top() not in tops:
+            continue
+        if folder and file.path.name == name:
+            folders.setdefault(folder, set()).add(file.path.parent)
+        else:
+            renamed[file.distributed] = file.path
+    links: dict[str, Path] = {}
+    for top in sorted(tops):
+        for distributed, source in link_folder(top, folders, renamed):
+            links.setdefault(distributed, source)
+    return tuple(sorted({**links, **renamed}.items()))
+
+
+def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, Path]) -> Iterator[tuple[str, Path]]:
+    """Yield the links for one distributed folder and what is below it."""
+    below = [each for each in sorted(folders) if f"{each}/".startswith(f"{folder}/")]
+    special = [each for each in sorted(renamed) if each.startswith(f"{folder}/")]
+    sources = sorted(folders.get(folder, ()))
+    if len(sources) == 1 and not special and all(folders[each] == {under(sources[0], folder, each)} for each in below):
+        yield folder, sources[0]
+        return
+    children = {child_of(folder, each) for each in [*below, *special] if each != folder} - set(special)
+    for source in sources:
+        for entry in sorted(source.iterdir()):
+            here = f"{folder}/{entry.name}"
+            if here not in children and entry.name != "__pycache__":
+                yield here, entry
+    for child in sorted(children):
+        yield from link_folder(child, folders, renamed)
+
+
+def under(source: Path, folder: str, deeper: str) -> Path:
+    """Return the directory that is to `source` as `deeper` is to `folder`."""
+    return source / deeper[len(folder) + 1 :] if deeper != folder else source
+
+
+def child_of(folder: str, deeper: str) -> str:
+    """Return the path one part longer than `folder` that leads to `deeper`."""
+    return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
