@@ -1,0 +1,111 @@
+"""Ctrl-C in the middle of a build: no process survives it, and nothing half-made stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.scenarios import Project, tree
+from support.venv import child_environment
+
+pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+
+PATIENCE = 120.0
+
+# Answers what inductor asks about the compiler, and never finishes compiling.
+SLOW_COMPILER = """#!/bin/sh
+case " $* " in
+*" -c "*) echo $$ > {marker}.new && mv {marker}.new {marker} && exec sleep 600 ;;
+*) exec g++ "$@" ;;
+esac
+"""
+
+
+def start(project: Project, variables: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a build as the leader of a new process group, which is what a shell does."""
+    return subprocess.Popen(
+        [str(word) for word in project.command()],
+        cwd=project.root,
+        env=child_environment(project.environment(variables)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until something holds, or fail."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"the build ended before {what}:\n{process.communicate()}")
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the processes that were started with a variable."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"{name}={value}".encode() in variables:
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("receiver", ["every process of the terminal", "the build alone"])
+def test_while_the_entry_point_runs(project: Callable[[str], Project], tmp_path: Path, receiver: str) -> None:
+    slow = project("slow")
+    before = tree(slow.root)
+    marker = tmp_path / "marker"
+    process = start(slow, {"SLOW_MARKER": str(marker)})
+    wait_for(marker.exists, "the export began", process)
+    if receiver == "the build alone":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode not in (0, None)
+    wait_for(lambda: not with_variable("SLOW_MARKER", str(marker)), "the children to end")
+    assert not is_running(int(marker.read_text()))
+    assert slow.left_behind() == []
+    assert tree(slow.root) == before
+
+
+def test_while_the_compiler_runs(project: Callable[[str], Project], tmp_path: Path) -> None:
+    mixed = project("mixed")
+    before = tree(mixed.root)
+    marker = tmp_path / "marker"
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text(SLOW_COMPILER.format(marker=marker))
+    compiler.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(mixed, {"CXX": str(compiler), "TMPDIR": str(temporary)})
+    wait_for(marker.exists, "the compilation began", process)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode not in (0, None)
+    wait_for(lambda: not is_running(int(marker.read_text())), "the compiler to end")
+    wait_for(lambda: not with_variable("HATCH_LOWER_CACHE_DIR", str(mixed.cache)), "the children to end")
+    assert mixed.left_behind() == []
+    assert list(temporary.iterdir()) == []
+    assert tree(mixed.root) == before

@@ -1,0 +1,199 @@
+"""It works: a wheel installed in a clean environment computes what the eager module computes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile
+
+import pytest
+from support.scenarios import Project
+from support.venv import REPOSITORY, VirtualEnvironment
+
+pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+
+# Compares with the eager module, whose code the wheel also holds, and says what was imported before that.
+COMPARE = """
+import json, sys
+import hatch_lower, torch
+
+name, recipe, calls = json.loads(sys.argv[1])
+model = hatch_lower.load(name, recipe=recipe)
+names = {"methods": sorted(model.methods), "recipe": model.recipe}
+torch.manual_seed(1)
+made = [{key: eval(text, {"torch": torch}) for key, text in call.items()} for call in calls]
+got = [getattr(model, call.pop("method"))(*call.pop("args"), **call) for call in [dict(each) for each in made]]
+imported = sorted(sys.modules)
+eager_module = __import__(f"{name}.model", fromlist=["make"]).make()
+want = [getattr(eager_module, call.pop("method"))(*call.pop("args"), **call) for call in [dict(each) for each in made]]
+torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+print(json.dumps({**names, "imported": imported}))
+"""
+# Neither builders nor the command line nor a compiler may be imported to run a model.
+NEVER_AT_RUN_TIME = {"hatchling", "click", "torch._inductor", "hatch_lower.build", "hatch_lower.lowering"}
+
+
+def compare(
+    clean: VirtualEnvironment, folder: Path, name: str, recipe: str, calls: list[dict[str, str]]
+) -> dict[str, object]:
+    """Run the calls lowered and eagerly in the clean environment; return names and what was imported."""
+    done = clean.run("-c", COMPARE, json.dumps([name, recipe, calls]), cwd=folder).check()
+    report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.parametrize("recipe", ["default", "portable"])
+def test_native_code_with_control_flow_and_state_equals_eager(
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path, recipe: str
+) -> None:
+    clean.install(str(built("mixed")), wheelhouse=wheelhouse)
+    calls = [
+        {"method": "'forward'", "args": f"(torch.randn({batch}, 8),)", "flip": f"torch.tensor({flip})"}
+        for batch, flip in [(4, True), (1, False), (64, True), (7, False)]
+    ]
+    report = compare(clean, tmp_path, "mixed", recipe, calls)
+    assert report["methods"] == ["forward"]
+    assert report["recipe"] == recipe
+    assert NEVER_AT_RUN_TIME.isdisjoint(report["imported"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", ["default", "portable"])
+def test_two_methods_of_a_src_layout_share_weights_and_keep_state(
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path, recipe: str
+) -> None:
+    clean.install(str(built("two_methods")), wheelhouse=wheelhouse)
+    tokens = "(torch.tensor([[5, 0, 31, 2]]),)"
+    calls = [{"method": f"'{method}'", "args": tokens} for method in ["forward", "prefill", "forward"]]
+    report = compare(clean, tmp_path, "two_methods", recipe, calls)
+    assert report["methods"] == ["forward", "prefill"]
+    assert NEVER_AT_RUN_TIME.isdisjoint(report["imported"])  # type: ignore[arg-type]
+
+
+def test_a_portable_model_takes_keywords_and_gives_nested_outputs(
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
+) -> None:
+    clean.install(str(built("dynamic")), wheelhouse=wheelhouse)
+    calls = [
+        {"method": "'forward'", "args": f"(torch.randn({batch}, 6),)", "bias": "torch.randn(5)", "scale": "2.0"}
+        for batch in [1, 3, 16]
+    ]
+    compare(clean, tmp_path, "dynamic", "default", calls)
+
+
+def test_nothing_that_builds_is_installed_with_a_model(clean: VirtualEnvironment, tmp_path: Path) -> None:
+    listed = json.loads(clean.run("-m", "pip", "list", "--format=json", cwd=tmp_path).check().stdout)
+    names = {row["name"] for row in listed}
+    assert "hatch-lower" in names
+    assert names.isdisjoint({"hatchling", "hatch", "ruff", "pytest"})
+
+
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "example"])
+def test_record_manifest_and_archive_agree(built: Callable[[str], Path], scenario: str) -> None:
+    with ZipFile(built(scenario)) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        contents = {name: archive.read(name) for name in members}
+    names = list(members)
+    assert len(names) == len(set(names))
+    record_name = names[-1]
+    assert record_name.endswith(".dist-info/RECORD"), "RECORD is the last member"
+    rows = dict(line.split(",", 1) for line in contents[record_name].decode().splitlines())
+    assert sorted(rows) == sorted(names)
+    for name, row in rows.items():
+        if name != record_name:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(contents[name]).digest()).rstrip(b"=").decode()
+            assert row == f"sha256={digest},{len(contents[name])}"
+
+    payload = {name for name in names if "/_lowered/" in name}
+    manifest_name = next(name for name in payload if name.endswith("/_lowered/manifest.json"))
+    folder = manifest_name.removesuffix("manifest.json")
+    listed = set(files_of(json.loads(contents[manifest_name])))
+    assert {folder + path for path, _, _ in listed} == payload - {manifest_name}
+    for path, size, digest in listed:
+        assert len(contents[folder + path]) == size
+        assert hashlib.sha256(contents[folder + path]).hexdigest() == digest
+    assert all(members[name].compress_type == ZIP_STORED for name in payload)
+    assert {info.date_time for info in members.values()} == {members[record_name].date_time}
+
+
+@pytest.mark.parametrize(("scenario", "tag"), [("mixed", "py3-none-manylinux"), ("two_methods", "py3-none-any")])
+def test_tag_follows_the_payload(built: Callable[[str], Path], scenario: str, tag: str) -> None:
+    with ZipFile(built(scenario)) as archive:
+        wheel = next(archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+    assert f"Tag: {tag}" in wheel
+    assert f"-{tag}" in built(scenario).name
+    assert f"Root-Is-Purelib: {str(tag.endswith('any')).lower()}" in wheel
+
+
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "example"])
+def test_no_path_and_no_host_name_in_the_wheel(built: Callable[[str], Path], scenario: str) -> None:
+    wheel = built(scenario)
+    secrets = [
+        str(wheel.parent.parent),
+        str(REPOSITORY),
+        str(Path.home()) + "/",
+        "site-packages/",
+        socket.gethostname(),
+    ]
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if "/_lowered/" in name:
+                found = [secret for secret in secrets if len(secret) > 4 and secret.encode() in archive.read(name)]
+                assert found == [], f"{name} holds {found}"
+
+
+def test_the_examples_weights_ship_once(built: Callable[[str], Path]) -> None:
+    with ZipFile(built("example")) as archive:
+        weights = [info for info in archive.infolist() if info.filename.endswith("constants.safetensors")]
+        assert "digits/weights.safetensors" not in archive.namelist()
+    assert len(weights) == 1
+    checkpoint = REPOSITORY / "examples/project/digits/weights.safetensors"
+    assert weights[0].file_size < checkpoint.stat().st_size * 1.05
+
+
+def test_the_example_classifies_the_held_out_digits(
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
+) -> None:
+    clean.install(str(built("example")), wheelhouse=wheelhouse)
+    split = REPOSITORY / "examples/project/data/test.safetensors"
+    for recipe in ["default", "portable"]:
+        done = clean.run("-m", "digits", split, "--recipe", recipe, "--at-least", "0.97", cwd=tmp_path).check()
+        assert f"model `digits`, recipe `{recipe}`, methods: forward, embed" in done.stdout
+    script = """
+import sys, torch, hatch_lower
+from pathlib import Path
+import digits.model
+from digits.data import read_split
+images, labels = read_split(Path(sys.argv[1]))
+digits.model.WEIGHTS = Path(sys.argv[2])
+eager = digits.model.export().module
+for recipe in ["default", "portable"]:
+    model = hatch_lower.load("digits", recipe=recipe)
+    assert torch.equal(model(images).argmax(1), eager(images).argmax(1))
+    torch.testing.assert_close(model.embed(images), eager.embed(images), rtol=1e-4, atol=1e-5)
+"""
+    weights = REPOSITORY / "examples/project/digits/weights.safetensors"
+    clean.run("-c", script, split, weights, cwd=tmp_path).check()
+
+
+def test_a_wheel_built_without_hooks_says_so(
+    project: Callable[[str], Project], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
+) -> None:
+    wheel = project("tiny").wheel({"HATCH_BUILD_NO_HOOKS": "1"})
+    clean.install(str(wheel), wheelhouse=wheelhouse)
+    done = clean.run("-c", "import hatch_lower; hatch_lower.load('tiny')", cwd=tmp_path)
+    assert done.status == 1
+    assert "built without lowered models" in done.stderr
+
+
+def files_of(value: object) -> list[tuple[str, int, str]]:
+    """Return path, size and digest of each file that a manifest names."""
+    if isinstance(value, dict):
+        here = [(value["path"], value["size"], value["sha256"])] if {"path", "size", "sha256"} <= set(value) else []
+        return here + [row for child in value.values() for row in files_of(child)]
+    if isinstance(value, list):
+        return [row for child in value for row in files_of(child)]
+    return []

@@ -1,0 +1,1 @@
+"""A dynamic batch, keyword arguments, nested outputs; portable."""

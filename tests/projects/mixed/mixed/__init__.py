@@ -1,0 +1,1 @@
+"""Delegated and undelegated ops, control flow, state."""

@@ -1,0 +1,1 @@
+"""A module that cannot be imported where it is built."""

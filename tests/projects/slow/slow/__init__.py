@@ -1,0 +1,1 @@
+"""An export that says that it began, and does not end."""

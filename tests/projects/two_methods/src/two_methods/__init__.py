@@ -1,0 +1,1 @@
+"""Two methods that share their weights, in a `src/` layout."""

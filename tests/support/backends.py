@@ -1,0 +1,86 @@
+"""Backends and partitioners for tests of the machinery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import (
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+)
+
+calls: list[tuple[ExportedProgram, list[CompileSpec]]] = []
+
+
+class RecordingBackend(BackendDetails):
+    """Notes each `preprocess` call; its blob is the text of the graph that it was given."""
+
+    weight_free = True
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        calls.append((edge_program, compile_specs))
+        handles = {
+            index: (node.meta["debug_handle"],)
+            for index, node in enumerate(edge_program.graph.nodes)
+            if node.op == "call_function"
+        }
+        return PreprocessResult(str(edge_program.graph).encode(), handles)
+
+
+class RecordingWeightsBackend(BackendDetails):
+    """As `RecordingBackend`, for a backend whose blob depends on the weights' contents."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        calls.append((edge_program, compile_specs))
+        return PreprocessResult(b"weights inside")
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple[ExportedProgram, list[CompileSpec]]]]:
+    """Give the `preprocess` calls from the start of the block on."""
+    calls.clear()
+    yield calls
+
+
+class TagBy(Partitioner):
+    """Tags each operation as `choose(name)` says (`None`: not taken), and every constant by its first tagged user."""
+
+    def __init__(
+        self,
+        choose: Callable[[torch.fx.Node], str | None],
+        backend_id: str = "RecordingBackend",
+        specs: Mapping[str, bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self.choose = choose
+        self.backend = DelegationSpec(backend_id, [CompileSpec(key, value) for key, value in (specs or {}).items()])
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function" and (tag := self.choose(node)) is not None:
+                node.meta["delegation_tag"] = tag
+                tags[tag] = self.backend
+        users = exported_program.graph_signature.user_inputs
+        for node in exported_program.graph.nodes:
+            if node.op == "placeholder" and node.name not in users:
+                for user in node.users:
+                    if user.meta.get("delegation_tag"):
+                        node.meta["delegation_tag"] = user.meta["delegation_tag"]
+                        break
+        return PartitionResult(exported_program, tags)
+
+
+def everything(node: torch.fx.Node) -> str:
+    """Put every operation into one partition."""
+    return "all"

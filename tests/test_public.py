@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points, metadata
+from pathlib import Path
+
+import pytest
+
+import hatch_lower
+from hatch_lower.errors import LowerError
+from hatch_lower.model import Method, Model
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_public_names() -> None:
+    assert dir(hatch_lower) == hatch_lower.__all__ == sorted(hatch_lower.__all__)
+    for name in hatch_lower.__all__:
+        assert getattr(hatch_lower, name) is not None
+    assert hatch_lower.Model is Model
+    assert hatch_lower.Method is Method
+    assert {kind.__name__ for kind in LowerError.__subclasses__()} <= set(hatch_lower.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'hatch_lower' has no attribute 'laod'$"):
+        hatch_lower.laod  # noqa: B018
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    assert metadata("hatch-lower")["Version"] == hatch_lower.__version__
+    assert f"## {hatch_lower.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("group", ["hatch", "hatch_lower.backends", "hatch_lower.delegates"])
+def test_every_entry_point_of_the_distribution_loads(group: str) -> None:
+    ours = [each for each in entry_points(group=group) if each.dist is not None and each.dist.name == "hatch-lower"]
+    assert ours
+    for each in ours:
+        assert each.load() is not None
+
+
+def test_both_halves_of_every_backend_are_declared() -> None:
+    names = [{each.name for each in entry_points(group=f"hatch_lower.{half}")} for half in ("backends", "delegates")]
+    assert names[0] == names[1] >= {"aoti", "null", "reference"}
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"

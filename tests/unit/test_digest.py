@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from hatch_lower.digest import canonical_json, digest_of, sha256_bytes, sha256_file
+
+
+def test_canonical_json_is_independent_of_the_order_of_keys() -> None:
+    assert canonical_json({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}\n'.encode()
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert digest_of([1, 2]) != digest_of([2, 1])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_canonical_json_refuses_what_json_cannot_hold(value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json([value])
+
+
+def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000  # more than one piece
+    (tmp_path / "file").write_bytes(data)
+    assert sha256_file(tmp_path / "file") == sha256_bytes(data) == hashlib.sha256(data).hexdigest()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # hatchling needs it there, too
+    import tomli as tomllib
+
+from hatch_lower.config_schema import field_docstrings, json_schema, reference_markdown, schema_text
+from hatch_lower.config_table import BackendChoice, HookTable, ModelTable, RecipeTable, read_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_checked_in_schema_is_the_generated_one() -> None:
+    assert (ROOT / "hatch_lower" / "hatch-lower.schema.json").read_text() == schema_text()
+
+
+def test_the_checked_in_reference_is_the_generated_one() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown()
+
+
+@pytest.mark.parametrize("kind", [HookTable, RecipeTable, ModelTable, BackendChoice])
+def test_every_setting_is_described(kind: type) -> None:
+    assert list(field_docstrings(kind)) == [each.name for each in fields(kind)]
+
+
+def is_valid(table: dict[str, Any]) -> bool:
+    schema = json_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    return bool(jsonschema.Draft7Validator(schema).is_valid(table))
+
+
+@pytest.mark.parametrize(
+    ("table", "valid"),
+    [
+        ({}, True),
+        ({"backends": ["aoti", {"name": "aoti", "isa": "x86-64-v4"}], "recipes": {"portable": {"backends": []}}}, True),
+        ({"models": {"a": {"export": "a:b", "recipes": ["default"], "package": "a"}}, "recipe-order": ["x"]}, True),
+        ({"verify": False, "rtol": 1, "atol": 0.5, "check": True, "jobs": 1, "timeout": 10, "seed": 3}, True),
+        ({"runtime-requirements": "add", "editable": "skip", "inputs": ["a"], "pass-env": ["B_*"]}, True),
+        ({"dependencies": ["a"], "enable-by-default": False, "require-runtime-dependencies": True}, True),
+        ({"backend": []}, False),
+        ({"backends": [3]}, False),
+        ({"backends": [{"isa": "x86-64-v4"}]}, False),
+        ({"recipes": {"a": {"rtoll": 1}}}, False),
+        ({"models": {"a": {"recipes": "b"}}}, False),
+        ({"jobs": 0}, False),
+        ({"rtol": -1}, False),
+        ({"editable": "no"}, False),
+    ],
+)
+def test_the_schema_and_the_reader_agree(table: dict[str, Any], valid: bool) -> None:
+    problems: list[str] = []
+    read_table(HookTable, table, "lower", problems)
+    assert (is_valid(table), not problems) == (valid, valid)
+
+
+def test_the_example_in_the_reference_is_valid() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", reference_markdown(), re.DOTALL)
+    project = tomllib.loads(example)
+    assert is_valid(project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["lower"])
