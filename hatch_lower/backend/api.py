@@ -113,8 +113,7 @@ class BackendDetails(ABC):
         """Lower all partitions of all methods at once; by default one after the other."""
         return {
             method: [
-                cls.preprocess(program, specs)
-                for program, specs in zip(programs, compile_specs[method], strict=True)
+                cls.preprocess(program, specs) for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import torch
 from torch._export.verifier import Verifier
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
@@ -20,10 +21,11 @@ __all__ = ["decompose", "to_aten", "to_edge"]
 
 def decompose(program: ExportedProgram, keep: Sequence[OpOverload]) -> ExportedProgram:
     """Return `program` in core ATen ops, functional, with the ops of `keep` left whole."""
-    table = default_decompositions()
+    table: Any = default_decompositions()
     for op in keep:
         table.pop(op, None)
-    return program.run_decompositions(table)
+    decomposed: ExportedProgram = program.run_decompositions(table)
+    return decomposed
 
 
 def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> ExportedProgram:
@@ -42,8 +44,8 @@ def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> Exp
     """
     try:
         aten = decompose(program, keep)
-        assign_debug_handles(aten.graph_module)
         replace_targets(aten.graph_module)
+        assign_debug_handles(aten.graph_module)
         return rebuild_program(aten, aten.graph_module, verifier=EdgeVerifier)
     except Exception as error:
         raise EdgeError(
@@ -64,11 +66,20 @@ def aten_target(target: Any) -> Any:
 
 
 def replace_targets(module: GraphModule) -> None:
-    """Make every torch overload of a freshly decomposed graph an edge operator, in place."""
+    """Make every torch overload of a freshly decomposed graph an edge operator, in place.
+
+    Checks that exporting left behind of dtypes and devices, which are known by now, go.
+    """
     for each in graph_modules(module):
-        for node in each.graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, OpOverload):
-                node.target = edge_overload(node.target)
+        for node in list(each.graph.nodes):
+            if node.op != "call_function" or not isinstance(node.target, OpOverload):
+                continue
+            if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                each.graph.erase_node(node)
+                continue
+            if not node.target._schema.returns:
+                node.meta["val"] = None
+            node.target = edge_overload(node.target)
         each.recompile()
 
 

@@ -101,9 +101,11 @@ class EdgeNamespace:
         self._name = name
 
     def __getattr__(self, name: str) -> EdgeOpOverloadPacket:
-        if name.startswith("__"):
+        # not refused by its underscores: ATen has operators named `__and__`
+        found = getattr(getattr(torch.ops, self._name), name)
+        if not isinstance(found, OpOverloadPacket):
             raise AttributeError(name)
-        packet = EdgeOpOverloadPacket(getattr(getattr(torch.ops, self._name), name))
+        packet = EdgeOpOverloadPacket(found)
         setattr(self, name, packet)
         return packet
 

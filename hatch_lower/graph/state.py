@@ -53,7 +53,7 @@ def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
     """Return each tensor's layout; tensors are of one group where their memory overlaps, directly or through others."""
     spans = []
     for index, tensor in enumerate(tensors):
-        begin = tensor.storage_offset() * tensor.element_size()
+        begin = int(tensor.storage_offset()) * tensor.element_size()
         spans.append((storage_key(tensor), begin, begin + span_length(tensor) * tensor.element_size(), index))
     found: dict[int, tuple[int, int]] = {}
     group_key, group_end, group_begin, members = None, -1, 0, 0

@@ -41,7 +41,8 @@ def span_bytes(tensor: torch.Tensor) -> memoryview:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that two tensors share exactly when they are views of one storage."""
-    return tensor.untyped_storage()._cdata
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].meta.pop(TAG, None)
         if node.op == "get_attr":
-            attributes[node.target] = attribute_of(owner.graph_module, node.target)
+            attributes[str(node.target)] = attribute_of(owner.graph_module, str(node.target))
     output_specs = [
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(copies[value].name), specs[buffer.name].target)
         for buffer, value in partition.mutations
@@ -170,9 +170,7 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
 
 def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
     """Return the same kind of argument under its local name."""
-    if isinstance(argument, ConstantArgument):
-        return argument
-    return type(argument)(renamed[argument.name])
+    return argument if isinstance(argument, ConstantArgument) else replace(argument, name=renamed[argument.name])
 
 
 def localise_graph(

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
-from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import CONSTANT_KINDS
 from hatch_lower.graph.surgery import copy_program
-from hatch_lower.lowering.extract import LocalProgram, extract, localise
+from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.partition import Partition, Plan, plan_partitions
+from hatch_lower.lowering.partition import Plan, plan_partitions
 from hatch_lower.lowering.preprocess import Request, Response, preprocess_all
 from hatch_lower.lowering.splice import splice
 
@@ -102,12 +103,16 @@ def lower_methods(
         for method, plan in plans.items()
         for partition in plan.partitions
     ]
-    requests = [make_request(method, partition, program) for method, partition, program in extracted]
+    backends = {name: find_backend(name) for name in {partition.spec.backend_id: None for _, partition, _ in extracted}}
+    requests = [
+        make_request(method, partition.spec, backends[partition.spec.backend_id], program)
+        for method, partition, program in extracted
+    ]
     responses = preprocess_all(requests, store)
     modules: dict[str, dict[str, LoweredBackendModule]] = {method: {} for method in plans}
     reused: dict[str, int] = dict.fromkeys(plans, 0)
     for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
-        modules[method][partition.tag] = make_module(method, partition.spec, program, request.local, response)
+        modules[method][partition.tag] = make_module(program, request, response)
         reused[method] += response.reused
     return {
         method: Lowered(program)
@@ -146,23 +151,20 @@ def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bo
     return result
 
 
-def make_request(method: str, partition: Partition, program: ExportedProgram) -> Request:
+def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
     """Return what is asked of a partition's backend."""
-    weight_free = find_backend(partition.spec.backend_id).weight_free
-    return Request(method, partition.tag, partition.spec, localise(program, weight_free=weight_free))
+    return Request(method, spec, backend, localise(program, weight_free=backend.weight_free))
 
 
-def make_module(
-    method: str, spec: DelegationSpec, program: ExportedProgram, local: LocalProgram, response: Response
-) -> LoweredBackendModule:
+def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
     """Return the lowered module of a partition, with its debug handles in the owner's numbers."""
-    result = response.result
+    result, spec = response.result, request.spec
     names: list[str] = []
-    if find_backend(spec.backend_id).weight_free:
+    if request.backend.weight_free:
         for each in program.graph_signature.input_specs:
             if each.kind in CONSTANT_KINDS:
                 target = str(each.target)
-                names.append(target if target in program.state_dict else f"{method}:{target}")
+                names.append(f"{request.method}:{target}" if each.kind is InputKind.CONSTANT_TENSOR else target)
     module = LoweredBackendModule(
         program,
         spec.backend_id,
@@ -176,7 +178,7 @@ def make_module(
     module.meta = {
         "debug_handle_map": None
         if debug is None
-        else {key: tuple(local.handles[handle - 1] for handle in handles) for key, handles in debug.items()}
+        else {key: tuple(request.local.handles[handle - 1] for handle in handles) for key, handles in debug.items()}
     }
     if result._delegate_info_meta is not None:
         module.meta["_delegate_info_meta"] = result._delegate_info_meta
@@ -237,7 +239,5 @@ def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -
 
 def lower_whole(backend_id: str, program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule:
     """Lower a whole program as one partition."""
-    spec = DelegationSpec(backend_id, compile_specs)
-    local = localise(program, weight_free=find_backend(backend_id).weight_free)
-    response = preprocess_all([Request("forward", "", spec, local)], None)[0]
-    return make_module("forward", spec, program, local, response)
+    request = make_request("forward", DelegationSpec(backend_id, compile_specs), find_backend(backend_id), program)
+    return make_module(program, request, preprocess_all([request], None)[0])

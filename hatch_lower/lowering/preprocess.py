@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, PreprocessResult, Target
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import sha256_bytes
-from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.errors import BackendError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.graph.tensors import combined_digest, tensor_digests
@@ -31,14 +30,14 @@ class Request:
 
     Args:
         method: the method that it is in.
-        tag: the partitioner's name for it.
-        spec: its backend and options.
+        spec: its backend's id and options.
+        backend: the backend's compile half.
         local: what the backend sees.
     """
 
     method: str
-    tag: str
     spec: DelegationSpec
+    backend: type[BackendDetails]
     local: LocalProgram
 
 
@@ -58,10 +57,11 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
         store: where earlier results are, and new ones go; `None`: everything is lowered.
 
     Raises:
-        BackendError: if a backend is unknown or answers with something else than it was asked for.
+        BackendError: if a backend answers with something else than it was asked for.
         CacheError: if the cache is frozen and does not hold a result.
     """
-    keys = [key_of(request) for request in requests]
+    fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
+    keys = [key_of(request, fingerprints) for request in requests]
     found: dict[str, PreprocessResult] = {}
     missing: dict[str, Request] = {}
     for request, key in zip(requests, keys, strict=True):
@@ -78,8 +78,8 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
     for digest, request in missing.items():
         by_backend.setdefault(request.spec.backend_id, {})[digest] = request
     first = {digest: id(request) for digest, request in missing.items()}
-    for backend_id, group in by_backend.items():
-        results = call_backend(backend_id, list(group.values()))
+    for group in by_backend.values():
+        results = call_backend(list(group.values()))
         for digest, result in zip(group, results, strict=True):
             found[digest] = result
             if store is not None:
@@ -90,20 +90,28 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
     ]
 
 
-def key_of(request: Request) -> PartitionKey:
-    """Return a partition's key."""
-    backend = find_backend(request.spec.backend_id)
+def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
+    """Return a partition's key.
+
+    Args:
+        request: the partition.
+        fingerprints: those already asked for, by backend and options; extended.
+    """
     program = request.local.program
     state = ""
-    if not backend.weight_free:
+    if not request.backend.weight_free:
         state = combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
-    specs = request.spec.compile_specs
+    backend_id, specs = request.spec
+    options = tuple((spec.key, spec.value.hex()) for spec in specs)
+    asked = f"{backend_id} {options}"
+    if asked not in fingerprints:
+        fingerprints[asked] = tuple(sorted(request.backend.fingerprint(specs).items()))
     return PartitionKey(
         graph=structure_digest(program),
         state=state,
-        backend=request.spec.backend_id,
-        fingerprint=tuple(sorted(backend.fingerprint(specs).items())),
-        compile_specs=tuple((spec.key, spec.value.hex()) for spec in specs),
+        backend=backend_id,
+        fingerprint=fingerprints[asked],
+        compile_specs=options,
         torch=torch.__version__,
         interpreter=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
@@ -111,21 +119,15 @@ def key_of(request: Request) -> PartitionKey:
     )
 
 
-def call_backend(backend_id: str, requests: Sequence[Request]) -> list[PreprocessResult]:
+def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     """Give one backend all its partitions of all methods in one call, and check its answer."""
-    backend = find_backend(backend_id)
+    backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     programs: dict[str, list[Any]] = {}
     specs: dict[str, list[list[CompileSpec]]] = {}
     for request in requests:
         programs.setdefault(request.method, []).append(request.local.program)
         specs.setdefault(request.method, []).append(request.spec.compile_specs)
-    try:
-        answer = backend.preprocess_multimethod(programs, specs)
-    except LowerError:
-        raise
-    except Exception as error:
-        error.add_note(f"while backend `{backend_id}` lowered {len(requests)} partition(s) of {', '.join(programs)}")
-        raise
+    answer = backend.preprocess_multimethod(programs, specs)
     check_answer(backend, backend_id, {method: len(each) for method, each in programs.items()}, answer)
     taken = {method: iter(answer[method]) for method in programs}
     return [next(taken[request.method]) for request in requests]
@@ -136,7 +138,9 @@ def check_answer(backend: type[BackendDetails], backend_id: str, expected: Mappi
     where = f"`{backend.__name__}.preprocess_multimethod`"
     hint = "return {method: [one PreprocessResult for each program, in order]}"
     if not isinstance(answer, Mapping):
-        raise BackendError(f"the backend `{backend_id}` returned no mapping", where=where, found=repr(answer), hint=hint)
+        raise BackendError(
+            f"the backend `{backend_id}` returned no mapping", where=where, found=repr(answer), hint=hint
+        )
     for method, count in expected.items():
         results = answer.get(method)
         if not isinstance(results, (list, tuple)) or len(results) != count:

@@ -62,7 +62,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[str, LoweredBa
         else:
             copies[unit] = copy_node(graph, unit, copies)
             if unit.op == "get_attr":
-                attributes[unit.target] = attribute_of(root, unit.target)
+                attributes[str(unit.target)] = attribute_of(root, str(unit.target))
 
     output = root.graph.output_node()
     values = output.args[0]

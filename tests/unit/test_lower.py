@@ -143,7 +143,8 @@ def test_a_cached_result_is_the_result(tmp_path: Path) -> None:
     store = Store(tmp_path, "on", pytest.fail)
     program = edge(Layers(), torch.randn(2, 4))
     first, second = (
-        delegates(lower_methods({"m": program}, {"m": TagBy(everything)}, store=store)["m"].program)[0] for _ in range(2)
+        delegates(lower_methods({"m": program}, {"m": TagBy(everything)}, store=store)["m"].program)[0]
+        for _ in range(2)
     )
     assert first.processed_bytes == second.processed_bytes
     assert first.meta == second.meta
@@ -160,7 +161,9 @@ def test_state_stays_with_a_delegate_that_holds_all_of_it() -> None:
 
 def test_a_buffer_that_two_partitions_use_stays_in_the_program() -> None:
     def split(node: torch.fx.Node) -> str:
-        return "reads" if "sin" in str(node.target) else "writes" if node.target.__name__ != "aten.mul.Tensor" else "last"
+        return (
+            "reads" if "sin" in str(node.target) else "writes" if node.target.__name__ != "aten.mul.Tensor" else "last"
+        )
 
     module, x = Counter(), torch.randn(4)
     eager = copy.deepcopy(module)
@@ -215,12 +218,16 @@ def test_an_operation_is_not_separated_from_its_results() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.max(x, dim=0).values + 1
 
-    with pytest.raises(PartitionError, match="the operation `max_1` and its result `getitem` are in different partitions"):
+    with pytest.raises(
+        PartitionError, match="the operation `max_1` and its result `getitem` are in different partitions"
+    ):
         to_backend(edge(Maximum(), torch.randn(4, 4)), TagBy(lambda node: "a" if "max" in str(node.target) else None))
 
 
 class Meddling(Partitioner):
-    def __init__(self, change: Callable[[ExportedProgram], None], tags: dict[str, DelegationSpec] | None = None) -> None:
+    def __init__(
+        self, change: Callable[[ExportedProgram], None], tags: dict[str, DelegationSpec] | None = None
+    ) -> None:
         super().__init__()
         self.change, self.tags = change, {} if tags is None else tags
 
@@ -290,7 +297,9 @@ def test_unknown_backends_and_wrong_answers_are_named() -> None:
         def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> Any:
             return {"forward": []}
 
-    with pytest.raises(BackendError, match="the backend `TooFewBackend` must return 1 results for the method `forward`"):
+    with pytest.raises(
+        BackendError, match="the backend `TooFewBackend` must return 1 results for the method `forward`"
+    ):
         to_backend("TooFewBackend", program, [])
 
 

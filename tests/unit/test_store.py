@@ -31,7 +31,12 @@ def test_a_damaged_entry_is_a_miss_is_reported_and_can_be_replaced(tmp_path: Pat
     store.put(KEY, {}, {"size": 3}, [b"abc"])
     (path,) = (each for each in (tmp_path / kind).rglob("*") if each.is_file())
     data = path.read_bytes()
-    damaged = {"flip": data[:-2] + bytes([data[-2] ^ 1]) + data[-1:], "truncate": data[:-1], "empty": b"", "text": b"[]"}
+    damaged = {
+        "flip": data[:-2] + bytes([data[-2] ^ 1]) + data[-1:],
+        "truncate": data[:-1],
+        "empty": b"",
+        "text": b"[]",
+    }
     path.write_bytes(damaged[damage] if data[:-1] != damaged[damage].rstrip(b"\n") or kind == "blobs" else data[:-3])
     assert store.get(KEY, "x") is None
     assert len(warnings) == 1
@@ -46,10 +51,16 @@ def test_nothing_but_finished_files_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize(("mode", "reads", "writes"), [
-    ("on", True, True), ("off", False, False), ("read-only", True, False), ("refresh", False, True),
-    ("frozen", True, False),
-])
+@pytest.mark.parametrize(
+    ("mode", "reads", "writes"),
+    [
+        ("on", True, True),
+        ("off", False, False),
+        ("read-only", True, False),
+        ("refresh", False, True),
+        ("frozen", True, False),
+    ],
+)
 def test_modes(tmp_path: Path, mode: str, reads: bool, writes: bool) -> None:
     make_store(tmp_path)[0].put(KEY, {}, {"size": 3})
     store, _ = make_store(tmp_path, mode)
@@ -100,11 +111,20 @@ def test_the_environment_chooses_mode_and_directory(tmp_path: Path) -> None:
 
 def test_every_field_of_a_key_is_hashed() -> None:
     fields: dict[str, object] = {
-        "graph": "g", "state": "s", "backend": "b", "fingerprint": (("a", "1"),), "compile_specs": (("k", "00"),),
-        "torch": "2.13.0", "interpreter": "3.11.7", "system": "Linux x86_64", "result_schema": 1,
+        "graph": "g",
+        "state": "s",
+        "backend": "b",
+        "fingerprint": (("a", "1"),),
+        "compile_specs": (("k", "00"),),
+        "torch": "2.13.0",
+        "interpreter": "3.11.7",
+        "system": "Linux x86_64",
+        "result_schema": 1,
     }
     assert set(fields) == set(PartitionKey.__dataclass_fields__)
     whole = PartitionKey(**fields)  # type: ignore[arg-type]
     for name, value in fields.items():
-        other = value + 1 if isinstance(value, int) else (*value, ("z", "z")) if isinstance(value, tuple) else f"{value}x"
+        other = (
+            value + 1 if isinstance(value, int) else (*value, ("z", "z")) if isinstance(value, tuple) else f"{value}x"
+        )
         assert PartitionKey(**{**fields, name: other}).digest() != whole.digest(), name  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import copy
+import operator
+
+import pytest
+import torch
+from torch._export.verifier import SpecViolationError
+
+from hatch_lower.backend.api import BackendDetails
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.edge.convert import to_aten, to_edge
+from hatch_lower.edge.ops import EdgeOpOverload, edge_overload, ops
+from hatch_lower.edge.verify import EdgeVerifier
+from hatch_lower.errors import BackendError
+from hatch_lower.graph.surgery import rebuild_program
+from hatch_lower.graph.tensors import span_bytes, span_length, tensor_digest, tensor_digests
+
+pytestmark = pytest.mark.torch
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        y = self.linear(x)
+        attended = torch.nn.functional.scaled_dot_product_attention(y, y, y)
+        return torch.cond(attended.sum() > 0, lambda t: t + 1, lambda t: t - 1, (attended,)) * self.count
+
+
+def exported() -> torch.export.ExportedProgram:
+    torch.manual_seed(0)
+    return torch.export.export(Attention(), (torch.randn(1, 2, 4),), strict=False)
+
+
+def test_an_edge_operator_exists_once_and_stands_for_torchs() -> None:
+    add = ops.edge.aten.add.Tensor
+    assert add is ops.edge.aten.add.Tensor
+    assert add is edge_overload(torch.ops.aten.add.Tensor)
+    assert copy.deepcopy(add) is add
+    assert (str(add), add.__name__) == ("aten.add.Tensor", "aten.add.Tensor")
+    assert add._schema is torch.ops.aten.add.Tensor._schema
+    torch.testing.assert_close(add(torch.ones(2), 2), torch.full((2,), 3.0))
+    assert getattr(ops.edge.aten, "no_such_operator", None) is None
+    assert getattr(ops.edge.aten.add, "no_such_overload", None) is None
+
+
+def test_an_edge_program_computes_what_the_module_computes() -> None:
+    program = to_edge(exported())
+    x = torch.randn(1, 2, 4)
+    torch.manual_seed(0)
+    torch.testing.assert_close(program.module()(x), Attention()(x))
+
+
+def test_every_operation_has_a_handle_and_those_of_one_source_share_it() -> None:
+    program = to_edge(exported())
+    handles: dict[str, int] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            assert isinstance(node.target, EdgeOpOverload) or node.target in (
+                operator.getitem,
+                torch.ops.higher_order.cond,
+            )
+            handles[node.name] = node.meta["debug_handle"]
+    assert handles["permute"] == handles["addmm"], "both come from the linear layer"
+    assert sorted(set(handles.values()))[0] == 1
+    branch = program.graph_module.true_graph_0
+    assert all("debug_handle" in node.meta for node in branch.graph.nodes if node.op == "call_function")
+
+
+def test_ops_are_kept_whole_where_asked() -> None:
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    names = {str(node.target) for node in to_edge(exported(), keep=[attention]).graph.nodes}
+    assert "aten.scaled_dot_product_attention.default" in names
+    assert "aten.scaled_dot_product_attention.default" not in {
+        str(node.target) for node in to_edge(exported()).graph.nodes
+    }
+
+
+def test_the_way_back_to_aten() -> None:
+    edge = to_edge(exported())
+    aten = to_aten(edge)
+    assert not any(isinstance(node.target, EdgeOpOverload) for node in aten.graph.nodes)
+    assert any(isinstance(node.target, EdgeOpOverload) for node in edge.graph.nodes), "the edge program is untouched"
+    assert aten.state_dict["linear.weight"] is edge.state_dict["linear.weight"]
+
+
+def test_the_dialect_refuses_bare_operators_and_missing_handles() -> None:
+    program = to_edge(exported())
+    with pytest.raises(SpecViolationError, match="is not an edge operator"):
+        rebuild_program(to_aten(program), to_aten(program).graph_module, verifier=EdgeVerifier)
+    next(node for node in program.graph.nodes if node.op == "call_function").meta.pop("debug_handle")
+    with pytest.raises(SpecViolationError, match="has no debug handle"):
+        rebuild_program(program, program.graph_module, verifier=EdgeVerifier)
+
+
+def test_digests_of_tensors_see_contents_layout_and_type() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    same = [base, base.clone()]
+    different = [base.t(), base.double(), base.reshape(4, 3), base + 1, base[0], base[:, 0], torch.empty(0)]
+    assert len(set(tensor_digests(same))) == 1
+    assert len({tensor_digest(each) for each in [base, *different]}) == len(different) + 1
+    assert span_length(base[:, 0]) == 9
+    assert span_length(torch.ones(1).expand(5)) == 1
+    assert bytes(span_bytes(torch.tensor([1, 2], dtype=torch.uint8))) == b"\x01\x02"
+
+
+def test_two_backends_of_one_name_are_an_error() -> None:
+    first = type("TwiceBackend", (BackendDetails,), {"preprocess": staticmethod(lambda program, specs: None)})
+    second = type("TwiceBackend", (BackendDetails,), {"preprocess": staticmethod(lambda program, specs: None)})
+    assert first is not second
+    with pytest.raises(BackendError, match="two backends have the id `TwiceBackend`"):
+        find_backend("TwiceBackend")
