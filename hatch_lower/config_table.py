@@ -106,7 +106,9 @@ class HookTable:
     """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
     if version control ignores them: weights, most often."""
     pass_env: tuple[str, ...] = ()
-    """Globs of environment variables that exports may see, beside the allowed ones: `["HF_*"]`."""
+    """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
+    `HOME`, temporary and cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash
+    seed and numbers of threads are always the same."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     timeout: int = field(default=3600, metadata={"minimum": 1})

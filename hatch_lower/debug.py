@@ -1,4 +1,4 @@
-"""Debug maps: from a program's instructions, and a delegate's own instruction ids, to ops, module paths and source lines.
+"""Debug maps: from the instructions of a program or delegate to ops, module paths and source lines.
 
 A debug handle is a number that each node of an edge program carries. A backend says which handles each of its
 instructions computes (`DelegateMappingBuilder`); the emitter says which handles each instruction of a plan computes,

@@ -41,6 +41,10 @@ class Event:
         name = f"{self.model}/{self.recipe}" if self.recipe else self.model
         return f"{name}.{self.method}" if self.method else name
 
+    def ends_with(self, end: Event) -> bool:
+        """Return whether `end` is the end of the stage that this event starts."""
+        return (self.stage, self.model, self.recipe, self.method) == (end.stage, end.model, end.recipe, end.method)
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
         return asdict(self)
@@ -87,28 +91,42 @@ class LineReporter:
 
 
 class LiveReporter:
-    """Keeps one line on a terminal that says what is being done, above it a line for each finished stage."""
+    """Keeps one line on a terminal that says what is being done, above it a line for each finished stage.
+
+    Where several stages are under way (models that are lowered side by side) it shows the one that began last.
+    """
 
     def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
         self._stream = stream
         self._write_line = write_line
         self._columns = columns
+        self._under_way: list[Event] = []
+        self._drawn = False
 
     def report(self, event: Event) -> None:
-        """Redraw the live line at a start; replace it with a finished line at an end."""
+        """Redraw the live line; above it, write a line for a finished stage or a note."""
         if event.state == "start":
-            self._draw(f"  lower  {event.subject()}: {event.stage} …")
+            self._under_way.append(event)
         else:
-            self._draw("")
+            self._under_way = [each for each in self._under_way if event.state == "note" or not each.ends_with(event)]
+            self.close()
             self._write_line(finished_line(event))
+        self._draw()
 
     def close(self) -> None:
         """Clear the live line."""
-        self._draw("")
+        if self._drawn:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+            self._drawn = False
 
-    def _draw(self, text: str) -> None:
-        self._stream.write("\r\x1b[2K" + text[: self._columns - 1])
-        self._stream.flush()
+    def _draw(self) -> None:
+        if self._under_way:
+            event = self._under_way[-1]
+            text = f"  lower  {event.subject()}: {event.stage} …"
+            self._stream.write("\r\x1b[2K" + text[: max(self._columns - 1, 0)])
+            self._stream.flush()
+            self._drawn = True
 
 
 def finished_line(event: Event) -> str:

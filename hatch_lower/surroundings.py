@@ -24,7 +24,8 @@ class Surroundings:
     entry_points: str
     """Text of `entry_points.txt`; empty if the project has none."""
     import_roots: tuple[Path, ...]
-    """Directories for `sys.path`, in order: those that an editable install would add."""
+    """Directories for `sys.path`, in order: those that an editable install would add; last the project's own folder, if
+    the hook's table names export code that is not packaged."""
     links: tuple[tuple[str, Path], ...]
     """Posix path under a directory of links, and the file or directory it stands for. Not empty only where a path
     rewrite changes a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside

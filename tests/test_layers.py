@@ -13,32 +13,22 @@ PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 
 LAYERS = (
     {"errors", "digest", "events"},
-    {"config", "config_table", "config_schema", "debug", "model", "format"},
-    {"runtime", "cache"},
+    {"config", "config_table", "config_schema", "debug", "environment", "format", "model", "surroundings"},
+    {"runtime", "cache", "records"},
     {"graph"},
     {"backend", "edge"},
-    {"lowering", "export", "program"},
-    {"pipeline", "build", "worker", "backends"},
+    {"lowering"},
+    {"export", "program"},
+    {"backends", "build", "children", "pipeline", "worker"},
     {"hatch", "cli"},
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 # modules of one layer that are no folders may use each other, without circles; folders of one layer may not
-SINGLE_MODULES = {"config", "config_table", "config_schema", "debug", "model", "pipeline", "build", "worker"}
+SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "children", "pipeline", "worker"}
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
-NO_TORCH = (
-    "errors",
-    "digest",
-    "events",
-    "config",
-    "config_table",
-    "config_schema",
-    "debug",
-    "model",
-    "format",
-    "cache",
-)
-NO_TORCH += ("build", "hatch", "cli")
+NO_TORCH = {"errors", "digest", "events", "config", "config_table", "config_schema", "debug", "environment", "format"}
+NO_TORCH |= {"model", "surroundings", "cache", "records", "build", "children", "hatch", "cli"}
 
 
 def module_name(path: Path) -> str:
@@ -76,7 +66,8 @@ def part(module: str) -> str:
 
 def own_imports(module: str, *, lazy: bool) -> list[str]:
     tree = ast.parse(MODULES[module].read_text())
-    return [name for name in imports_of(tree, lazy=lazy) if name.split(".")[0] == "hatch_lower" and name != module]
+    names = set(imports_of(tree, lazy=lazy)) - {module}
+    return sorted(name for name in names if name.split(".")[0] == "hatch_lower")
 
 
 def outer_imports(module: str, *, lazy: bool) -> set[str]:

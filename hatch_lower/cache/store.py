@@ -110,6 +110,10 @@ class Store:
             )
         return value
 
+    def find(self, key: str) -> dict[str, Any] | None:
+        """Return the value stored under a key, or `None` in every mode: for what can be made again at no great cost."""
+        return self._read(key) if self.reads else None
+
     def _read(self, key: str) -> dict[str, Any] | None:
         path = self.record_path(key)
         try:

@@ -1,1 +1,1 @@
-"""The export side of a build: find what a project declares, capture it with `torch.export`, check what was made of it."""
+"""The export side of a build: find what a project declares, capture it, and check what was made of it."""

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
+from hatch_lower.export.checks import check_devices, check_unchanged, share_tensors, tensor_versions, tensors_of
 from hatch_lower.export.discover import Exports
-from hatch_lower.export.source import describe_exception, trim, user_line
+from hatch_lower.export.parameters import dimension_names, positional_names
+from hatch_lower.export.source import describe_exception, is_out_of_memory, trim, user_line
 from hatch_lower.model import Method
 
 __all__ = ["CapturedMethod", "CapturedModel", "capture_model"]
@@ -96,7 +96,7 @@ def capture_model(
         for method, program in exports.items():
             with stage(reporter, "export", name, method=method):
                 captured.append(capture_program(name, method, program, examples_needed))
-        share_tensors(name, captured)
+        share_tensors(name, {each.name: each.program for each in captured})
         return CapturedModel(name, tuple(captured), None)
     module = exports.module
     check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
@@ -104,7 +104,7 @@ def capture_model(
     for method, declared in exports.methods.items():
         with stage(reporter, "export", name, method=method):
             captured.append(capture_method(name, method, module, declared, roots))
-    share_tensors(name, captured)
+    share_tensors(name, {each.name: each.program for each in captured})
     attributes = {method: declared.attribute or method for method, declared in exports.methods.items()}
     return CapturedModel(name, tuple(captured), module, attributes)
 
@@ -137,9 +137,9 @@ def capture_method(
     try:
         with torch.no_grad(), forward_replaced(module, call):
             program = torch.export.export(module, args, kwargs, dynamic_shapes=declared.dynamic_shapes, strict=False)
-    except (KeyboardInterrupt, MemoryError):
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise capture_error(model, name, module, declared, call, error, roots) from error
     check_unchanged(model, name, module, before)
     return CapturedMethod(
@@ -221,173 +221,6 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
     return CapturedMethod(name, program, tuple(args), dict(kwargs), tuple(names), {}, examples is not None)
 
 
-def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:
-    """Return the Python names of the first `count` positional arguments; `*args` gives `args_0`, `args_1`, …"""
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return tuple(names[:count])
-
-
-def dimension_names(
-    program: ExportedProgram,
-    dynamic_shapes: Any,
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> dict[str, str]:
-    """Return symbol → name of its `torch.export.Dim`, as far as the declaration says."""
-    if not dynamic_shapes:
-        return {}
-    arguments = [*args, *kwargs.values()]
-    keys = [*positional_names(signature, len(args)), *kwargs]
-    if isinstance(dynamic_shapes, Mapping):
-        by_key = dict(dynamic_shapes)
-        for parameter in signature.parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL and parameter.name in by_key:
-                by_key |= {f"{parameter.name}_{i}": each for i, each in enumerate(by_key[parameter.name])}
-            if parameter.kind is parameter.VAR_KEYWORD and isinstance(by_key.get(parameter.name), Mapping):
-                by_key |= by_key[parameter.name]
-        shapes = [by_key.get(key) for key in keys]
-    else:
-        shapes = [*dynamic_shapes, *[None] * (len(arguments) - len(dynamic_shapes))]
-    leaves = [leaf for argument, shape in zip(arguments, shapes, strict=True) for leaf in paired(argument, shape)]
-    order = [leaf for leaf, _ in leaves]
-    names: dict[str, str] = {}
-    values = {id(leaf): value for leaf, value in zip(flat_examples(program), user_values(program), strict=False)}
-    for leaf, shape in zip(order, (shape for _, shape in leaves), strict=True):
-        value = values.get(id(leaf))
-        if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):
-            continue
-        for index, size in enumerate(value.shape):
-            dimension = shape.get(index) if isinstance(shape, Mapping) else shape[index] if shape else None
-            if isinstance(size, torch.SymInt) and isinstance(dimension, torch.export.Dim):
-                expression = size.node.expr
-                if expression.is_Symbol:
-                    names.setdefault(str(expression), dimension.__name__)
-    return names
-
-
-def paired(argument: Any, shape: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each tensor of an argument with its entry in the tree of dynamic shapes."""
-    if isinstance(argument, torch.Tensor) or shape is None:
-        yield argument, shape
-    elif isinstance(argument, Mapping) and isinstance(shape, Mapping):
-        for key, value in argument.items():
-            yield from paired(value, shape.get(key))
-    elif isinstance(argument, (tuple, list)) and isinstance(shape, (tuple, list)):
-        for value, each in zip(argument, shape, strict=False):
-            yield from paired(value, each)
-    else:
-        yield argument, None
-
-
-def flat_examples(program: ExportedProgram) -> list[Any]:
-    """Return the leaves of a program's example inputs, in the order of its user inputs."""
-    return pytree.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
-
-
-def user_values(program: ExportedProgram) -> list[Any]:
-    """Return what the program's user inputs look like: fake tensors, symbolic numbers, or the literal itself."""
-    placeholders = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    specs = program.graph_signature.input_specs
-    return [placeholders.get(spec.arg.name) for spec in specs if spec.kind is InputKind.USER_INPUT]
-
-
-def share_tensors(model: str, methods: Sequence[CapturedMethod]) -> None:
-    """Make programs of one model refer to one tensor by one name.
-
-    Methods of a module do so from the start; programs that were exported or read one by one are joined here, if they
-    agree.
-    """
-    owners: dict[str, tuple[str, torch.Tensor]] = {}
-    for method in methods:
-        program = method.program
-        buffers = set(program.graph_signature.inputs_to_buffers.values())
-        for store in (program.state_dict, program.constants):
-            for name, tensor in store.items():
-                lifted = store is program.constants and name not in buffers
-                if lifted or not isinstance(tensor, torch.Tensor):
-                    continue
-                owner, known = owners.setdefault(name, (method.name, tensor))
-                if known is tensor:
-                    continue
-                if not same_tensor(known, tensor):
-                    raise CaptureError(
-                        f"methods `{owner}` and `{method.name}` have different tensors under the name `{name}`",
-                        where=f"model `{model}`",
-                        found=f"{described_tensor(known)} and {described_tensor(tensor)}",
-                        hint="export them from one module, or declare them as two models",
-                    )
-                store[name] = known
-
-
-def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same layout and contents."""
-    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
-        return False
-    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
-
-
-def described_tensor(tensor: torch.Tensor) -> str:
-    """Return `float32[2, 3]`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
-    """Refuse tensors that are not in the CPU's memory."""
-    for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
-            raise CaptureError(
-                f"`{name}` is on the device `{tensor.device}`; models are lowered on the CPU",
-                where=f"model `{model}`, method `{method}`" if method else f"model `{model}`",
-                hint="load the weights before exporting, `to_empty` alone leaves them unset"
-                if tensor.device.type == "meta"
-                else "move the module and its example inputs: `.cpu()`",
-            )
-
-
-def tensors_of(value: Any) -> dict[str, Any]:
-    """Return the tensors in a tree by their paths."""
-    leaves, _ = pytree.tree_flatten_with_path(value)
-    return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-
-def path_text(path: Sequence[Any]) -> str:
-    """Return `args[0]` for the path of a leaf below a dict."""
-    first, *rest = path
-    return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
-
-
-def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return every tensor that a module holds, plain attributes too, with the count of its in-place changes."""
-    found: dict[str, tuple[torch.Tensor, int]] = {}
-    for prefix, child in module.named_modules():
-        for store in (child._parameters, child._buffers, child.__dict__):
-            for name, value in store.items():
-                if isinstance(value, torch.Tensor) and not value.is_inference():
-                    found[f"{prefix}.{name}" if prefix else name] = (value, value._version)
-    return found
-
-
-def check_unchanged(
-    model: str, name: str, module: torch.nn.Module, before: Mapping[str, tuple[torch.Tensor, int]]
-) -> None:
-    """Refuse a method that changes a tensor which is no buffer: exporting it ran on the real one."""
-    after = tensor_versions(module)
-    for key, (tensor, version) in before.items():
-        now = after.get(key)
-        if now is None or now[0] is not tensor or now[1] != version:
-            raise CaptureError(
-                f"method `{name}` changes `{key}`, which is not a buffer",
-                where=f"model `{model}`",
-                hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
-            )
-
-
 def capture_error(
     model: str,
     name: str,
@@ -422,8 +255,7 @@ def capture_error(
         f"torch.export cannot capture method `{name}`",
         where=place(model, name, user_line(error, roots)),
         found=f"{type(error).__name__}: {cleaned(reason)}",
-        hint="the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or"
-        " `torch._check`"
+        hint="the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or `torch._check`"
         if branches
         else "rewrite the line with torch operations; `torch.export.draft_export` lists everything that stands in the"
         " way",

@@ -16,7 +16,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import EntryPointError, LowerError, nearest
-from hatch_lower.export.source import describe_exception, relative_to_roots, user_line
+from hatch_lower.export.source import describe_exception, is_out_of_memory, relative_to_roots, user_line
 from hatch_lower.model import Method, Model
 
 __all__ = ["EntryPoint", "Exports", "discover"]
@@ -70,7 +70,7 @@ def discover(entry: EntryPoint) -> Exports:
     export = find_callable(entry)
     try:
         value = export()
-    except (LowerError, KeyboardInterrupt, MemoryError):
+    except (LowerError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise raised_error(error, entry, "the entry point failed") from error
@@ -106,7 +106,7 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
     """Import the module, and say what failed in the user's own terms."""
     try:
         return importlib.import_module(name)
-    except (LowerError, KeyboardInterrupt, MemoryError):
+    except (LowerError, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
         missing = error.name or name
@@ -129,7 +129,13 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
 
 
 def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPointError:
-    """Return the error for an exception in the user's module or callable."""
+    """Return the error for an exception in the user's module or callable.
+
+    Raises:
+        MemoryError: if that is what it means.
+    """
+    if is_out_of_memory(error):
+        raise MemoryError(str(error)) from error
     files = named_files(error)
     pointer = next((path for path in files if is_lfs_pointer(path)), None)
     missing = next((path for path in files if not path.exists()), None)

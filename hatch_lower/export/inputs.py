@@ -12,7 +12,9 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
-from hatch_lower.export.capture import CapturedMethod, user_values
+from hatch_lower.export.capture import CapturedMethod
+from hatch_lower.export.checks import path_text
+from hatch_lower.export.parameters import user_values
 
 __all__ = ["InputCase", "example_case", "random_case", "resized_cases"]
 
@@ -27,11 +29,17 @@ class InputCase:
         name: what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`.
         args: positional arguments.
         kwargs: keyword arguments.
+        parameters: the names of the positional ones.
     """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    parameters: tuple[str, ...]
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return such arguments by their parameters' names."""
+        return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
     def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with tensors of their own, of the same strides, as a method may change its inputs."""
@@ -57,7 +65,7 @@ def example_case(method: CapturedMethod) -> InputCase:
     kwargs = dict(method.kwargs)
     if kwargs and method.program.call_spec.in_spec is not None:
         kwargs = reorder_kwargs(kwargs, method.program.call_spec.in_spec)
-    return InputCase("example inputs", method.args, kwargs)
+    return InputCase("example inputs", method.args, kwargs, method.parameters)
 
 
 def random_case(method: CapturedMethod, seed: int) -> InputCase:
@@ -78,25 +86,26 @@ def resized_cases(method: CapturedMethod, seed: int) -> Iterator[tuple[str, list
         low, high = size_range(method, symbol)
         candidates = dict.fromkeys((value + 1, value * 2, value - 1, value + 2, low))
         usable = [size for size in candidates if size != value and max(low, 1) <= size <= high]
-        cases = []
-        for size in usable[:3]:
-            try:
-                cases.append(rebuilt_case(method, f"{name} = {size}", {**sizes, symbol: size}, seed))
-            except (TypeError, ValueError):  # a derived dimension that has no whole size here
-                continue
-        yield name, cases
+        tries = [{**sizes, symbol: size} for size in usable if has_whole_sizes(method, {**sizes, symbol: size})]
+        yield name, [rebuilt_case(method, f"{name} = {each[symbol]}", each, seed) for each in tries[:3]]
+
+
+def has_whole_sizes(method: CapturedMethod, sizes: Sizes) -> bool:
+    """Return whether every input has natural sizes; a derived dimension such as half of another may not."""
+    shapes: list[Any] = [value.shape for value in user_values(method.program) if isinstance(value, torch.Tensor)]
+    numbers = [size.node.expr.subs(sizes) for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    return all(number.is_Integer and number >= 0 for number in numbers)
 
 
 def example_sizes(method: CapturedMethod) -> dict[sympy.Symbol, int]:
     """Return the value that every symbol of the input shapes has in the example inputs."""
     sizes: dict[sympy.Symbol, int] = {}
     for leaf, value in zip(leaves_of(method), user_values(method.program), strict=True):
+        pairs: list[tuple[Any, Any]] = []
         if isinstance(value, torch.SymInt):
             pairs = [(leaf, value)]
         elif isinstance(value, torch.Tensor) and isinstance(leaf, torch.Tensor):
             pairs = list(zip(leaf.shape, value.shape, strict=True))
-        else:
-            continue
         for number, size in pairs:
             if isinstance(size, torch.SymInt):
                 note_size(size.node.expr, int(number), sizes)
@@ -130,10 +139,9 @@ def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
     if name := method.dimensions.get(str(symbol)):
         return name
     case = example_case(method)
-    named = dict(zip(method.parameters, case.args, strict=True)) | case.kwargs
-    paths, _ = pytree.tree_flatten_with_path(named)
+    paths, _ = pytree.tree_flatten_with_path(case.named(case.args, case.kwargs))
     for (path, _), value in zip(paths, user_values(method.program), strict=True):
-        name = f"{getattr(path[0], 'key', '')}{pytree.keystr(path[1:])}"
+        name = path_text(path)
         if isinstance(value, torch.SymInt) and value.node.expr == symbol:
             return name
         for index, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -152,7 +160,7 @@ def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> 
         for leaf, value in zip(leaves, user_values(method.program), strict=True)
     ]
     args, kwargs = pytree.tree_unflatten(rebuilt, spec)
-    return InputCase(name, args, kwargs)
+    return InputCase(name, args, kwargs, method.parameters)
 
 
 def leaves_of(method: CapturedMethod) -> list[Any]:

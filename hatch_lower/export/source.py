@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hatch_lower
 
-__all__ = ["describe_exception", "relative_to_roots", "trim", "user_line"]
+__all__ = ["describe_exception", "is_out_of_memory", "relative_to_roots", "trim", "user_line"]
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
@@ -55,6 +55,11 @@ def describe_exception(error: BaseException) -> str:
     """Return `ValueError: message`, trimmed to what can be read at a glance."""
     message = str(error).strip()
     return trim(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out; torch's allocator raises a plain `RuntimeError`."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator: " in str(error)
 
 
 def trim(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
+from hatch_lower.export.checks import path_text
 from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.export.source import describe_exception
 
@@ -48,6 +50,13 @@ class Tolerance:
     atol: float
 
 
+class Leaf:
+    """Stands for a tensor or number where only the structure around it is shown."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+
 class Sides:
     """Eager and the lowered method, side by side, with the tolerances of one recipe.
 
@@ -56,7 +65,7 @@ class Sides:
         new_eager: returns eager's callable with fresh state.
         lowered: the lowered method.
         reset: gives the lowered method fresh state.
-        tolerance: for outputs in single precision or better.
+        tolerance: for floating-point outputs.
         hint: what to do about a mismatch.
     """
 
@@ -106,7 +115,7 @@ class Sides:
                 hint=self.hint,
             ) from error
         self.compare(name, "output", expected, given)
-        self.compare(name, "input", (args, kwargs), (lowered_args, lowered_kwargs))
+        self.compare(name, "input", case.named(args, kwargs), case.named(lowered_args, lowered_kwargs))
         return "", expected, given
 
     def compare_two_calls(self, case: InputCase) -> None:
@@ -141,11 +150,11 @@ class Sides:
                 hint=self.hint,
             )
         for (path, one), (_, other) in zip(expected_leaves, given_leaves, strict=True):
-            name = f"{part} `{pytree.keystr(path) if path else 'the only one'}`"
             if difference := self.leaf_difference(one, other):
+                name = path_text(path) if part == "input" else pytree.keystr(path)
                 raise VerificationError(
                     "the lowered method computes something else than the eager module",
-                    where=f"{self.where}, {case}, {name if path else f'its only {part}'}",
+                    where=f"{self.where}, {case}, {f'{part} `{name}`' if name else f'its only {part}'}",
                     found=difference,
                     hint=self.hint,
                 )
@@ -173,8 +182,7 @@ class Sides:
             return f"{wrong} of {expected.numel()} values are different" if wrong else ""
         wide = torch.complex128 if expected.dtype.is_complex else torch.float64
         one, other = expected.detach().to(wide), given.detach().to(wide)
-        factor = HALF_FACTORS.get(expected.dtype, 1.0)
-        rtol, atol = max(self.tolerance.rtol, 0.0) * factor, max(self.tolerance.atol, 0.0) * factor
+        rtol, atol = self.tolerance.rtol, self.tolerance.atol
         error = (one - other).abs()
         same = (one == other) | (one.isnan() & other.isnan())
         error = torch.where(same, torch.zeros_like(error), error)
@@ -218,7 +226,7 @@ def verify_method(
         lowered: takes the method's arguments.
         reset: gives `lowered` the state of a freshly loaded model.
         recipe: the recipe's name, for errors.
-        rtol: relative tolerance for outputs in single precision or better; `HALF_FACTORS` widens it for others.
+        rtol: relative tolerance; `HALF_FACTORS` widens both for a method that computes in half precision.
         atol: absolute tolerance.
         seed: of the random inputs, plus one.
         mutable: names of parameters that the method changes; buffers are always copied.
@@ -250,7 +258,7 @@ def verify_method(
 
 
 def widened(tolerance: Tolerance, method: CapturedMethod) -> Tolerance:
-    """Return the tolerances for outputs in single precision of a method that computes in half precision."""
+    """Return the tolerances for a method, wider if it computes anything in half precision."""
     factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes_of(method)), default=1.0)
     return Tolerance(tolerance.rtol * factor, tolerance.atol * factor)
 
@@ -273,7 +281,9 @@ def eager_factory(
 
     def new_eager() -> Callable[..., Any]:
         try:
-            copied = copy.deepcopy(module, dict(shared))  # type: ignore[arg-type]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specifications
+                copied = copy.deepcopy(module, dict(shared))
         except Exception as error:
             raise VerificationError(
                 "the module cannot be copied, so that verifying it would change its state",
@@ -281,7 +291,7 @@ def eager_factory(
                 found=describe_exception(error),
                 hint="make `copy.deepcopy(module)` work, or set `verify = false`",
             ) from error
-        return copied if attribute == "forward" else getattr(copied, attribute)  # type: ignore[no-any-return]
+        return copied if attribute == "forward" else getattr(copied, attribute)
 
     return new_eager
 
@@ -326,15 +336,10 @@ def check_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
 
 def structure_of(value: Any) -> str:
     """Return a tree with `*` for its leaves, in short."""
-    text = str(pytree.tree_map(lambda leaf: _Leaf(), value))
+    text = str(pytree.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
     """Return `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-class _Leaf:
-    def __repr__(self) -> str:
-        return "*"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.format.reading import read_integer, read_list, read_natural, read_pair, read_text, refuse
+from hatch_lower.format.reading import read_integer, read_natural, read_pair, read_text, refuse
 
 __all__ = [
     "Argument",
@@ -50,7 +50,7 @@ class Special:
     name: str
 
 
-Literal: TypeAlias = None | bool | int | float | complex | str | Special
+Literal: TypeAlias = bool | int | float | complex | str | Special | None
 Argument: TypeAlias = "Literal | Value | ConstantName | tuple[Argument, ...]"
 
 

@@ -90,7 +90,7 @@ def read_input(value: Any, symbols: Mapping[str, Symbol], where: str) -> Input:
     if kind != "tensor":
         refuse(where, f"an input of kind {kind!r:.40}")
     fields = read_fields(value, frozenset({"kind", "dtype", "shape", "stride", "device"}), where)
-    if fields["dtype"] not in DTYPES or fields["device"] != "cpu":
+    if not isinstance(fields["dtype"], str) or fields["dtype"] not in DTYPES or fields["device"] != "cpu":
         refuse(where, f"a tensor of dtype {fields['dtype']!r:.40} on {fields['device']!r:.40}")
     shape = tuple(_read_declared(each, symbols, where) for each in read_list(fields["shape"], where))
     stride = tuple(_read_declared(each, symbols, where) for each in read_list(fields["stride"], where))

@@ -22,6 +22,7 @@ __all__ = [
     "read_natural",
     "read_object",
     "read_pair",
+    "read_path",
     "read_qualified_name",
     "read_text",
     "refuse",
@@ -139,6 +140,14 @@ def read_qualified_name(value: Any, where: str) -> str:
     parts = [*module.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         refuse(where, f"{text[:80]!r} instead of `module:Class`")
+    return text
+
+
+def read_path(value: Any, where: str) -> str:
+    """Return `value`, a relative POSIX path that stays below the folder that it is relative to."""
+    text = read_text(value, where)
+    if "\\" in text or ":" in text or any(part in ("", ".", "..") for part in text.split("/")):
+        refuse(where, f"{text[:120]!r} instead of a relative path without `..`")
     return text
 
 

@@ -117,9 +117,7 @@ def write_directory(target: BinaryIO, entries: Sequence[zipfile.ZipInfo], zip64_
     target.write(END_RECORD.pack(b"PK\x05\x06", 0, 0, count, count, size, start, 0))
 
 
-def new_entry(
-    target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], size: int
-) -> zipfile.ZipInfo:
+def new_entry(target: BinaryIO, name: str, date: tuple[int, int, int, int, int, int], size: int) -> zipfile.ZipInfo:
     """Return the entry of a stored regular file, mode 0644, that starts where `target` stands."""
     entry = zipfile.ZipInfo(name, date)
     entry.create_system = 3

@@ -88,8 +88,9 @@ def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
     closely around them. Pre-releases count where `allowed` names one.
     """
     points = sorted({point for each in (*allowed, *wanted) for point in points_around(each.version)})
+    early = bool(allowed.prereleases)
     for point in points:
-        if allowed.contains(point) and not wanted.contains(point, prereleases=True):
+        if allowed.contains(point, prereleases=early) and not wanted.contains(point, prereleases=True):
             return str(point)
     return ""
 

@@ -6,10 +6,11 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hatch_lower.errors import PackageError
 
-__all__ = ["NativeFile", "SYMBOL_VERSIONS", "platform_tag", "read_native_file", "tag_of"]
+__all__ = ["SYMBOL_VERSIONS", "NativeFile", "platform_tag", "read_native_file", "tag_of"]
 
 SYMBOL_VERSIONS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "x86_64": {
@@ -24,7 +25,16 @@ SYMBOL_VERSIONS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
             "3.4.30": 35,
             "3.4.33": 39,
         },
-        "CXXABI": {"1.3.1": 5, "1.3.3": 12, "1.3.7": 17, "1.3.10": 24, "1.3.11": 27, "1.3.12": 31, "1.3.13": 34, "1.3.15": 39},
+        "CXXABI": {
+            "1.3.1": 5,
+            "1.3.3": 12,
+            "1.3.7": 17,
+            "1.3.10": 24,
+            "1.3.11": 27,
+            "1.3.12": 31,
+            "1.3.13": 34,
+            "1.3.15": 39,
+        },
         "GCC": {"4.2.0": 5, "4.3.0": 12, "4.8.0": 17, "7.0.0": 27, "12.0.0": 35, "14.0.0": 39},
         "LIBATOMIC": {"1.2": 24},
     },
@@ -140,7 +150,9 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 def read_native_file(path: Path) -> NativeFile | None:
     """Return what an ELF file needs, or `None` for a file of another format."""
-    from elftools.elf.elffile import ELFFile  # only builds with native code need it
+    from elftools.elf.dynamic import DynamicSection  # only builds with native code need these
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.gnuversions import GNUVerNeedSection
 
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF":
@@ -149,10 +161,12 @@ def read_native_file(path: Path) -> NativeFile | None:
         file = ELFFile(stream)
         libraries: list[str] = []
         versions: dict[str, tuple[str, ...]] = {}
-        if dynamic := file.get_section_by_name(".dynamic"):
-            libraries = [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
-        if needs := file.get_section_by_name(".gnu.version_r"):
-            for need, symbols in needs.iter_versions():
-                versions[need.name] = tuple(symbol.name for symbol in symbols)
+        for section in file.iter_sections():
+            if isinstance(section, DynamicSection):
+                tags: Iterable[Any] = section.iter_tags("DT_NEEDED")
+                libraries = [tag.needed for tag in tags]
+            elif isinstance(section, GNUVerNeedSection):
+                for need, symbols in section.iter_versions():
+                    versions[str(need.name)] = tuple(symbol.name for symbol in symbols)
         machine = str(file.header.e_machine)
         return NativeFile(ELF_MACHINES.get(machine, machine), tuple(libraries), versions)

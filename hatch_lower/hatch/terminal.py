@@ -12,7 +12,7 @@ from hatch_lower.events import LineReporter, LiveReporter, Reporter
 if TYPE_CHECKING:
     from hatchling.bridge.app import Application
 
-    from hatch_lower.build import MethodRow
+    from hatch_lower.records import MethodRow
 
 __all__ = ["reporter_for", "summary_lines"]
 

@@ -25,7 +25,7 @@ from hatch_lower.hatch.archive import (
 )
 
 if TYPE_CHECKING:
-    from hatch_lower.build import PayloadFile
+    from hatch_lower.records import PayloadFile
 
 __all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
 
@@ -43,8 +43,7 @@ def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: 
             removed then, and after any other exception: without its payload it must not stay.
     """
     try:
-        temporary = write_temporary(wheel, payload, zip64_limit)
-        os.replace(temporary, wheel)
+        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), zip64_limit)
     except BaseException as error:
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -59,18 +58,18 @@ def remove_temporaries(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_temporary(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int) -> Path:
-    """Write the wheel with its payload beside the wheel and return the path; nothing is left after an exception."""
+def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int) -> None:
+    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception."""
     number, name = tempfile.mkstemp(prefix=f"{wheel.name}.", suffix=TEMPORARY_SUFFIX, dir=wheel.parent)
     temporary = Path(name)
     try:
         with os.fdopen(number, "w+b") as target, wheel.open("rb") as source:
-            write_wheel(wheel, source, target, sorted(payload, key=lambda file: file.path), zip64_limit)
+            write_wheel(wheel, source, target, payload, zip64_limit)
         temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
+        os.replace(temporary, wheel)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return temporary
 
 
 def write_wheel(

@@ -8,13 +8,15 @@ so methods, recipes and equal tensors of one model share them without knowing of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.plan import Constant, Storage
+from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.graph.state import layouts
 from hatch_lower.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
 
@@ -38,6 +40,11 @@ class ConstantUse:
     tensor: torch.Tensor
     mutated: bool = False
     lifted: bool = False
+
+    @property
+    def plan_name(self) -> str:
+        """The name in the plan: shared by all methods, except for lifted tensors."""
+        return f"{self.method}:{self.name}" if self.lifted else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +71,43 @@ class SpanDigests:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[str, torch.Tensor]] = {}
 
-    def digest(self, tensor: torch.Tensor) -> str:
-        """Return the sha256 of the memory that a tensor spans."""
-        place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
-        found = self._known.get(place)
-        if found is None:
-            found = (sha256_bytes(span_bytes(tensor)), tensor)
-            self._known[place] = found
-        return found[0]
+    def digests(self, tensors: Sequence[torch.Tensor]) -> list[str]:
+        """Return the sha256 of the memory that each tensor spans; hashed on two threads."""
+        places = [(tensor.data_ptr(), span_length(tensor) * tensor.element_size()) for tensor in tensors]
+        new = {place: tensor for place, tensor in zip(places, tensors, strict=True) if place not in self._known}
+        with ThreadPoolExecutor(2) as pool:
+            found = pool.map(lambda tensor: sha256_bytes(span_bytes(tensor)), new.values())
+            self._known.update(zip(new, zip(found, new.values(), strict=True), strict=True))
+        return [self._known[place][0] for place in places]
 
 
-def name_constants(uses: Iterable[ConstantUse]) -> dict[tuple[str, str], str]:
-    """Return the plan name for each method and name.
+def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """Return the tensors of a model by plan name, and the names of those that a method changes.
 
-    A module's tensor has its dotted name in all methods. Where methods that were exported from different modules use
-    one name for different tensors, all but the first are named `<method>:<name>`, as lifted tensors always are.
-    Tensors of one name that have equal contents are one, unless a method changes them: state is shared only where
-    memory is.
+    Raises:
+        EdgeError: if methods use one name for different tensors.
     """
-    listed = list(uses)
-    changed = {storage_key(use.tensor) for use in listed if use.mutated}
-    first: dict[str, ConstantUse] = {}
-    names: dict[tuple[str, str], str] = {}
-    for use in listed:
-        known = first.setdefault(use.name, use) if not use.lifted else use
-        shared = not use.lifted and is_same(known.tensor, use.tensor, changed)
-        names[use.method, use.name] = use.name if shared else f"{use.method}:{use.name}"
-    return names
+    tensors: dict[str, torch.Tensor] = {}
+    mutable = set()
+    for use in uses:
+        known = tensors.setdefault(use.plan_name, use.tensor)
+        if not is_same(known, use.tensor):
+            raise EdgeError(
+                f"Two methods have different tensors under the name `{use.name}`",
+                where=f"method `{use.method}`",
+                hint="export all methods of a model from one module",
+            )
+        if use.mutated:
+            mutable.add(use.plan_name)
+    return tensors, frozenset(mutable)
 
 
-def is_same(left: torch.Tensor, right: torch.Tensor, changed: set[int]) -> bool:
-    """Return whether two tensors are one: the same place in memory, or equal contents that no method changes."""
-    if place_of(left) == place_of(right):
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether two tensors are one place in memory, or equal in layout and contents."""
+    if left is right or place_of(left) == place_of(right):
         return True
-    if storage_key(left) in changed or storage_key(right) in changed:
-        return False
-    return (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride()) and (
-        tensor_digest(left) == tensor_digest(right)
-    )
+    same_layout = (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride())
+    return same_layout and tensor_digest(left) == tensor_digest(right)
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -109,9 +115,7 @@ def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
     return (storage_key(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def collect_constants(
-    tensors: Mapping[str, torch.Tensor], mutable: frozenset[str], digests: SpanDigests
-) -> Constants:
+def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[str], digests: SpanDigests) -> Constants:
     """Return a program's storages and constants.
 
     Args:
@@ -131,11 +135,11 @@ def collect_constants(
     constants: dict[str, Constant] = {}
     data: dict[str, torch.Tensor] = {}
     numbers: dict[str, int] = {}
-    for names in groups.values():
-        members = [plain[name] for name in names]
-        span, begin = spanned(members)
+    spans = [spanned([plain[name] for name in names]) for names in groups.values()]
+    contents = digests.digests([span for span, _ in spans])
+    for names, (span, begin), content in zip(groups.values(), spans, contents, strict=True):
         dtype = dtype_name(span.dtype)
-        key = sha256_bytes(f"{dtype} {digests.digest(span)}".encode())
+        key = sha256_bytes(f"{dtype} {content}".encode())
         changes = any(name in mutable for name in names)
         number = None if changes else numbers.get(key)
         if number is None:
@@ -144,7 +148,8 @@ def collect_constants(
             data[key] = span
             if not changes:
                 numbers[key] = number
-        for name, tensor in zip(names, members, strict=True):
+        for name in names:
+            tensor = plain[name]
             offset = (tensor.storage_offset() * tensor.element_size() - begin) // tensor.element_size()
             constants[name] = Constant(
                 number,
@@ -164,8 +169,8 @@ def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
         EdgeError: if it is not plain memory on the CPU.
     """
     value = tensor.detach()
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+    known = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and dtype_name(value.dtype) in DTYPES
+    if not known or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         kind = f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}"
         raise EdgeError(
             "A constant is not a plain tensor on the CPU, and cannot be packaged",
@@ -179,17 +184,16 @@ def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
     """Return the 1-D tensor over all memory that overlapping tensors span, and where it begins in bytes.
 
-    It has their dtype, or `uint8` where they differ; then it begins and ends where each of the dtypes may.
+    It has their dtype, or `uint8` where they differ or safetensors has no word for it; then it begins and ends where
+    each of the dtypes may.
     """
     sizes = [member.element_size() for member in members]
-    begins = [member.storage_offset() * size for member, size in zip(members, sizes, strict=True)]
-    ends = [
-        begin + span_length(member) * size for member, begin, size in zip(members, begins, sizes, strict=True)
-    ]
+    begins = [int(member.storage_offset()) * size for member, size in zip(members, sizes, strict=True)]
+    ends = [begin + span_length(member) * size for member, begin, size in zip(members, begins, sizes, strict=True)]
     begin, end = min(begins), max(ends)
     dtype = members[0].dtype
     storage = members[0].untyped_storage()
-    if all(member.dtype is dtype for member in members):
+    if all(member.dtype is dtype for member in members) and DTYPES[dtype_name(dtype)].safetensors is not None:
         span = torch.empty(0, dtype=dtype)
         return span.set_(storage, begin // sizes[0], ((end - begin) // sizes[0],), (1,)), begin
     unit = max(sizes)
@@ -198,9 +202,9 @@ def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
     return torch.nn.functional.pad(raw, (0, -raw.numel() % unit)), begin
 
 
-def merge_storages(programs: Iterable[Constants]) -> dict[str, torch.Tensor]:
+def merge_storages(programs: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return storage key to tensor for the one file that serves several programs of a model, in the order of keys."""
     merged: dict[str, torch.Tensor] = {}
-    for program in programs:
-        merged.update(program.data)
+    for data in programs:
+        merged.update(data)
     return {key: merged[key] for key in sorted(merged)}

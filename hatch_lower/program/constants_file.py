@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 import torch
 
-from hatch_lower.graph.tensors import span_bytes
+from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.graph.tensors import dtype_name, span_bytes
 
 __all__ = ["ALIGNMENT", "ConstantsFile", "constants_bytes", "write_constants"]
 
@@ -20,25 +21,6 @@ ALIGNMENT = 64
 """Bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this."""
 
 PIECE = 1 << 22
-
-SAFETENSORS_NAMES: Mapping[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""dtypes that every supported safetensors reads; others are stored as bytes (`U8`), and the plan knows what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +79,7 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
     for key in keys:
         tensor = storages[key]
         size = tensor.numel() * tensor.element_size()
-        name = SAFETENSORS_NAMES.get(tensor.dtype)
+        name = DTYPES[dtype_name(tensor.dtype)].safetensors
         shape = [size] if name is None else [tensor.numel()]
         entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + size]}
         begin += size

@@ -51,7 +51,11 @@ class SourceRoots:
         for root in self._roots:
             if path.is_relative_to(root):
                 below = path.relative_to(root)
-                return "" if below.parts[0] in ("torch", "hatch_lower") and "site-packages" in root.parts else below.as_posix()
+                return (
+                    ""
+                    if below.parts[0] in ("torch", "hatch_lower") and "site-packages" in root.parts
+                    else below.as_posix()
+                )
         if any(path.is_relative_to(root) for root in self._standard):
             return ""
         return path.name if path.is_absolute() else path.as_posix()

@@ -24,7 +24,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.digest import canonical_json
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.plan import Expr, SymbolRange
+from hatch_lower.format.expression import Compound, Expression, expression_json
+from hatch_lower.format.inputs import Symbol
 
 __all__ = ["Symbols"]
 
@@ -36,11 +37,13 @@ class Symbols:
 
     Args:
         ranges: the exported program's range constraints.
+        labels: torch's name of a symbol to what people call it: the name of its `torch.export.Dim`.
         where: the method, for errors.
     """
 
-    def __init__(self, ranges: Mapping[sympy.Expr, ValueRanges[Any]], where: str) -> None:
+    def __init__(self, ranges: Mapping[sympy.Expr, ValueRanges[Any]], labels: Mapping[str, str], where: str) -> None:
         self._constraints = ranges
+        self._labels = labels
         self._where = where
         self._names: dict[sympy.Symbol, str] = {}
         self._inputs: set[sympy.Symbol] = set()
@@ -49,7 +52,7 @@ class Symbols:
         """Note that all symbols met so far are known, and checked to be in range, once the inputs are there."""
         self._inputs = set(self._names)
 
-    def expr(self, value: Any) -> Expr:
+    def expr(self, value: Any) -> Expression:
         """Return a size as an integer or a plan expression.
 
         Args:
@@ -62,12 +65,14 @@ class Symbols:
             return value
         return self._convert(expression_of(value))
 
-    def ranges(self) -> dict[str, SymbolRange]:
-        """Return the range of each symbol that an expression used."""
+    def ranges(self) -> dict[str, Symbol]:
+        """Return the range of each symbol that an expression used; sizes are not negative."""
         found = {}
         for symbol, name in self._names.items():
             bounds = self._range(symbol)
-            found[name] = SymbolRange(finite(bounds.lower), finite(bounds.upper))
+            found[name] = Symbol(
+                max(0, finite(bounds.lower) or 0), finite(bounds.upper), self._labels.get(str(symbol), name)
+            )
         return found
 
     def proves(self, value: Any) -> bool:
@@ -76,7 +81,8 @@ class Symbols:
             return value
         if not isinstance(value, torch.SymBool):
             return False
-        condition = value.node.expr
+        # `node.expr` would take the assertion itself for granted: what it says is equal is one symbol there
+        condition = value.node._expr
         if condition is sympy.true:
             return True
         free = condition.free_symbols
@@ -108,7 +114,7 @@ class Symbols:
                 return ValueRanges(max(sympy.Integer(0), sympy.ceiling((bounds.lower - rest) / factor)), own.upper)
         return own
 
-    def _convert(self, expr: sympy.Expr) -> Expr:
+    def _convert(self, expr: sympy.Expr) -> Expression:
         if isinstance(expr, sympy.Integer):
             return int(expr)
         if isinstance(expr, sympy.Symbol):
@@ -118,29 +124,33 @@ class Symbols:
             raise self._unsupported(expr)
         return rule(self, expr)
 
-    def _commutative(self, op: str, expr: sympy.Expr) -> Expr:
+    def _commutative(self, op: str, expr: sympy.Expr) -> Expression:
+        """Convert with the operands in an order that does not depend on what torch calls its symbols."""
         parts = [self._convert(part) for part in expr.args]
-        return Expr(op, tuple(sorted(parts, key=sort_key)))
+        numbers = [part for part in parts if isinstance(part, int)]
+        others = [part for part in parts if not isinstance(part, int)]
+        others.sort(key=lambda part: canonical_json(expression_json(part)))
+        return Compound(op, tuple([*numbers, *others] if op == "mul" else [*others, *numbers]))
 
-    def _ordered(self, op: str, expr: sympy.Expr) -> Expr:
-        return Expr(op, tuple(self._convert(part) for part in expr.args))
+    def _ordered(self, op: str, expr: sympy.Expr) -> Expression:
+        return Compound(op, tuple(self._convert(part) for part in expr.args))
 
-    def _power(self, expr: sympy.Expr) -> Expr:
-        base, exponent = expr.args
-        if exponent.is_integer is not True or exponent.is_nonnegative is not True:
+    def _power(self, expr: sympy.Expr) -> Expression:
+        exponent = expr.args[1]
+        if not exponent.is_Integer or not 0 <= int(exponent) <= 64:
             raise self._unsupported(expr)
         return self._ordered("pow", expr)
 
-    def _exact_division(self, expr: sympy.Expr) -> Expr:
+    def _exact_division(self, expr: sympy.Expr) -> Expression:
         numerator, denominator = expr.args
         quotient = sympy.cancel(numerator / denominator)
         if any(not coefficient.is_integer for coefficient in sympy.Poly(quotient, *quotient.free_symbols).coeffs()):
             raise self._unsupported(expr)
         return self._convert(sympy.expand(quotient))
 
-    def _modular_indexing(self, expr: sympy.Expr) -> Expr:
+    def _modular_indexing(self, expr: sympy.Expr) -> Expression:
         base, divisor, modulus = (self._convert(part) for part in expr.args)
-        return Expr("mod", (Expr("floordiv", (base, divisor)), modulus))
+        return Compound("mod", (Compound("floordiv", (base, divisor)), modulus))
 
     def _unsupported(self, expr: sympy.Expr) -> EdgeError:
         return EdgeError(
@@ -151,7 +161,7 @@ class Symbols:
         )
 
 
-Rule = Callable[[Symbols, Any], Expr]
+Rule = Callable[[Symbols, Any], Expression]
 
 RULES: Mapping[type, Rule] = {
     sympy.Add: lambda symbols, expr: symbols._commutative("add", expr),
@@ -166,7 +176,7 @@ RULES: Mapping[type, Rule] = {
     PythonMod: lambda symbols, expr: symbols._ordered("mod", expr),
     sympy.Mod: lambda symbols, expr: symbols._ordered("mod", expr),
     sympy.Pow: lambda symbols, expr: symbols._power(expr),
-    PowByNatural: lambda symbols, expr: symbols._ordered("pow", expr),
+    PowByNatural: lambda symbols, expr: symbols._power(expr),
     IntTrueDiv: lambda symbols, expr: symbols._exact_division(expr),
     ModularIndexing: lambda symbols, expr: symbols._modular_indexing(expr),
     Identity: lambda symbols, expr: symbols._convert(expr.args[0]),
@@ -183,8 +193,3 @@ def expression_of(value: Any) -> sympy.Expr:
 def finite(bound: sympy.Expr) -> int | None:
     """Return a bound as an integer, or None if there is none."""
     return int(bound) if bound.is_Integer and abs(int(bound)) < 2**62 else None
-
-
-def sort_key(expr: Expr) -> bytes:
-    """Return what orders the operands of a commutative operation alike whatever torch calls its symbols."""
-    return canonical_json(expr_to_json(expr))

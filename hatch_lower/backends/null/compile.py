@@ -13,7 +13,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.errors import BackendError
+from hatch_lower.backends.reference.claim import claim, refuse_options
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -41,15 +41,8 @@ class NullBackend(BackendDetails):
 
 
 class NullPartitioner(Partitioner):
-    """Tags every operation, control flow and arithmetic on sizes included, and every constant."""
+    """Tags every operation, control flow and arithmetic on sizes included, and every constant that one uses."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag everything with one tag."""
-        tag = "null_0"
-        constants = constant_names(exported_program)
-        found = False
-        for node in exported_program.graph.nodes:
-            if node.op == "call_function" or node.name in constants:
-                node.meta["delegation_tag"] = tag
-                found = found or node.op == "call_function"
-        return PartitionResult(exported_program, {tag: DelegationSpec("null", [])} if found else {})
+        return claim(exported_program, DelegationSpec("null", []), lambda node: True, "")

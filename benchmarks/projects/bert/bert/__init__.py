@@ -1,0 +1,1 @@
+"""An encoder of BERT-base's size with random weights."""

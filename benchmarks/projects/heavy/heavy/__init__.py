@@ -1,0 +1,1 @@
+"""1 GiB of weights; the benchmark makes their file."""

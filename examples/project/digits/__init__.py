@@ -1,0 +1,1 @@
+"""Handwritten digits, classified by a network that `hatch build` lowers into the wheel."""

@@ -1,0 +1,170 @@
+"""Compile half of the `aoti` backend: edge programs in, one small shared library for each out.
+
+No weight goes into a library, and none is needed to make it: constants are bound when a program is loaded. So new
+weights compile nothing, and methods, recipes and clones share one copy of the weights in memory.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.backend.api import (
+    BackendDetails,
+    CompileSpec,
+    Partitioner,
+    PreprocessResult,
+    Target,
+)
+from hatch_lower.backends.aoti.configuration import (
+    Isa,
+    inductor_isolated,
+    options_from_specs,
+    parse_options,
+    settings_digest,
+)
+from hatch_lower.backends.aoti.library import LibraryPool
+from hatch_lower.backends.aoti.partitioner import AotiPartitioner
+from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
+from hatch_lower.backends.aoti.record import Generated, generate
+from hatch_lower.backends.aoti.toolchain import find_compiler
+
+__all__ = ["AotiBackend"]
+
+VERSION = "1"
+
+
+class AotiBackend(BackendDetails):
+    """Lowers a partition with AOTInductor; its delegate is `hatch_lower.backends.aoti.run:AotiDelegate`."""
+
+    weight_free: ClassVar[bool] = True
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Compile one partition.
+
+        Raises:
+            BackendError: if there is no compiler, or inductor or the compiler fails.
+        """
+        (result,) = compile_partitions([edge_program], options_from_specs(compile_specs).isa)
+        return result
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: Mapping[str, list[ExportedProgram]],
+        compile_specs: Mapping[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Compile all partitions of all methods, several files at a time.
+
+        Raises:
+            BackendError: if there is no compiler, or inductor or the compiler fails.
+        """
+        found: dict[str, list[PreprocessResult | None]] = {
+            method: [None] * len(programs) for method, programs in edge_programs.items()
+        }
+        places: dict[Isa, list[tuple[str, int]]] = {}
+        for method, specs in compile_specs.items():
+            for index, each in enumerate(specs):
+                places.setdefault(options_from_specs(each).isa, []).append((method, index))
+        for isa, group in places.items():
+            results = compile_partitions([edge_programs[method][index] for method, index in group], isa)
+            for (method, index), result in zip(group, results, strict=True):
+                found[method][index] = result
+        return {method: [each for each in results if each is not None] for method, results in found.items()}
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner for the options `isa` and `exclude`.
+
+        Raises:
+            BackendError: if an option is unknown or ill-typed.
+        """
+        return AotiPartitioner(parse_options(options))
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        """Return the versions of this code, its settings, the compiler and the linker.
+
+        Raises:
+            BackendError: if there is no compiler.
+        """
+        isa = options_from_specs(compile_specs).isa
+        return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
+
+
+def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[PreprocessResult]:
+    """Return the result for each program; inductor lowers one while the compiler works on those before it."""
+    compiler = find_compiler(isa)
+    waiting: list[tuple[Prepared, Generated, Callable[[], bytes]]] = []
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
+        folder = Path(name)
+        with inductor_isolated(isa, compiler.program, folder), LibraryPool(compiler, folder) as pool:
+            for program in programs:
+                prepared = prepare(program)
+                generated = generate(prepared)
+                waiting.append((prepared, generated, pool.add(generated)))
+            return [make_result(prepared, generated, wait(), isa) for prepared, generated, wait in waiting]
+
+
+def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
+    """Return what the build packages of one partition."""
+    return PreprocessResult(
+        processed_bytes=library,
+        debug_handle_map=debug_handles(prepared, generated),
+        suffix="so",
+        requirements=(torch_requirement(torch.__version__),),
+        target=Target(platform.system(), platform.machine(), isa.name),
+        info={
+            "constants": prepared.constants,
+            "bound": list(generated.bound),
+            "inputs": prepared.given,
+            "passed": list(prepared.passed),
+            "outputs": list(prepared.outputs),
+        },
+    )
+
+
+def debug_handles(prepared: Prepared, generated: Generated) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of each kernel; `no kernel` holds operations of a partition that needs none.
+
+    An operation that inductor's provenance lost (a view, or one that a pattern replaced) counts to the kernels of those
+    that use its result, or else to the kernels of those that it uses.
+    """
+    kernels: dict[int, set[str]] = {}
+    for kernel, indices in generated.origins.items():
+        for index in indices:
+            kernels.setdefault(index, set()).add(kernel)
+    nodes = {node.meta["custom"][ORIGIN]: node for node in prepared.module.graph.nodes if "custom" in node.meta}
+    for index, node in reversed(nodes.items()):
+        if index not in kernels:
+            adopt(kernels, index, list(node.users))
+    for index, node in nodes.items():
+        if not kernels[index]:
+            adopt(kernels, index, node.all_input_nodes)
+    found: dict[int | str, set[int]] = {kernel: set() for kernel in generated.origins}
+    for index, handle in enumerate(prepared.handles):
+        for kernel in kernels.get(index) or {"no kernel"}:
+            found.setdefault(kernel, set()).add(handle)
+    return {kernel: tuple(sorted(handles)) for kernel, handles in found.items() if handles}
+
+
+def adopt(kernels: dict[int, set[str]], index: int, neighbours: Sequence[Node]) -> None:
+    """Give an operation the kernels of its neighbours."""
+    indices = [node.meta["custom"][ORIGIN] for node in neighbours if "custom" in node.meta]
+    kernels[index] = {kernel for each in indices for kernel in kernels.get(each, ())}
+
+
+def torch_requirement(version: str) -> str:
+    """Return the requirement on torch: native code is bound to its minor version (`torch==2.13.*`)."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    assert match is not None
+    return f"torch=={match[1]}.{match[2]}.*"

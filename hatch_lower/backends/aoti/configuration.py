@@ -1,0 +1,200 @@
+"""Everything that shapes the generated code: instruction sets, options, and inductor's settings.
+
+The settings are pinned, because inductor's defaults follow the build machine (its instruction set, its number of
+threads, its cache) and put weights into the code.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.backend.api import CompileSpec
+from hatch_lower.digest import digest_of
+from hatch_lower.errors import BackendError, nearest
+
+__all__ = [
+    "DEFAULT_ISAS",
+    "ISAS",
+    "Isa",
+    "Options",
+    "inductor_isolated",
+    "inductor_settings",
+    "options_from_specs",
+    "parse_options",
+    "settings_digest",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """An instruction set level that code can be compiled for.
+
+    Args:
+        name: what the option `isa`, the manifest and the check at load call it.
+        machine: `platform.machine()` of the machines that have it.
+        march: the compiler's name for it.
+        vectors: inductor's class of vector registers in `torch._inductor.cpu_vec_isa`, or empty for scalar loops.
+    """
+
+    name: str
+    machine: str
+    march: str
+    vectors: str
+
+
+ISAS: Mapping[str, Isa] = {
+    isa.name: isa
+    for isa in (
+        Isa("x86-64", "x86_64", "x86-64", ""),
+        Isa("x86-64-v2", "x86_64", "x86-64-v2", ""),
+        Isa("x86-64-v3", "x86_64", "x86-64-v3", "VecAVX2"),
+        Isa("x86-64-v4", "x86_64", "x86-64-v4", "VecAVX512"),
+        Isa("armv8-a", "aarch64", "armv8-a", "VecNEON"),
+    )
+}
+DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A recipe's options for this backend.
+
+    Args:
+        isa: the instruction set level of the generated code.
+        exclude: ATen overloads (`aten.sort.stable`) that are left to the program's own executor.
+    """
+
+    isa: Isa
+    exclude: tuple[str, ...] = ()
+
+    def to_specs(self) -> list[CompileSpec]:
+        """Return what shapes the blob of one partition; which nodes it has is not among it."""
+        return [CompileSpec("isa", self.isa.name.encode())]
+
+
+def parse_options(options: Mapping[str, Any]) -> Options:
+    """Return the options of a recipe, given as TOML values.
+
+    Raises:
+        BackendError: naming every unknown or ill-typed option, or a machine that this backend has no code for.
+    """
+    problems = [f"`{key}` is no option: {nearest(key, ('exclude', 'isa'))}" for key in options if key not in KNOWN]
+    exclude = options.get("exclude", [])
+    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
+        problems.append(f"`exclude` must be a list of strings such as `aten.sort.stable`, but is {exclude!r}")
+    machine = platform.machine()
+    isa = options.get("isa", DEFAULT_ISAS.get(machine))
+    if isa is None or platform.system() != "Linux":
+        raise BackendError(
+            "the backend `aoti` compiles on Linux on x86-64 and aarch64 only",
+            found=f"{platform.system()} on {machine}",
+            hint="leave `aoti` out of the recipe's backends on this machine",
+        )
+    if not isinstance(isa, str):
+        problems.append(f"`isa` must be a string, but is {isa!r}")
+    elif isa not in ISAS:
+        problems.append(f"`isa` is {isa!r}: {nearest(isa, ISAS)}")
+    elif ISAS[isa].machine != machine:
+        here = sorted(each.name for each in ISAS.values() if each.machine == machine)
+        problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
+    if problems:
+        raise BackendError(
+            "the options of the backend `aoti` are wrong",
+            found="\n".join(problems),
+            hint="correct them in the recipe's table for the backend `aoti`",
+        )
+    return Options(ISAS[str(isa)], tuple(sorted(set(exclude))))
+
+
+KNOWN = frozenset({"exclude", "isa"})
+
+
+def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
+    """Return the options that compile specs carry.
+
+    Raises:
+        BackendError: for an unknown key or value.
+    """
+    return parse_options({spec.key: spec.value.decode() for spec in specs})
+
+
+def inductor_settings(isa: Isa) -> dict[str, Any]:
+    """Return inductor's settings; each is here because the code is wrong, bound to this machine, or slow without it."""
+    return {
+        # No weight in the code: they are bound at load, so no constant may be stored, inlined as a literal or folded.
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.use_runtime_constant_folding": False,
+        "always_keep_tensor_constants": True,
+        "joint_graph_constant_folding": False,
+        "freezing": False,
+        # The number of threads is decided where the code runs: a fixed one overruns the arrays of parallel reductions.
+        "cpp.dynamic_threads": True,
+        "cpp.threads": 4,
+        # The instruction set is given, not probed.
+        "cpp.vec_isa_ok": True,
+        "cpp.simdlen": None,
+        "cpp.march": isa.march,
+        # Nothing of this machine in the bytes, and nothing in inductor's own caches.
+        "aot_inductor.model_name_for_generated_files": "partition",
+        "aot_inductor.output_path": "partition",
+        "aot_inductor.enable_line_tables": False,
+        "aot_inductor.debug_compile": False,
+        "aot_inductor.debug_symbols": False,
+        "aot_inductor.enable_frame_pointer": False,
+        "aot_inductor.compile_wrapper_opt_level": "O1",
+        "aot_inductor.precompile_headers": False,
+        "cpp_cache_precompile_headers": False,
+        "cpp.enable_kernel_profile": False,
+        "compile_threads": 1,
+        "force_disable_caches": True,
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+        "max_autotune": False,
+        "max_autotune_gemm": False,
+        "max_autotune_pointwise": False,
+        # Which nodes each kernel computes, for the debug map.
+        "trace.provenance_tracking_level": 1,
+    }
+
+
+def settings_digest(isa: Isa) -> str:
+    """Return the sha256 of the settings, for the backend's fingerprint."""
+    return digest_of(inductor_settings(isa))
+
+
+@contextmanager
+def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
+    """Pin inductor's settings, instruction set and compiler, and keep its files in `folder`; restore all at the end."""
+    from torch._inductor import config, cpu_vec_isa
+
+    vectors = [getattr(cpu_vec_isa, isa.vectors)()] if isa.vectors else []
+    probe = cpu_vec_isa.valid_vec_isa_list
+    module: Any = cpu_vec_isa
+    # A user's setting of the capability would be looked up among the given vectors and warned about.
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "ATEN_CPU_CAPABILITY": None}
+    saved = {name: os.environ.get(name) for name in environment}
+    try:
+        set_environment(environment)
+        module.valid_vec_isa_list = lambda: vectors
+        with config.patch({**inductor_settings(isa), "cpp.cxx": (compiler,)}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        module.valid_vec_isa_list = probe
+        set_environment(saved)
+
+
+def set_environment(values: Mapping[str, str | None]) -> None:
+    """Set environment variables; `None` removes one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,137 @@
+"""Inductor's Python half: a partition in, C++ source out, with the step that would run the compiler replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared
+from hatch_lower.errors import BackendError
+
+__all__ = ["Generated", "generate"]
+
+CONSTANT = re.compile(r"c(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What inductor wrote for one partition.
+
+    Args:
+        wrapper: C++ that owns the memory and calls the kernels.
+        kernels: C++ of the kernels; empty if every operation is a call of libtorch.
+        bound: the constants that the code knows, by their position in the partition; equal ones are known once.
+        origins: kernel or libtorch call to the indices of the operations that it computes.
+    """
+
+    wrapper: str
+    kernels: str
+    bound: tuple[int, ...]
+    origins: Mapping[str, tuple[int, ...]]
+
+
+def generate(prepared: Prepared) -> Generated:
+    """Lower one partition; call it while inductor's settings are pinned.
+
+    Raises:
+        BackendError: if inductor fails, or its code would need more than the shared library and the constants.
+    """
+    import torch
+    from torch._inductor.compile_fx import compile_fx_aot
+
+    with recording() as records, torch.no_grad():
+        try:
+            compile_fx_aot(prepared.module, list(prepared.inputs))
+        except BackendError:
+            raise
+        except Exception as error:
+            raise BackendError(
+                "inductor could not lower a partition",
+                found=f"{type(error).__name__}: {first_lines(str(error))}",
+                hint="leave the operation out with the backend's option `exclude`",
+            ) from error
+    if len(records) != 1:
+        raise BackendError(
+            "inductor generated no code for a partition, or more than one piece",
+            found=f"{len(records)} pieces",
+            hint="leave the operation out with the backend's option `exclude`",
+        )
+    return records[0]
+
+
+@contextmanager
+def recording() -> Iterator[list[Generated]]:
+    """Collect what inductor hands to its C++ compile step, instead of compiling it."""
+    from torch._inductor import codecache
+
+    found: list[Generated] = []
+    compiler: Any = codecache.AotCodeCompiler
+    replaced = compiler.__dict__["compile"]
+
+    def record(graph: Any, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
+        refuse_extern(extern)
+        found.append(Generated(wrapper, kernels, bound_constants(graph), read_origins(graph)))
+        return "recorded"
+
+    compiler.compile = staticmethod(record)
+    try:
+        yield found
+    finally:
+        compiler.compile = replaced
+
+
+def refuse_extern(extern: str | None) -> None:
+    """Refuse operations that native code cannot call by itself: they need a second file and Python at run time."""
+    if not extern:
+        return
+    names = sorted(set(re.findall(r'"target":\s*"([^"]+)"', extern)))
+    raise BackendError(
+        "inductor has no native call for an operation of a partition",
+        found=", ".join(names) or "unnamed operations",
+        hint="leave it out with the backend's option `exclude`",
+    )
+
+
+def bound_constants(graph: Any) -> tuple[int, ...]:
+    """Return the positions of the constants that the code reads.
+
+    Raises:
+        BackendError: for a constant that inductor made itself: its value would be nowhere.
+    """
+    positions = []
+    for name in graph.constants:
+        match = CONSTANT.fullmatch(name)
+        if match is None:
+            raise BackendError(
+                "inductor made a constant of its own, which a weight-free library cannot hold",
+                found=f"`{name}`, {graph.constants[name].dtype}, shape {tuple(graph.constants[name].shape)}",
+                hint="leave the operation that makes it out with the backend's option `exclude`",
+            )
+        positions.append(int(match[1]))
+    return tuple(sorted(positions))
+
+
+def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:
+    """Return which operations each kernel computes, from inductor's own provenance.
+
+    The names end in the number of the call in the generated code (`cpp_fused_relu_0:2`).
+    """
+    from torch._inductor import debug
+
+    origins = {
+        node.name: node.meta["custom"][ORIGIN]
+        for node in graph.module.graph.nodes
+        if isinstance(node.meta.get("custom"), dict) and ORIGIN in node.meta["custom"]
+    }
+    kernels: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
+    return {
+        kernel: tuple(sorted({origins[name] for name in names if name in origins})) for kernel, names in kernels.items()
+    }
+
+
+def first_lines(text: str, count: int = 12) -> str:
+    """Return the first lines of a long message."""
+    return "\n".join(text.strip().splitlines()[:count])

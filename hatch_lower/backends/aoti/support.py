@@ -1,0 +1,179 @@
+"""Which operations inductor compiles to native code that stands alone and gives eager's numbers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hatch_lower.edge.ops import EdgeOpOverload
+
+__all__ = ["KEPT_OPERATORS", "aten_operator", "is_symbolic", "is_view", "tensor_values", "why_not"]
+
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+KEPT_OPERATORS: tuple[OpOverload, ...] = (
+    torch.ops.aten.scaled_dot_product_attention.default,
+    torch.ops.aten.linear.default,
+    torch.ops.aten.layer_norm.default,
+    torch.ops.aten.group_norm.default,
+    torch.ops.aten.softmax.int,
+    torch.ops.aten.log_softmax.int,
+    torch.ops.aten.conv1d.default,
+    torch.ops.aten.conv2d.default,
+    torch.ops.aten.conv2d.padding,
+    torch.ops.aten.conv3d.default,
+    torch.ops.aten.silu.default,
+    torch.ops.aten.hardswish.default,
+)
+"""Composites that inductor lowers at least as well whole as taken apart; it sees attention only in its whole form."""
+
+VIEWS = frozenset(
+    {
+        "alias",
+        "detach",
+        "expand",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+        "_unsafe_view",
+    }
+)
+"""Operations that compute nothing: a partition of these alone costs more to call than to leave."""
+
+
+def aten_operator(node: Node) -> Any:
+    """Return the torch overload that a node of an edge or ATen program calls, or its target if it is another thing."""
+    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
+
+
+def is_symbolic(node: Node) -> bool:
+    """Return whether a node computes a size or a condition on sizes, and no tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node computes nothing."""
+    target = aten_operator(node)
+    if isinstance(target, OpOverload):
+        return target.namespace == "aten" and target._opname in VIEWS
+    return target is operator.getitem
+
+
+def tensor_values(node: Node) -> Iterator[torch.Tensor]:
+    """Yield the fake tensors that a node gives."""
+    value = node.meta.get("val")
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def why_not(node: Node, exclude: frozenset[str]) -> str:
+    """Return why inductor does not get a node, or an empty string if it does.
+
+    Args:
+        node: a `call_function` node other than `getitem`.
+        exclude: names of overloads that the recipe leaves out.
+    """
+    target = aten_operator(node)
+    if isinstance(target, HigherOrderOperator):
+        return f"`{target.__name__}` holds graphs of its own"
+    if isinstance(target, OpOverload):
+        reason = why_not_operator(target, node, exclude)
+        if reason:
+            return reason
+    elif not is_symbolic(node):
+        return f"`{getattr(target, '__name__', target)}` is no operator"
+    return why_not_values(node)
+
+
+def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str:
+    """Return why an operator is not taken, whatever its inputs' types."""
+    name = str(op)
+    if name in exclude:
+        return f"`{name}` is excluded by the recipe"
+    if is_random(op, node):
+        return f"`{name}` draws random numbers, and compiled code would draw others than eager"
+    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensor_values(node)):
+        return f"the result of `{name}` has a size that depends on its input's contents"
+    if op._schema.is_mutable:
+        return f"`{name}` changes its input"
+    if op in KEPT_OPERATORS or has_native_code(op):
+        return ""
+    return f"inductor has no native code for `{name}`"
+
+
+def why_not_values(node: Node) -> str:
+    """Return why the types of a node's inputs or results are not taken."""
+    for source in (node, *node.all_input_nodes):
+        if source.op == "get_attr":
+            return f"it uses the attribute `{source.target}`"
+        for value in tensor_values(source):
+            if value.dtype not in DTYPES:
+                return f"`{source.name}` has the type {str(value.dtype).removeprefix('torch.')}"
+            if value.device.type != "cpu" or value.layout is not torch.strided:
+                return f"`{source.name}` is {value.layout} on {value.device}"
+            if free_unbacked_symbols(value):
+                return f"`{source.name}` has a size that is known at run time only"
+        if is_symbolic(source) and not is_backed_integer(source.meta["val"]):
+            return f"`{source.name}` is a number that is known at run time only"
+    return ""
+
+
+def is_backed_integer(value: Any) -> bool:
+    """Return whether a number follows from the sizes of the inputs."""
+    return not isinstance(value, torch.SymFloat) and not free_unbacked_symbols(value)
+
+
+def is_random(op: OpOverload, node: Node) -> bool:
+    """Return whether a call draws random numbers; dropout that is switched off does not."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if "train" in names:
+        return given.get("train") is not False
+    if "dropout_p" in names:
+        return bool(given.get("dropout_p", 0.0))
+    return True
+
+
+@cache
+def has_native_code(op: OpOverload) -> bool:
+    """Return whether inductor has a lowering, a decomposition, or a C function of libtorch for an operator."""
+    from torch._inductor import decomposition, lowering
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+
+    if op.namespace not in ("aten", "prims"):
+        return False
+    if str(op) in inductor_fallback_ops or op in decomposition.decompositions:
+        return True
+    return op in lowering.lowerings and op not in lowering.fallbacks

@@ -1,0 +1,99 @@
+"""Symbolic sizes of a partition: native code takes tensors only, so each size must be read off one of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = ["SymbolSource", "find_sources", "is_resolvable", "rebuild_expression"]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolSource:
+    """Where a symbol's value is found.
+
+    Args:
+        symbol: the symbol; for an expression that is taken as a whole, the expression.
+        expression: the size of the tensor in that dimension.
+        tensor: the tensor's position.
+        dim: its dimension.
+        inverse: the symbol by the size, where the size stands as `inverse`'s own symbol; `None` if the size is taken
+            as a symbol of its own, because its parts cannot be told apart.
+    """
+
+    symbol: sympy.Expr
+    expression: sympy.Expr
+    tensor: int
+    dim: int
+    inverse: sympy.Expr | None
+
+
+SIZE = sympy.Symbol("size", integer=True, nonnegative=True)
+
+
+def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.Expr, SymbolSource]:
+    """Return where each symbol can be read: plain sizes first, then multiples, then expressions as a whole."""
+    sizes = [
+        (size.node.expr, tensor, dim)
+        for tensor, shape in enumerate(shapes)
+        for dim, size in enumerate(shape)
+        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols
+    ]
+    found: dict[sympy.Expr, SymbolSource] = {}
+    for expression, tensor, dim in sizes:
+        if isinstance(expression, sympy.Symbol) and expression not in found:
+            found[expression] = SymbolSource(expression, expression, tensor, dim, SIZE)
+    for expression, tensor, dim in sizes:
+        unknown = [symbol for symbol in expression.free_symbols if symbol not in found]
+        factor = expression / unknown[0] if len(unknown) == 1 else sympy.S.Zero
+        if factor.is_Integer and factor > 0:
+            found[unknown[0]] = SymbolSource(unknown[0], expression, tensor, dim, FloorDiv(SIZE, factor))
+    for expression, tensor, dim in sizes:
+        if expression not in found and any(symbol not in found for symbol in expression.free_symbols):
+            found[expression] = SymbolSource(expression, expression, tensor, dim, None)
+    return found
+
+
+def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SymbolSource]) -> bool:
+    """Return whether `rebuild_expression` can compute an expression."""
+    return expression in sources or all(symbol in sources for symbol in expression.free_symbols)
+
+
+def rebuild_expression(
+    expression: sympy.Expr,
+    sources: Mapping[sympy.Expr, SymbolSource],
+    tensors: Sequence[Node],
+    graph: Graph,
+) -> Any:
+    """Write nodes that compute an expression from the sizes of tensors; return the node, or a number.
+
+    Raises:
+        KeyError: if a symbol of it has no source.
+    """
+    whole = sources.get(expression)
+    if whole is not None:
+        return read_source(whole, tensors, graph)
+    values = {
+        symbol: Proxy(read_source(sources[symbol], tensors, graph))
+        for symbol in sorted(expression.free_symbols, key=str)
+    }
+    result = sympy_interp(PythonReferenceAnalysis, values, expression)
+    return result.node if isinstance(result, Proxy) else result
+
+
+def read_source(source: SymbolSource, tensors: Sequence[Node], graph: Graph) -> Node:
+    """Write the nodes that read one symbol."""
+    size = graph.call_function(torch.ops.aten.sym_size.int, (tensors[source.tensor], source.dim))
+    if source.inverse is None or source.inverse == SIZE:
+        return size
+    divisor = int(source.inverse.args[1])
+    return graph.call_function(operator.floordiv, (size, divisor))

@@ -1,0 +1,103 @@
+"""Partitioners that claim all they can, for backends that take any operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from hatch_lower.backend.api import DelegationSpec, PartitionResult
+from hatch_lower.errors import BackendError
+from hatch_lower.graph.state import constant_specs
+
+__all__ = ["claim", "is_operation", "refuse_options"]
+
+TAG = "delegation_tag"
+
+
+def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
+    """Refuse any option.
+
+    Raises:
+        BackendError: if there is one.
+    """
+    if options:
+        names = ", ".join(f"`{name}`" for name in sorted(options))
+        raise BackendError(
+            f"The backend `{backend}` has no options", found=names, hint=f'name it without a table: `"{backend}"`'
+        )
+
+
+def claim(
+    program: ExportedProgram, spec: DelegationSpec, takes: Callable[[Node], bool], reason: str
+) -> PartitionResult:
+    """Tag all operations that `takes` accepts, and the constants that they use, in as few partitions as possible.
+
+    A partition ends where a refused operation stands between two accepted ones, so that no partition needs its own
+    result.
+
+    Args:
+        program: the edge program; its nodes get their tags.
+        spec: the backend and its options.
+        takes: says of an operation whether the backend runs it; results of refused operations are left out with them.
+        reason: why the others are not taken.
+    """
+    levels: dict[Node, int] = {}
+    ends: dict[Node, int] = {}
+    tags: dict[str, DelegationSpec] = {}
+    reasons: dict[str, str] = {}
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        sources = node.all_input_nodes
+        level = max((levels.get(each, ends.get(each, -1) + 1) for each in sources), default=0)
+        if takes(node):
+            levels[node] = level
+            tag = f"{spec.backend_id}_{level}"
+            node.meta[TAG] = tag
+            tags[tag] = spec
+        else:
+            ends[node] = max((levels.get(each, ends.get(each, -1)) for each in sources), default=-1)
+            reasons[node.name] = reason
+    tag_constants(program)
+    return PartitionResult(program, dict(sorted(tags.items())), reasons)
+
+
+def tag_constants(program: ExportedProgram) -> None:
+    """Tag each parameter and lifted tensor that a tagged operation uses; every partition that uses it owns it.
+
+    Buffers stay in the program: another method of the model, which is not known here, may change or read them.
+    """
+    names = {spec.arg.name for spec in constant_specs(program) if spec.kind is not InputKind.BUFFER}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            found = sorted({user.meta[TAG] for user in node.users if TAG in user.meta})
+            if found:
+                node.meta[TAG] = found[0]
+
+
+def is_operation(node: Node) -> bool:
+    """Return whether a node computes tensors by an operator: no control flow, no arithmetic on sizes, no assertion.
+
+    An operator that takes a symbolic number other than a size is none: delegates take tensors and integers.
+    """
+    producer = node
+    while producer.target is getitem and isinstance(producer.args[0], Node):
+        producer = producer.args[0]
+    overload = getattr(producer.target, "_op", producer.target)
+    if not isinstance(overload, torch._ops.OpOverload) or not has_tensor(node.meta.get("val")):
+        return False
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    return not any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in values)
+
+
+def has_tensor(value: Any) -> bool:
+    """Return whether a traced value is a tensor, or a sequence of tensors and None."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(each is None or has_tensor(each) for each in value)
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,67 @@
+"""The compile half of the reference backend: a partition as a plan with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.backend.api import (
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+)
+from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
+from hatch_lower.backends.reference.container import join_blob
+from hatch_lower.debug import DelegateMappingBuilder
+from hatch_lower.format.plan import write_plan
+from hatch_lower.program.constants_file import constants_bytes
+from hatch_lower.program.emit import LoweredMethod, emit_program
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["METHOD", "ReferenceBackend", "ReferencePartitioner"]
+
+METHOD = "forward"
+
+
+class ReferenceBackend(BackendDetails):
+    """Serialises a partition; its delegate runs it op by op, and keeps the state of the buffers inside."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Return the partition's plan and weights, and which instruction of the plan computes which debug handles."""
+        arguments = edge_program.call_spec.in_spec.child(0).num_children
+        names = tuple(f"x{index}" for index in range(arguments))
+        emitted = emit_program("reference", {METHOD: LoweredMethod(METHOD, edge_program, names)})
+        mapping = DelegateMappingBuilder()
+        for path, handles in emitted.debug.methods[METHOD].instructions.items():
+            mapping.insert_delegate_mapping_entry(handles=handles, identifier=path)
+        return PreprocessResult(
+            join_blob(write_plan(emitted.plan), constants_bytes(emitted.storages)),
+            debug_handle_map=mapping.get_delegate_mapping(),
+            suffix="reference",
+            info={"stateful": True} if any(each.mutable for each in emitted.plan.constants.values()) else {},
+        )
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner.
+
+        Raises:
+            BackendError: if there are options: it has none.
+        """
+        refuse_options("reference", options)
+        return ReferencePartitioner()
+
+
+class ReferencePartitioner(Partitioner):
+    """Tags every operator that computes tensors."""
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag all operators; control flow and arithmetic on sizes stay in the program."""
+        reason = "the reference backend leaves control flow, assertions and arithmetic on sizes to the program"
+        return claim(exported_program, DelegationSpec("reference", []), is_operation, reason)

@@ -1,0 +1,77 @@
+"""The run half of the reference backend: a plan, run op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.backends.reference.container import split_blob
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.plan import read_plan
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hatch_lower.format.plan import Plan
+    from hatch_lower.runtime.executor import Executor
+
+__all__ = ["ReferenceDelegate"]
+
+
+class ReferenceDelegate(Delegate):
+    """A partition's plan with its weights, and the state of the buffers inside."""
+
+    def __init__(self, executor: Executor) -> None:
+        (self._method,) = executor.methods.values()
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
+        """Read the plan and the weights.
+
+        Raises:
+            ProgramError: if the blob is damaged, or torch lacks an operator.
+        """
+        from hatch_lower.runtime.executor import execute_plan
+
+        where = blob.path.name
+        text, weights = split_blob(blob.path.read_bytes(), where)
+        plan = read_plan(text, where)
+        return cls(execute_plan(plan, read_spans(plan, weights, where), {}, Path()))
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        """Run the plan; return its outputs in order."""
+        outputs: Sequence[Any] = self._method(*inputs)
+        return outputs
+
+
+def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
+    """Return the tensor of each of the plan's storages.
+
+    Raises:
+        ProgramError: if the weights are no safetensors file, or lack a storage.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(weights)
+        spans = [tensors[storage.key].view(getattr(torch, storage.dtype)) for storage in plan.storages]
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise ProgramError(
+            "The weights of a delegate of the reference backend are damaged",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            hint="install the package again, or build it again",
+        ) from error
+    lengths = [span.numel() for span in spans]
+    if lengths != [storage.length for storage in plan.storages]:
+        raise ProgramError(
+            "The weights of a delegate of the reference backend are damaged",
+            where=where,
+            found=f"tensors of {lengths} elements",
+            hint="install the package again, or build it again",
+        )
+    return spans

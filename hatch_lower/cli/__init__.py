@@ -1,0 +1,7 @@
+"""The command line: `hatch-lower inspect`, `debug`, `schema`, `cache`."""
+
+from __future__ import annotations
+
+from hatch_lower.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,180 @@
+"""`hatch-lower inspect`: what lowered models a wheel, a folder or an installed package holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hatch_lower.cli.contents import Contents
+from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.debug import MethodDebug
+from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
+from hatch_lower.format.inputs import input_text
+from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.format.signature import signature_text
+from hatch_lower.format.tree import leaf_paths, tree_text
+
+__all__ = ["contents_lines", "contents_report"]
+
+Report = dict[str, Any]
+
+
+def contents_report(contents: Contents) -> Report:
+    """Return everything that is worth knowing about the models, as JSON-able values."""
+    manifest = contents.manifest
+    return {
+        "place": contents.place,
+        "distribution": manifest.distribution,
+        "version": manifest.version,
+        "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
+        "models": {name: model_report(contents, manifest.models[name]) for name in contents.models},
+    }
+
+
+def model_report(contents: Contents, model: ModelEntry) -> Report:
+    """Return one model's report; methods are described by the plan of the first recipe in load order."""
+    plans = {name: contents.plan(recipe) for name, recipe in model.recipes.items()}
+    return {
+        "order": list(model.order),
+        "constants": model.constants
+        and {"size": model.constants.size, "tensors": len({s.key for p in plans.values() for s in p.storages})},
+        "check": model.check and {"size": model.check.size},
+        "methods": {name: method_report(name, method) for name, method in plans[model.order[0]].methods.items()},
+        "recipes": {name: recipe_report(contents, model.recipes[name], plans[name]) for name in model.order},
+    }
+
+
+def method_report(name: str, method: MethodPlan) -> Report:
+    """Return a method's signature as text and leaf by leaf."""
+    paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
+    return {
+        "signature": signature_text(name, method),
+        "inputs": {path: input_text(each, method.symbols) for path, each in zip(paths, method.inputs, strict=True)},
+        "symbols": {each.label: {"min": each.minimum, "max": each.maximum} for each in method.symbols.values()},
+        "outputs": tree_text(method.outputs, lambda: "tensor"),
+    }
+
+
+def recipe_report(contents: Contents, recipe: RecipeEntry, plan: Plan) -> Report:
+    """Return one recipe's report."""
+    debug = contents.debug(recipe)
+    sizes = {each.path: each.size for each in recipe.delegates}
+    return {
+        "backends": list(recipe.backends),
+        "requirements": list(recipe.requirements),
+        "target": recipe.target and asdict(recipe.target),
+        "size": recipe.plan.size + recipe.debug.size + sum(sizes.values()),
+        "methods": {
+            name: {
+                "nodes": entry.nodes,
+                "delegated": entry.delegated,
+                "partitions": entry.partitions,
+                "delegates": delegate_reports(plan, plan.methods[name], sizes),
+                "undelegated": undelegated_reports(debug.methods.get(name, MethodDebug())),
+            }
+            for name, entry in recipe.methods.items()
+        },
+    }
+
+
+def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Report]:
+    """Return each delegate that a method calls, and how often its graphs call it."""
+    calls = Counter(delegate_calls(method.graph))
+    return [
+        {
+            "backend": plan.delegates[index].backend,
+            "file": plan.delegates[index].file,
+            "size": sizes.get(plan.delegates[index].file, 0),
+            "constants": len(plan.delegates[index].constants),
+            "calls": number,
+        }
+        for index, number in sorted(calls.items())
+    ]
+
+
+def delegate_calls(graph: Graph) -> Iterator[int]:
+    """Yield the delegate of each call in a graph and the graphs inside it."""
+    for instruction in graph.instructions:
+        if isinstance(instruction, DelegateCall):
+            yield instruction.delegate
+        for nested in nested_graphs(instruction):
+            yield from delegate_calls(nested)
+
+
+def undelegated_reports(debug: MethodDebug) -> list[Report]:
+    """Return each node that no backend took, where it comes from, and why it was not taken."""
+    rows = []
+    for each in debug.undelegated:
+        origin = debug.handles.get(each.handle)
+        module, source = (origin.module, origin.source) if origin else ("", "")
+        rows.append({"node": each.name, "op": each.op, "module": module, "source": source, "reason": each.reason})
+    return rows
+
+
+def contents_lines(report: Report) -> Iterator[str]:
+    """Yield a report as lines for people."""
+    yield f"{report['distribution']} {report['version']}"
+    yield f"  in          {report['place']}"
+    yield f"  built with  {', '.join(f'{name} {version}' for name, version in report['tools'].items())}"
+    for name, model in report["models"].items():
+        yield ""
+        yield from model_lines(name, model)
+
+
+def model_lines(name: str, model: Report) -> Iterator[str]:
+    """Yield one model as lines: signatures, recipes, methods by recipe, delegates, and what was not delegated."""
+    constants, check = model["constants"], model["check"]
+    weights = f"{size_text(constants['size'])} in {count(constants['tensors'], 'tensor')}" if constants else "none"
+    yield f"model {name}"
+    yield f"  weights     {weights}{', shared by all recipes' if constants and len(model['recipes']) > 1 else ''}"
+    if check:
+        yield f"  check data  {size_text(check['size'])}"
+    yield ""
+    for method in model["methods"].values():
+        call, *ranges = method["signature"].split("; ")
+        yield f"  {call} -> {method['outputs']}"
+        yield from (f"      {each}" for each in ranges)
+    yield ""
+    rows: list[Sequence[str]] = [("recipe", "backends", "runs on", "size", "requires")]
+    for recipe, each in model["recipes"].items():
+        target = each["target"]
+        machine = f"{target['system']} {target['machine']}, {target['isa']}" if target else "any machine"
+        requires = ", ".join(each["requirements"])
+        rows.append((recipe, ", ".join(each["backends"]) or "none", machine, size_text(each["size"]), requires))
+    yield from table_lines(rows, indent=2, right=[3])
+    yield ""
+    rows = [("recipe", "method", "nodes", "delegated", "delegates")]
+    for recipe, each in model["recipes"].items():
+        for method, entry in each["methods"].items():
+            delegates = ", ".join(delegate_text(item) for item in entry["delegates"]) or "none"
+            rows.append((recipe, method, str(entry["nodes"]), str(entry["delegated"]), delegates))
+    yield from table_lines(rows, indent=2, right=[2, 3])
+    rows = [row for recipe, each in model["recipes"].items() for row in undelegated_rows(recipe, each["methods"])]
+    if rows:
+        yield ""
+        rows.insert(0, ("recipe", "method", "not delegated", "op", "first at", "why"))
+        yield from table_lines(rows, indent=2, right=[2])
+
+
+def delegate_text(delegate: Report) -> str:
+    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`, with the number of calls if it is called twice."""
+    digest = delegate["file"].rpartition("/")[2][:8]
+    again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
+    return f"{delegate['backend']} {size_text(delegate['size'])} ({digest}{again})"
+
+
+def undelegated_rows(recipe: str, methods: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each op and reason; one row for a method with one reason for all of its nodes."""
+    for method, entry in methods.items():
+        nodes = entry["undelegated"]
+        if not entry["delegated"] and len({node["reason"] for node in nodes}) == 1:
+            yield recipe, method, str(len(nodes)), "all", "", nodes[0]["reason"]
+            continue
+        groups: dict[tuple[str, str], list[Report]] = {}
+        for node in nodes:
+            groups.setdefault((node["op"], node["reason"]), []).append(node)
+        for (op, reason), group in groups.items():
+            yield recipe, method, str(len(group)), op, group[0]["source"], reason

@@ -1,0 +1,58 @@
+"""The environment variables of the build's child processes: few of the caller's, some fixed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+__all__ = ["FIXED", "PASSED", "child_environment"]
+
+PASSED = (
+    # where things are
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+    *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"),
+    # Python and its environment
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    # compilers
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
+    *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
+    # this tool's own
+    "HATCH_LOWER_*",
+)
+"""Globs of the variables that a child process is given; `pass-env` adds to them."""
+
+FIXED: Mapping[str, str] = {
+    "LC_ALL": "C.UTF-8",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",  # nothing is written into the source tree
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONUTF8": "1",
+    "OMP_NUM_THREADS": "1",  # sums depend on how they are divided over threads
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Variables that are the same in every build, so that a model is; `pass-env` can name one to give it the caller's."""
+
+
+def child_environment(
+    environment: Mapping[str, str], pass_env: Sequence[str], search_path: Sequence[str]
+) -> dict[str, str]:
+    """Return a child's environment.
+
+    Args:
+        environment: the caller's.
+        pass_env: more globs of variables to pass.
+        search_path: the caller's `sys.path`, so that the child imports what the caller would.
+    """
+    passed = {name: value for name, value in environment.items() if matches(name, PASSED)}
+    asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
+    path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
+    return {**passed, **FIXED, **asked, **path}
+
+
+def matches(name: str, globs: Sequence[str]) -> bool:
+    """Return whether a variable's name matches any of the globs."""
+    return any(fnmatchcase(name, each) for each in globs)

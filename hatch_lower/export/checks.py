@@ -1,0 +1,104 @@
+"""Checks of a model's tensors: where they are, that exporting left them alone, that its methods share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import CaptureError
+
+__all__ = ["check_devices", "check_unchanged", "path_text", "share_tensors", "tensor_versions", "tensors_of"]
+
+
+def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not in the CPU's memory."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
+            raise CaptureError(
+                f"`{name}` is on the device `{tensor.device}`; models are lowered on the CPU",
+                where=f"model `{model}`, method `{method}`" if method else f"model `{model}`",
+                hint="load the weights before exporting, `to_empty` alone leaves them unset"
+                if tensor.device.type == "meta"
+                else "move the module and its example inputs: `.cpu()`",
+            )
+
+
+def tensors_of(value: Any) -> dict[str, Any]:
+    """Return the tensors in a tree by their paths."""
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """Return `args[0]` for the path of a leaf below a dict."""
+    first, *rest = path
+    return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
+
+
+def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return every tensor that a module holds, plain attributes too, with the count of its in-place changes."""
+    found: dict[str, tuple[torch.Tensor, int]] = {}
+    for prefix, child in module.named_modules():
+        for store in (child._parameters, child._buffers, child.__dict__):
+            for name, value in store.items():
+                if isinstance(value, torch.Tensor) and not value.is_inference():
+                    found[f"{prefix}.{name}" if prefix else name] = (value, value._version)
+    return found
+
+
+def check_unchanged(
+    model: str, name: str, module: torch.nn.Module, before: Mapping[str, tuple[torch.Tensor, int]]
+) -> None:
+    """Refuse a method that changes a tensor which is no buffer: exporting it ran on the real one."""
+    after = tensor_versions(module)
+    for key, (tensor, version) in before.items():
+        now = after.get(key)
+        if now is None or now[0] is not tensor or now[1] != version:
+            raise CaptureError(
+                f"method `{name}` changes `{key}`, which is not a buffer",
+                where=f"model `{model}`",
+                hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
+            )
+
+
+def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
+    """Make programs of one model refer to one tensor by one name.
+
+    Methods of a module do so from the start; programs that were exported or read one by one are joined here, if they
+    agree.
+    """
+    owners: dict[str, tuple[str, torch.Tensor]] = {}
+    for method, program in programs.items():
+        buffers = set(program.graph_signature.inputs_to_buffers.values())
+        for store in (program.state_dict, program.constants):
+            for name, tensor in store.items():
+                lifted = store is program.constants and name not in buffers
+                if lifted or not isinstance(tensor, torch.Tensor):
+                    continue
+                owner, known = owners.setdefault(name, (method, tensor))
+                if known is tensor:
+                    continue
+                if not same_tensor(known, tensor):
+                    raise CaptureError(
+                        f"methods `{owner}` and `{method}` have different tensors under the name `{name}`",
+                        where=f"model `{model}`",
+                        found=f"{described_tensor(known)} and {described_tensor(tensor)}",
+                        hint="export them from one module, or declare them as two models",
+                    )
+                store[name] = known
+
+
+def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same layout and contents."""
+    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+        return False
+    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
+
+
+def described_tensor(tensor: torch.Tensor) -> str:
+    """Return `float32[2, 3]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,157 @@
+"""What hatchling knows about the project that is built, as the rest of hatch-lower wants it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.config import Settings, read_settings
+from hatch_lower.config_table import RESERVED_KEYS, HookTable, read_table
+from hatch_lower.errors import ConfigError
+from hatch_lower.hatch.duplicates import find_repeated, repetition_warning
+from hatch_lower.model import ENTRY_POINT_GROUP
+from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
+
+if TYPE_CHECKING:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+    from hatch_lower.records import PayloadFile
+
+__all__ = ["Project", "input_files", "read_project", "set_tag"]
+
+HOOK = "lower"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One wheel build: its settings, and what goes into the wheel beside the payload."""
+
+    settings: Settings
+    surroundings: Surroundings
+    selected: tuple[DistributedFile, ...]
+    """Files that are packaged because a pattern selects them."""
+    forced: tuple[DistributedFile, ...]
+    """Files that are packaged because `force-include` names them."""
+    exclude: tuple[str, ...]
+    """The patterns that the wheel excludes."""
+
+    def repetition_warnings(self, payload: Sequence[PayloadFile]) -> list[str]:
+        """Return a warning for each packaged file that holds tensors of the payload again."""
+        where = "tool.hatch.build.targets.wheel"
+        root = self.settings.root
+        warnings = [
+            repetition_warning(each, each.file.path.relative_to(root).as_posix(), self.exclude, where)
+            for each in find_repeated(self.selected, payload)
+        ]
+        return warnings + [repetition_warning(each, "", (), where) for each in find_repeated(self.forced, payload)]
+
+
+def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> Project:
+    """Return what hatchling knows, at the time when the hook `lower` runs.
+
+    Raises:
+        ConfigError: if the hook's table is wrong.
+    """
+    config, core, root = hook.build_config, hook.metadata.core, Path(hook.root)
+    with config.set_build_data(build_data):
+        selected = distributed_files(config.builder.recurse_selected_project_files())
+        # a later hook may be the one that writes a file which is included by force
+        there = {source: target for source, target in config.get_force_include().items() if os.path.exists(source)}
+        forced = distributed_files(config.builder.recurse_forced_files(there))
+    files = (*selected, *forced)
+    hooks = build_data["build_hooks"]
+    declared = core.entry_points.get(ENTRY_POINT_GROUP, {})
+    settings = read_settings(
+        own_table(hook.config),
+        root=root,
+        name=core.name,
+        version=hook.metadata.version,
+        entry_points=declared,
+        packages=find_packages(files),
+        path=table_path(config.target_config, hook.target_name),
+    )
+    roots = tuple(Path(os.path.normpath(root / each)) for each in config.dev_mode_dirs) or find_import_roots(files)
+    if any(model.name not in declared for model in settings.models):  # its export code need not be packaged
+        roots = tuple(dict.fromkeys((*roots, root)))
+    surroundings = Surroundings(
+        name=core.name,
+        version=hook.metadata.version,
+        metadata=config.core_metadata_constructor(hook.metadata),
+        entry_points=config.builder.construct_entry_points_file(),
+        import_roots=roots,
+        links=plan_links(files),
+        packages=find_packages(files),
+        later_hooks=tuple(hooks[hooks.index(HOOK) + 1 :]),
+    )
+    exclude = config.target_config.get("exclude", config.build_config.get("exclude", []))
+    return Project(settings, surroundings, selected, forced, tuple(exclude))
+
+
+def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
+    """Return the files that match the declared `inputs`, whether or not version control ignores them.
+
+    They are declared in the hook's table for this target, or in its table for the wheel. A folder stands for all that
+    is in it. A glob that matches nothing is warned about.
+
+    Raises:
+        ConfigError: if `inputs` is not a list of globs.
+    """
+    wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
+    problems: list[str] = []
+    patterns: dict[str, str] = {}
+    for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
+        path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
+        part = {"inputs": table["inputs"]} if "inputs" in table else {}
+        patterns |= dict.fromkeys(read_table(HookTable, part, path, problems).inputs, path)
+    problems += [
+        f"`{path}.inputs` must hold globs relative to the project and within it, found `{pattern}`"
+        for pattern, path in patterns.items()
+        if not pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
+    ]
+    if problems:
+        what = "The `inputs` of the build hook `lower` are wrong"
+        raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
+    root, found = Path(hook.root), set[Path]()
+    for pattern, path in patterns.items():
+        matches = [below for match in root.glob(pattern) for below in (match, *match.rglob("*")) if below.is_file()]
+        if not matches:
+            hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}.inputs` matches no file")
+        found.update(matches)
+    return sorted(found)
+
+
+def set_tag(build_data: dict[str, Any], tag: str) -> None:
+    """Give the wheel the payload's tag, unless an earlier hook has already made it narrower."""
+    platform = tag.rpartition("-")[2]
+    given = build_data.get("tag", "")
+    if platform != "any":
+        build_data["pure_python"] = False
+    if build_data.get("infer_tag"):
+        return
+    if not given:
+        build_data["tag"] = tag
+    elif platform != "any" and given.endswith("-any"):
+        build_data["tag"] = f"{given.removesuffix('any')}{platform}"
+
+
+def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
+    """Return hatchling's included files as ours."""
+    return tuple(
+        DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
+        for file in files
+    )
+
+
+def own_table(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hook's table without the keys that hatchling itself reads."""
+    return {key: value for key, value in config.items() if key not in RESERVED_KEYS}
+
+
+def table_path(target_config: Mapping[str, Any], target: str) -> str:
+    """Return the dotted path of the table that the hook's settings come from: the target's replaces the global one."""
+    if HOOK in target_config.get("hooks", {}):
+        return f"tool.hatch.build.targets.{target}.hooks.{HOOK}"
+    return f"tool.hatch.build.hooks.{HOOK}"

@@ -1,0 +1,294 @@
+"""Lowering one model, from its exported methods to the files in the wheel, on one page; runs in the child process."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, default_decompositions
+
+from hatch_lower.backend.api import Partitioner
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.export.capture import CapturedMethod, CapturedModel
+from hatch_lower.export.verify import check_tensors, verify_method
+from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.plan import read_plan
+from hatch_lower.lowering.lower import Lowered, lower_methods
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.program.constants import SpanDigests, merge_storages
+from hatch_lower.program.constants_file import constants_bytes
+from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.records import MethodRow, ModelReport
+from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.selection import DelegateKinds
+
+__all__ = ["lower_model"]
+
+PLAN_READER = "hatch-lower>=0.1"
+"""The first version that reads the plans that this one writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredRecipe:
+    """A model lowered for one recipe."""
+
+    recipe: Recipe
+    emitted: EmittedProgram
+    files: ProgramFiles
+    methods: Mapping[str, MethodEntry]
+    rows: tuple[MethodRow, ...]
+
+
+def lower_model(
+    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
+) -> ModelReport:
+    """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
+
+    Raises:
+        LowerError: whatever goes wrong; what other models have finished stays in the cache.
+    """
+
+    def warn(line: str) -> None:
+        reporter.report(Event("cache", "note", model.name, detail=line))
+
+    store = open_store(os.environ, warn)
+    packager = Packager(folder, model.name, store)
+    digests = SpanDigests()
+    chosen = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
+    recipes = [lower_recipe(source, recipe, store, packager, digests, reporter) for recipe in chosen]
+    with stage(reporter, "constants", model.name):
+        constants = packager.write_storages(merge_storages(each.emitted.storages for each in recipes))
+    check = None
+    if settings.check:
+        tensors, note = check_tensors(source)
+        check = packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
+        if note:
+            warn(note)
+    entry = ModelEntry(
+        order=tuple(name for name in settings.recipe_order if name in model.recipes),
+        constants=constants,
+        check=check,
+        recipes={each.recipe.name: describe_recipe(each) for each in recipes},
+    )
+    for each in recipes:
+        if each.recipe.verify:
+            verify_recipe(source, each, packager, settings.seed, reporter)
+    return ModelReport(
+        model=model.name,
+        manifest=entry,
+        files=packager.files(),
+        rows=tuple(row for each in recipes for row in each.rows),
+        native=tuple(sorted({path for each in recipes for path in each.files.native})),
+        torch=torch.__version__,
+    )
+
+
+def lower_recipe(
+    source: CapturedModel, recipe: Recipe, store: Store, packager: Packager, digests: SpanDigests, reporter: Reporter
+) -> LoweredRecipe:
+    """Lower all methods for one recipe, backend by backend, and write its plan, debug map and delegates."""
+    partitioners = {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends}
+    programs: dict[str, ExportedProgram] = {}
+    seconds: dict[str, float] = {}
+    for method in source.methods:
+        begin = time.perf_counter()
+        with stage(reporter, "edge", source.name, recipe.name, method.name):
+            programs[method.name] = to_edge(method.program, keep=kept_operators(method, list(partitioners.values())))
+        seconds[method.name] = time.perf_counter() - begin
+    rounds: list[dict[str, Lowered]] = []
+    lowered_programs = programs
+    for name, partitioner in partitioners.items():
+        begin = time.perf_counter()
+        with stage(reporter, "lower", source.name, recipe.name) as describe:
+            found = lower_with(name, lowered_programs, partitioner, store, f"{source.name}/{recipe.name}")
+            describe(f"{name}: {count_text(found)}")
+        for method_name, share in shares_of(found).items():
+            seconds[method_name] += share * (time.perf_counter() - begin)
+        rounds.append(found)
+        lowered_programs = {method: each.program for method, each in found.items()}
+    with stage(reporter, "emit", source.name, recipe.name):
+        methods = {
+            method.name: LoweredMethod(
+                method.name,
+                lowered_programs[method.name],
+                method.parameters,
+                reasons_of(rounds, list(partitioners), method.name),
+                method.dimensions,
+            )
+            for method in source.methods
+        }
+        roots = [Path(entry) for entry in sys.path if entry]
+        emitted = emit_program(source.name, methods, roots=roots, digests=digests)
+        files = packager.write_program(recipe.name, emitted)
+    entries = {}
+    rows = []
+    for name, program in programs.items():
+        each = [one[name] for one in rounds]
+        entry = MethodEntry(
+            nodes=count_operations(program),
+            delegated=sum(one.delegated for one in each),
+            partitions=sum(one.partitions for one in each),
+        )
+        entries[name] = entry
+        rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
+    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows))
+
+
+def verify_recipe(
+    source: CapturedModel, lowered: LoweredRecipe, packager: Packager, seed: int, reporter: Reporter
+) -> None:
+    """Run what was written, read back as an installed wheel's files are, against eager.
+
+    Raises:
+        VerificationError: if anything differs.
+    """
+    plan = read_plan(packager.source(lowered.files.plan.path).read_bytes(), lowered.files.plan.path)
+    spans: Sequence[torch.Tensor] = ()
+    if plan.storages:
+        constants = packager.source(f"{source.name}/{CONSTANTS}")
+        spans = ConstantsFile(constants, CONSTANTS).spans(plan.storages)
+    kinds = DelegateKinds()
+    delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
+    executor = execute_plan(plan, spans, delegates, packager.folder)
+    mutable = [name for name, constant in plan.constants.items() if constant.mutable]
+    for method in source.methods:
+        with stage(reporter, "verify", source.name, lowered.recipe.name, method.name) as describe:
+            result = verify_method(
+                source,
+                method,
+                executor.methods[method.name],
+                executor.reset,
+                recipe=lowered.recipe.name,
+                rtol=lowered.recipe.rtol,
+                atol=lowered.recipe.atol,
+                seed=seed,
+                mutable=mutable,
+            )
+            count = len(result.cases)
+            describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
+        for note in result.notes:
+            reporter.report(Event("verify", "note", source.name, lowered.recipe.name, method.name, detail=note))
+
+
+def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
+    """Return the partitioner of a recipe's backend, made with its options."""
+    try:
+        return find_backend(choice.name).partitioner(choice.options)
+    except BackendError as error:
+        where = f"recipe `{recipe.name}`, backend `{choice.name}`"
+        raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
+
+
+def kept_operators(method: CapturedMethod, partitioners: list[Partitioner]) -> list[Any]:
+    """Return the operators of a method that stay whole.
+
+    Each backend's wishes hold, whichever comes first. Without a backend everything does: torch runs it whole, faster
+    and with eager's own numbers.
+    """
+    if not partitioners:
+        return list(default_decompositions())
+    kept: dict[Any, None] = {}
+    for partitioner in partitioners:
+        operators, wanted = partitioner.ops_to_not_decompose(method.program)
+        for op in operators:
+            if wanted is None or any(node.target is op and wanted(node) for node in method.program.graph.nodes):
+                kept[op] = None
+    return list(kept)
+
+
+def lower_with(
+    backend: str, programs: Mapping[str, ExportedProgram], partitioner: Partitioner, store: Store, where: str
+) -> dict[str, Lowered]:
+    """Lower all methods with one backend; its own exceptions become ours."""
+    try:
+        return lower_methods(programs, dict.fromkeys(programs, partitioner), store=store)
+    except LowerError:
+        raise
+    except Exception as error:
+        raise BackendError(
+            f"the backend `{backend}` failed",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            hint="leave the backend out of the recipe, or report this to its authors",
+        ) from error
+
+
+def reasons_of(rounds: list[dict[str, Lowered]], backends: list[str], method: str) -> dict[str, str]:
+    """Return why operations of a method were not delegated: each backend's reason."""
+    reasons: dict[str, list[str]] = {}
+    for backend, found in zip(backends, rounds, strict=True):
+        for node, reason in found[method].reasons.items():
+            reasons.setdefault(node, []).append(f"{backend}: {reason}")
+    return {node: "; ".join(each) for node, each in reasons.items()}
+
+
+def shares_of(found: Mapping[str, Lowered]) -> dict[str, float]:
+    """Return each method's share of the time that lowering all of them took: by the partitions that were built."""
+    built = {method: each.partitions - each.reused for method, each in found.items()}
+    total = sum(built.values())
+    return {method: count / total if total else 1 / len(built) for method, count in built.items()}
+
+
+def count_text(found: Mapping[str, Lowered]) -> str:
+    """Return `3 partitions, 2 reused`."""
+    partitions = sum(each.partitions for each in found.values())
+    reused = sum(each.reused for each in found.values())
+    return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"
+
+
+def count_operations(program: ExportedProgram) -> int:
+    """Return how many operations an edge program has; a `getitem` computes nothing and does not count."""
+    nodes = program.graph.nodes
+    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
+
+
+def row_of(
+    model: str, recipe: str, method: str, entry: MethodEntry, rounds: list[Lowered], seconds: float
+) -> MethodRow:
+    """Return a method's row of the summary."""
+    blobs: dict[str, int] = {}
+    for each in rounds:
+        for child in each.program.graph_module.children():
+            if isinstance(child, LoweredBackendModule):
+                blobs[sha256_bytes(child.processed_bytes)] = len(child.processed_bytes)
+    return MethodRow(
+        model=model,
+        recipe=recipe,
+        method=method,
+        nodes=entry.nodes,
+        delegated=entry.delegated,
+        partitions=entry.partitions,
+        bytes=sum(blobs.values()),
+        seconds=seconds,
+        reused=sum(each.reused for each in rounds),
+    )
+
+
+def describe_recipe(lowered: LoweredRecipe) -> RecipeEntry:
+    """Return the manifest's entry of a recipe."""
+    plan = lowered.emitted.plan
+    targets = [delegate.target for delegate in plan.delegates if delegate.target is not None]
+    return RecipeEntry(
+        plan=lowered.files.plan,
+        debug=lowered.files.debug,
+        delegates=lowered.files.delegates,
+        backends=tuple(sorted({delegate.backend for delegate in plan.delegates})),
+        requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements()})),
+        target=targets[0] if targets else None,
+        methods=lowered.methods,
+    )

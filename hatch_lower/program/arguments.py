@@ -1,0 +1,109 @@
+"""Arguments of graph nodes as arguments of plan instructions, and the names of what nodes call."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.format.arguments import LAYOUTS, MEMORY_FORMATS, Argument, Literal, Special
+from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.graph.tensors import dtype_name
+
+__all__ = ["PYTHON_FUNCTIONS", "convert_argument", "literal_argument", "op_name", "overload_of"]
+
+
+def overload_of(target: Any) -> OpOverload | None:
+    """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""
+    found = getattr(target, "_op", target) if not isinstance(target, OpOverload) else target
+    return found if isinstance(found, OpOverload) else None
+
+
+def op_name(overload: OpOverload) -> str:
+    """Return `aten.add.Tensor`."""
+    namespace, name = overload._schema.name.split("::")
+    return f"{namespace}.{name}.{overload._schema.overload_name or 'default'}"
+
+
+def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) -> Argument:
+    """Return an instruction's argument.
+
+    Args:
+        value: a node's argument: nodes, literals, and lists of them.
+        refer: from a node to its reference.
+        where: the method and node, for errors.
+
+    Raises:
+        EdgeError: for something that a plan cannot hold.
+    """
+    if isinstance(value, Node):
+        return refer(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(convert_argument(each, refer, where) for each in value)
+    return literal_argument(value, where)
+
+
+def literal_argument(value: Any, where: str) -> Literal:
+    """Return a literal.
+
+    Raises:
+        EdgeError: for something that a plan cannot hold, such as a generator or a device other than the CPU.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) in (int, float, complex):
+        return math.nan if value != value and isinstance(value, float) else value
+    if isinstance(value, torch.SymInt):
+        known = value.node.maybe_as_int()
+        if known is not None:
+            return int(known)
+    name = str(value).removeprefix("torch.")
+    if isinstance(value, torch.dtype) and dtype_name(value) in DTYPES:
+        return Special("dtype", name)
+    if isinstance(value, torch.device) and value.type == "cpu":
+        return Special("device", "cpu")
+    if isinstance(value, torch.layout) and name in LAYOUTS:
+        return Special("layout", name)
+    if isinstance(value, torch.memory_format) and name in MEMORY_FORMATS:
+        return Special("memory_format", name)
+    raise EdgeError(
+        "A literal in the graph cannot be packaged",
+        where=where,
+        found=f"{type(value).__name__} {value!s:.200}",
+        hint="plans hold numbers, strings, dtypes, layouts, memory formats and the device `cpu`",
+    )
+
+
+PYTHON_FUNCTIONS: Mapping[Any, str] = {
+    **{
+        getattr(operator, name): name
+        for name in (
+            *("abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne"),
+            *("neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "xor"),
+        )
+    },
+    **{getattr(math, name): name for name in ("ceil", "floor", "trunc")},
+    **{getattr(torch, name): name for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")},
+    **{
+        getattr(torch, f"_sym_{name}"): name
+        for name in (
+            *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
+        )
+        if hasattr(torch, f"_sym_{name}")
+    },
+    torch.sym_sum: "sym_sum",
+    abs: "abs",
+    bool: "sym_bool",
+    float: "sym_float",
+    int: "sym_int",
+    max: "max",
+    min: "min",
+    round: "round",
+}
+"""Functions on sizes, and `getitem`, to the plan's names of them."""

@@ -1,0 +1,317 @@
+"""Lowered programs of one model and recipe as what is packaged: plan, delegate blobs, constants and debug map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
+
+from hatch_lower.backend.api import Target
+from hatch_lower.debug import DebugMap, MethodDebug
+from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.errors import BackendError, EdgeError
+from hatch_lower.format.arguments import Argument
+from hatch_lower.format.delegates import DelegateEntry, TargetEntry
+from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs
+from hatch_lower.graph.surgery import attribute_of, nested_graph_modules
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.program.constants import ConstantUse, SpanDigests, collect_constants, name_constants
+from hatch_lower.program.graphs import GraphEmitter, MethodContext
+from hatch_lower.program.signature import input_of, parameters_of, tree_of, user_inputs
+from hatch_lower.program.sources import SourceRoots
+from hatch_lower.program.symbols import Symbols
+
+__all__ = ["Blob", "EmittedProgram", "LoweredMethod", "emit_program"]
+
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredMethod:
+    """One method after lowering.
+
+    Args:
+        name: the method's name.
+        program: edge operators and calls of lowered modules; plain ATen operators are taken too.
+        parameters: Python names of the positional arguments.
+        reasons: node name to the reason why no backend took it.
+        dimensions: torch's name of a symbol to the name of its `torch.export.Dim`.
+    """
+
+    name: str
+    program: ExportedProgram
+    parameters: tuple[str, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    dimensions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """The bytes of one or more delegates, to be written to `<model>/delegates/<sha256>.<suffix>`."""
+
+    data: bytes
+    suffix: str
+    target: Target | None
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedProgram:
+    """One model for one recipe.
+
+    Args:
+        plan: refers to blobs by file name and to constants by storage key.
+        blobs: sha256 to blob.
+        debug: the debug map.
+        storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
+    """
+
+    plan: Plan
+    blobs: Mapping[str, Blob]
+    debug: DebugMap
+    storages: Mapping[str, torch.Tensor]
+
+    def requirements(self) -> tuple[str, ...]:
+        """Return what running the delegates requires, sorted."""
+        return tuple(sorted({line for blob in self.blobs.values() for line in blob.requirements}))
+
+
+def emit_program(
+    model: str,
+    methods: Mapping[str, LoweredMethod],
+    *,
+    roots: Sequence[Path] = (),
+    digests: SpanDigests | None = None,
+) -> EmittedProgram:
+    """Return what is packaged for one model and recipe.
+
+    Args:
+        model: the model's name: the folder of its blobs.
+        methods: method name to lowered method.
+        roots: the project's root and import roots, to which source files in the debug map are relative.
+        digests: shared by the recipes of a model, so that its weights are hashed once.
+
+    Raises:
+        EdgeError: for an operation, literal, container, size or tensor that a plan cannot hold.
+        BackendError: if a backend returned something that cannot be packaged.
+    """
+    uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
+    delegated = [use for method in methods.values() for use in delegate_uses(method.name, method.program)]
+    tensors, mutable = name_constants([*(use for found in uses.values() for use in found.values()), *delegated])
+    constants = collect_constants(tensors, mutable, SpanDigests() if digests is None else digests)
+    delegates = DelegateTable(model)
+    sources = SourceRoots(roots)
+    plans: dict[str, MethodPlan] = {}
+    debug: dict[str, MethodDebug] = {}
+    for name, method in methods.items():
+        names = {key: use.plan_name for key, use in uses[name].items()}
+        plans[name], debug[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
+    plan = Plan(constants.storages, constants.constants, tuple(delegates.entries), plans)
+    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data)
+
+
+class DelegateTable:
+    """The delegates of a plan, each distinct one once, and their blobs."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._numbers: dict[str, int] = {}
+        self.entries: list[DelegateEntry] = []
+        self.blobs: dict[str, Blob] = {}
+
+    def add(self, method: str, module: LoweredBackendModule) -> int:
+        """Return the number of a lowered module's delegate.
+
+        Raises:
+            BackendError: if there is named data beside the blob, or the facts for the run half are no JSON.
+        """
+        result = module.result
+        if result.data_store_output is not None:
+            raise BackendError(
+                "A backend returned named data beside its blob, which is not packaged",
+                where=f"backend `{module.backend_id}`",
+                hint="put the data into `processed_bytes`",
+            )
+        digest = sha256_bytes(result.processed_bytes)
+        known = self.blobs.get(digest)
+        requirements = {*result.requirements, *(known.requirements if known is not None else ())}
+        suffix = result.suffix if known is None else known.suffix
+        target = result.target if known is None or known.target is None else known.target
+        names = tuple(use.plan_name for use in module_uses(method, module))
+        needs = None
+        if result.target is not None:
+            needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
+        file = f"{self._model}/delegates/{digest}.{suffix}"
+        entry = DelegateEntry(module.backend_id, file, names, dict(result.info), needs)
+        try:
+            key = digest_of([entry.backend, file, names, entry.info, repr(needs)])
+        except (TypeError, ValueError) as error:
+            raise BackendError(
+                "A backend returned facts for its run half that are no JSON",
+                where=f"backend `{module.backend_id}`, `PreprocessResult.info`",
+                found=str(error),
+                hint="use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
+            ) from error
+        self.blobs[digest] = Blob(result.processed_bytes, suffix, target, tuple(sorted(requirements)))
+        # a delegate that holds state of its own belongs to one partition, whatever other one is equal to it
+        if entry.info.get("stateful") is True or key not in self._numbers:
+            self._numbers[key] = len(self.entries)
+            self.entries.append(entry)
+        return self._numbers[key]
+
+
+def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
+    """Yield the constants that a program's own operations use, by placeholder name or path of an attribute.
+
+    Raises:
+        EdgeError: for a constant that is no tensor.
+    """
+    changed = mutated_names(program)
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT or (not node.users and spec.target not in changed):
+            continue
+        if spec.kind not in CONSTANT_KINDS:
+            raise EdgeError(
+                "A method uses a constant that is no tensor",
+                where=f"method `{method}`, `{spec.target}`",
+                found=spec.kind.name.lower(),
+                hint="plans hold tensors only; script objects cannot be packaged",
+            )
+        lifted = spec.kind is InputKind.CONSTANT_TENSOR
+        yield (
+            node.name,
+            ConstantUse(method, str(spec.target), constant_of(program, spec), spec.target in changed, lifted),
+        )
+    yield from attribute_uses(method, program.graph_module, "")
+
+
+def attribute_uses(method: str, module: torch.fx.GraphModule, prefix: str) -> Iterator[tuple[str, ConstantUse]]:
+    """Yield the tensors that are attributes of a graph module or of those nested in it."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            found = attribute_of(module, node.target)
+            if isinstance(found, torch.Tensor):
+                path = f"{prefix}{node.target}"
+                yield path, ConstantUse(method, path, found, lifted=True)
+    for target, nested in nested_graph_modules(module):
+        yield from attribute_uses(method, nested, f"{prefix}{target}.")
+
+
+def delegate_uses(method: str, program: ExportedProgram) -> Iterator[ConstantUse]:
+    """Yield the constants that are bound to a program's delegates when they are loaded."""
+    pending = [program.graph_module]
+    while pending:
+        module = pending.pop()
+        pending += [nested for _, nested in nested_graph_modules(module)]
+        for node in module.graph.nodes:
+            found = attribute_of(module, node.target) if node.op == "get_attr" else None
+            if isinstance(found, LoweredBackendModule):
+                yield from module_uses(method, found)
+
+
+def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
+    """Return the constants to bind to a lowered module, in order; none where its blob holds them."""
+    if not module.constants:
+        return []
+    program = module.original_module
+    changed = mutated_names(program)
+    return [
+        ConstantUse(
+            method,
+            str(spec.target),
+            constant_of(program, spec),
+            spec.target in changed,
+            spec.kind is InputKind.CONSTANT_TENSOR,
+        )
+        for spec in constant_specs(program)
+    ]
+
+
+def mutated_names(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the parameters and buffers that a program changes."""
+    specs = program.graph_signature.output_specs
+    return frozenset(str(spec.target) for spec in specs if spec.kind in STATE_MUTATIONS)
+
+
+def emit_method(
+    where: str,
+    method: LoweredMethod,
+    names: Mapping[str, str],
+    delegates: DelegateTable,
+    sources: SourceRoots,
+) -> tuple[MethodPlan, MethodDebug]:
+    """Return the plan and the debug map of one method.
+
+    Args:
+        where: `model.method`, for errors.
+        method: the method.
+        names: placeholder name, or path of an attribute, to plan name.
+        delegates: the plan's delegates; extended.
+        sources: for the debug map.
+    """
+    program = method.program
+    symbols = Symbols(program.range_constraints, method.dimensions, where)
+    users = user_inputs(program)
+    inputs = tuple(input_of(spec, node, symbols, where) for spec, node in users)
+    symbols.close_inputs()
+
+    def add_delegate(module: LoweredBackendModule) -> int:
+        return delegates.add(method.name, module)
+
+    context = MethodContext(where, symbols, names, add_delegate, sources, method.reasons)
+    emitter = GraphEmitter(context, program.graph_module)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            emitter.add_constant(node, names[node.name])
+    for _, node in users:
+        emitter.add_input(node)
+    emitter.emit_calls()
+
+    values = program.graph.output_node().args[0]
+    assert isinstance(values, (list, tuple))
+    specs = program.graph_signature.output_specs
+    positions = {node.name: index for index, (_, node) in enumerate(users)}
+
+    mutations: list[tuple[str, Argument]] = []
+    input_mutations: list[tuple[int, Argument]] = []
+    outputs: list[Argument] = []
+    for spec, value in zip(specs, values, strict=True):
+        argument = emitter.refer(value)
+        if spec.kind in STATE_MUTATIONS:
+            mutations.append((str(spec.target), argument))
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            input_mutations.append((positions[str(spec.target)], argument))
+        else:
+            outputs.append(user_output(spec, argument, where))
+    plan = MethodPlan(
+        parameters_of(program, method.parameters, where),
+        inputs,
+        symbols.ranges(),
+        emitter.graph(outputs),
+        tuple(mutations),
+        tuple(input_mutations),
+        tree_of(program.call_spec.out_spec, f"{where}, result"),
+    )
+    return plan, context.debug()
+
+
+def user_output(spec: OutputSpec, argument: Argument, where: str) -> Argument:
+    """Return an output of the method.
+
+    Raises:
+        EdgeError: for an output of a training graph.
+    """
+    if spec.kind is not OutputKind.USER_OUTPUT:
+        raise EdgeError(
+            "A method has an output that only training needs",
+            where=where,
+            found=spec.kind.name.lower(),
+            hint="export the method for inference",
+        )
+    return argument

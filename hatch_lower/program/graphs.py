@@ -1,0 +1,292 @@
+"""Instructions of one graph, and of the graphs nested in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._higher_order_ops import executorch_call_delegate
+from torch.fx import GraphModule, Node
+
+from hatch_lower.debug import DelegateDebug, MethodDebug, Origin, Undelegated
+from hatch_lower.errors import EdgeError
+from hatch_lower.format.arguments import Argument, ConstantName, Value
+from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, OpCall, PythonCall, While
+from hatch_lower.graph.surgery import attribute_of, graph_modules
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.program.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
+from hatch_lower.program.signature import value_input
+from hatch_lower.program.sources import SourceRoots
+from hatch_lower.program.symbols import Symbols
+
+__all__ = ["GraphEmitter", "MethodContext"]
+
+NO_REASON = "no backend of the recipe took it"
+
+ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
+SIZES = frozenset(
+    {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
+)
+
+
+@dataclass(slots=True)
+class MethodContext:
+    """What the graphs of one method share while they are emitted.
+
+    Args:
+        where: `model.method`, for errors.
+        symbols: the method's symbols.
+        constants: placeholder's name, or dotted path of a tensor in a nested graph, to the constant's plan name.
+        add_delegate: from a lowered module to its number in the plan.
+        sources: for the debug map.
+        reasons: node name to the reason why no backend took it.
+    """
+
+    where: str
+    symbols: Symbols
+    constants: Mapping[str, str]
+    add_delegate: Callable[[LoweredBackendModule], int]
+    sources: SourceRoots
+    reasons: Mapping[str, str]
+    handles: dict[int, Origin] = field(default_factory=dict)
+    instructions: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    delegates: dict[str, DelegateDebug] = field(default_factory=dict)
+    undelegated: list[Undelegated] = field(default_factory=list)
+
+    def debug(self) -> MethodDebug:
+        """Return the method's debug map."""
+        handles = {handle: self.handles[handle] for handle in sorted(self.handles)}
+        return MethodDebug(handles, self.instructions, self.delegates, tuple(self.undelegated))
+
+
+class GraphEmitter:
+    """Turns one FX graph into a plan's graph.
+
+    Args:
+        context: what the graphs of the method share.
+        module: the graph module.
+        path: what precedes an instruction's number in the debug map: `4.true.`, empty at the top.
+        prefix: what precedes an attribute's name: `true_graph_0.`, empty at the top.
+    """
+
+    def __init__(self, context: MethodContext, module: GraphModule, path: str = "", prefix: str = "") -> None:
+        self._context = context
+        self._module = module
+        self._path = path
+        self._prefix = prefix
+        self._known: dict[Node, Argument] = {}
+        self._inputs: list[int] = []
+        self._instructions: list[Instruction] = []
+        self._slots = 0
+        self._needed = needed_nodes(module, context.symbols)
+
+    def add_input(self, node: Node) -> None:
+        """Let a placeholder be an input of the graph."""
+        slot = self._new_slot()
+        self._inputs.append(slot)
+        self._known[node] = Value(slot)
+
+    def add_constant(self, node: Node, name: str) -> None:
+        """Let a placeholder be a constant of the plan."""
+        self._known[node] = ConstantName(name)
+
+    def emit_calls(self) -> None:
+        """Emit an instruction for each operation; all placeholders must have been added."""
+        for node in self._module.graph.nodes:
+            if node.op == "call_function" and node in self._needed:
+                self._emit_call(node)
+            elif node.op == "get_attr":
+                name = self._context.constants.get(f"{self._prefix}{node.target}")
+                if name is not None:
+                    self._known[node] = ConstantName(name)
+
+    def refer(self, value: Any) -> Argument:
+        """Return the reference to a node's value, or a literal."""
+        return self._argument(value, "output")
+
+    def graph(self, outputs: Sequence[Argument]) -> Graph:
+        """Return the finished graph."""
+        return Graph(tuple(self._inputs), tuple(self._instructions), tuple(outputs))
+
+    def _new_slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
+
+    def _append(self, make: Callable[[int], Instruction], handles: tuple[int, ...]) -> Value:
+        slot = self._new_slot()
+        if handles:
+            self._context.instructions[self._next_path()] = handles
+        self._instructions.append(make(slot))
+        return Value(slot)
+
+    def _next_path(self) -> str:
+        return f"{self._path}{len(self._instructions)}"
+
+    def _where(self, node: Node | str) -> str:
+        if isinstance(node, str):
+            return f"{self._context.where}, {node}"
+        source = self._context.sources.source(node.meta.get("stack_trace"))
+        return f"{self._context.where}, node `{node.name}`" + (f" ({source})" if source else "")
+
+    def _argument(self, value: Any, node: Node | str) -> Argument:
+        return convert_argument(value, self._known.__getitem__, self._where(node))
+
+    def _arguments(self, values: Sequence[Any], node: Node) -> tuple[Argument, ...]:
+        return tuple(self._argument(value, node) for value in values)
+
+    def _emit_call(self, node: Node) -> None:
+        target = node.target
+        overload = overload_of(target)
+        if overload is not None:
+            self._known[node] = self._emit_op(node, op_name(overload))
+        elif target is executorch_call_delegate:
+            self._known[node] = self._emit_delegate(node)
+        elif target is torch.ops.higher_order.cond:
+            self._known[node] = self._emit_cond(node)
+        elif target is torch.ops.higher_order.while_loop:
+            self._known[node] = self._emit_while(node)
+        elif target in PYTHON_FUNCTIONS:
+            self._known[node] = self._emit_python(node, PYTHON_FUNCTIONS[target])
+        else:
+            raise EdgeError(
+                "A method uses an operation that a plan cannot express",
+                where=self._where(node),
+                found=f"`{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}`",
+                hint="plans hold ATen and custom operators, arithmetic on sizes, `torch.cond` and `while_loop`",
+            )
+
+    def _emit_op(self, node: Node, name: str) -> Argument:
+        args = list(node.args)
+        if name in ASSERTIONS:
+            args = [self._message(arg) if isinstance(arg, str) else arg for arg in args]
+        converted = self._arguments(args, node)
+        kwargs = tuple(sorted((key, self._argument(value, node)) for key, value in node.kwargs.items()))
+        if name not in SIZES:
+            self._note_undelegated(node, name)
+        return self._append(lambda out: OpCall(name, converted, kwargs, out), self._handles(node, name))
+
+    def _message(self, text: str) -> str:
+        """Return an assertion's text without node names, in the plan's symbols."""
+        return self._context.symbols.rename(text.partition(" on node '")[0])
+
+    def _emit_python(self, node: Node, name: str) -> Argument:
+        args = self._arguments(node.args, node)
+        if name == "round" and len(args) == 1:
+            args = (*args, None)
+        result = self._append(lambda out: PythonCall(name, args, out), self._handles(node, name))
+        source = node.args[0]
+        if name == "getitem" and isinstance(source, Node) and source.target is executorch_call_delegate:
+            conversion = conversion_of(node.meta.get("val"))
+            if conversion is not None:
+                return self._append(lambda out: PythonCall(conversion, (result,), out), ())
+        return result
+
+    def _emit_delegate(self, node: Node) -> Argument:
+        module_node, *operands = node.args
+        assert isinstance(module_node, Node)
+        module = attribute_of(self._module, str(module_node.target))
+        number = self._context.add_delegate(module)
+        inputs = tuple(
+            value_input(arg.meta["val"] if isinstance(arg, Node) else arg, self._context.symbols, self._where(node))
+            for arg in operands
+        )
+        args = self._arguments(operands, node)
+        handles: dict[int, None] = {}
+        for each in graph_modules(module.original_module.graph_module):
+            for inner in each.graph.nodes:
+                if inner.op == "call_function":
+                    handles.update(dict.fromkeys(self._handles(inner, name_of(inner))))
+        debug = (module.meta or {}).get("debug_handle_map", module.result.debug_handle_map)
+        mapped = None if debug is None else {str(key): tuple(value) for key, value in debug.items()}
+        self._context.delegates[self._next_path()] = DelegateDebug(module.backend_id, mapped)
+        return self._append(lambda out: DelegateCall(number, args, inputs, out), tuple(sorted(handles)))
+
+    def _emit_cond(self, node: Node) -> Argument:
+        arguments: tuple[Any, ...] = node.args
+        predicate, when_true, when_false, operands = arguments
+        path = self._next_path()
+        branches = [
+            self._nested(branch, f"{path}.{name}.") for branch, name in ((when_true, "true"), (when_false, "false"))
+        ]
+        condition, args = self._argument(predicate, node), self._arguments(operands, node)
+        self._note_undelegated(node, "cond")
+        return self._append(
+            lambda out: Cond(condition, branches[0], branches[1], args, out), self._handles(node, "cond")
+        )
+
+    def _emit_while(self, node: Node) -> Argument:
+        arguments: tuple[Any, ...] = node.args
+        condition_node, body_node, carried, extra = arguments
+        path = self._next_path()
+        condition = self._nested(condition_node, f"{path}.condition.")
+        body = self._nested(body_node, f"{path}.body.")
+        args, rest = self._arguments(carried, node), self._arguments(extra, node)
+        self._note_undelegated(node, "while_loop")
+        return self._append(lambda out: While(condition, body, args, rest, out), self._handles(node, "while_loop"))
+
+    def _nested(self, node: Node, path: str) -> Graph:
+        """Return a branch or body; its placeholders are its inputs."""
+        module = attribute_of(self._module, str(node.target))
+        emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{node.target}.")
+        for each in module.graph.nodes:
+            if each.op == "placeholder":
+                emitter.add_input(each)
+        emitter.emit_calls()
+        values = module.graph.output_node().args[0]
+        listed = values if isinstance(values, (list, tuple)) else [values]
+        return emitter.graph([emitter.refer(value) for value in listed])
+
+    def _handles(self, node: Node, name: str) -> tuple[int, ...]:
+        """Note what stands behind a node's debug handle, and return the handle.
+
+        Nodes that came from one operation share a handle; an operator describes it better than arithmetic on sizes.
+        """
+        handle = node.meta.get("debug_handle")
+        if handle is None:
+            return ()
+        known = self._context.handles.get(handle)
+        if known is None or ("." in name and "." not in known.op):
+            self._context.handles[handle] = self._context.sources.origin(node, name)
+        return (handle,)
+
+    def _note_undelegated(self, node: Node, name: str) -> None:
+        reason = self._context.reasons.get(node.name, NO_REASON)
+        self._context.undelegated.append(Undelegated(node.name, name, node.meta.get("debug_handle") or 0, reason))
+
+
+def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
+    """Return the nodes to emit: all but assertions that always hold, and arithmetic on sizes that nothing uses."""
+    needed: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        overload = overload_of(node.target) if node.op == "call_function" else None
+        name = op_name(overload) if overload is not None else ""
+        if name in ASSERTIONS and node.args and always_holds(node.args[0], symbols):
+            continue
+        pure = name in SIZES or (node.op == "call_function" and node.target in PYTHON_FUNCTIONS)
+        if not pure or any(user in needed for user in node.users):
+            needed.add(node)
+    return needed
+
+
+def always_holds(condition: Any, symbols: Symbols) -> bool:
+    """Return whether an assertion's condition is true for all inputs that are in range."""
+    return symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition)
+
+
+def conversion_of(value: Any) -> str | None:
+    """Return the plan's operation that makes a Python number of what a delegate returned for it; None for tensors."""
+    if isinstance(value, (bool, torch.SymBool)):
+        return "item_bool"
+    if isinstance(value, (int, torch.SymInt)):
+        return "item_int"
+    return "item_float" if isinstance(value, (float, torch.SymFloat)) else None
+
+
+def name_of(node: Node) -> str:
+    """Return the name of what a node calls: an operator's, or that of a function on sizes or of control flow."""
+    overload = overload_of(node.target)
+    if overload is not None:
+        return op_name(overload)
+    return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target))

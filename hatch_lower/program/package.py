@@ -1,0 +1,112 @@
+"""An emitted program as files in a model's folder, in the places that the manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hatch_lower.cache.store import Store
+from hatch_lower.debug import write_debug
+from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.format.manifest import FileEntry
+from hatch_lower.format.plan import write_plan
+from hatch_lower.program.constants_file import ConstantsFile, write_constants
+from hatch_lower.program.emit import EmittedProgram
+from hatch_lower.records import PayloadFile
+
+__all__ = ["CONSTANTS", "Packager", "ProgramFiles"]
+
+CONSTANTS = "constants.safetensors"
+
+CONSTANTS_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFiles:
+    """The manifest's entries of one program, and which of its files are native code."""
+
+    plan: FileEntry
+    debug: FileEntry
+    delegates: tuple[FileEntry, ...]
+    native: tuple[Path, ...]
+
+
+class Packager:
+    """Writes the files of one model below a folder, each once, and keeps the list of them.
+
+    Args:
+        folder: what will be `_lowered` in the wheel.
+        model: the model's name.
+        store: keeps the constants file for the next build.
+    """
+
+    def __init__(self, folder: Path, model: str, store: Store) -> None:
+        self.folder = folder
+        self._model = model
+        self._store = store
+        self._files: dict[str, PayloadFile] = {}
+
+    def files(self) -> tuple[PayloadFile, ...]:
+        """Return every file written, by path."""
+        return tuple(self._files[path] for path in sorted(self._files))
+
+    def source(self, path: str) -> Path:
+        """Return where a written file is on disk."""
+        return self._files[path].source
+
+    def write(self, name: str, data: bytes) -> FileEntry:
+        """Write a file below the model's folder."""
+        path = f"{self._model}/{name}"
+        entry = FileEntry(path, len(data), sha256_bytes(data))
+        if path not in self._files:
+            source = self.folder / path
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_bytes(data)
+            self._files[path] = PayloadFile(path, source, entry.size, entry.sha256)
+        return entry
+
+    def write_program(self, recipe: str, emitted: EmittedProgram) -> ProgramFiles:
+        """Write a recipe's plan, debug map and delegates."""
+        delegates = []
+        native = []
+        for digest in sorted(emitted.blobs):
+            blob = emitted.blobs[digest]
+            entry = self.write(f"delegates/{digest}.{blob.suffix}", blob.data)
+            delegates.append(entry)
+            if blob.target is not None:
+                native.append(self._files[entry.path].source)
+        return ProgramFiles(
+            self.write(f"{recipe}.json", write_plan(emitted.plan)),
+            self.write(f"{recipe}.debug.json", write_debug(emitted.debug)),
+            tuple(delegates),
+            tuple(native),
+        )
+
+    def write_storages(self, storages: Mapping[str, torch.Tensor]) -> FileEntry | None:
+        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants.
+
+        Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
+        its contents are checked against its digest when they are put into the wheel.
+        """
+        if not storages:
+            return None
+        path = f"{self._model}/{CONSTANTS}"
+        described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
+        key = digest_of(["constants", CONSTANTS_SCHEMA, described])
+        known = self._store.find(key)
+        if known is not None:
+            written, source = ConstantsFile(**known), self._store.blob_path(known["sha256"])
+            if not (source.is_file() and source.stat().st_size == written.size):
+                known = None
+        if known is None:
+            source = self.folder / path
+            source.parent.mkdir(parents=True, exist_ok=True)
+            written = write_constants(source, storages)
+            source = self._store.adopt(source, written.sha256)
+            value = {"size": written.size, "sha256": written.sha256, "header_sha256": written.header_sha256}
+            self._store.put(key, {"constants": len(described)}, value)
+        self._files[path] = PayloadFile(path, source, written.size, written.sha256)
+        return FileEntry(path, written.size, written.sha256, written.header_sha256)

@@ -1,0 +1,178 @@
+"""A method's signature: how its parameters and results nest, and what each flat input must be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from keyword import iskeyword
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput
+from hatch_lower.format.plan import Parameter
+from hatch_lower.format.tree import Container, Leaf, Tree
+from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.program.arguments import literal_argument
+from hatch_lower.program.symbols import Symbols
+
+__all__ = ["input_of", "parameters_of", "tree_of", "user_inputs"]
+
+
+def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:
+    """Return a method's parameters with the containers around their leaves.
+
+    Args:
+        program: the exported program; its `in_spec` holds positional and keyword arguments.
+        names: Python names of the positional arguments.
+        where: the method, for errors.
+
+    Raises:
+        EdgeError: for a container that a plan cannot describe, or names that do not fit the arguments.
+    """
+    positional, keyword = program.call_spec.in_spec.children()
+    if len(names) != positional.num_children:
+        raise EdgeError(
+            "The names of a method's positional arguments do not fit its example arguments",
+            where=where,
+            found=f"{len(names)} names, {positional.num_children} arguments",
+        )
+    parameters = [
+        Parameter(name, "positional", tree_of(child, f"{where}, argument `{name}`"))
+        for name, child in zip(names, positional.children(), strict=True)
+    ]
+    parameters += [
+        Parameter(name, "keyword", tree_of(child, f"{where}, argument `{name}`"))
+        for name, child in zip(keyword.context, keyword.children(), strict=True)
+    ]
+    return tuple(parameters)
+
+
+def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
+    """Return the plan's description of a torch pytree.
+
+    Raises:
+        EdgeError: for a container that a plan cannot describe.
+    """
+    if spec.is_leaf():
+        return Leaf()
+    kind, context = spec.type, spec.context
+    children = tuple(tree_of(child, where) for child in spec.children())
+    if kind is list or issubclass_of(kind, torch.fx.immutable_collections.immutable_list):
+        return Container("list", children)
+    if kind in (tuple, torch.Size):
+        return Container("tuple", children)
+    if kind is defaultdict:
+        return Container("dict", children, dict_keys(context[1], where))
+    if kind is OrderedDict and all(is_name(key) for key in context):
+        return Container("object", children, tuple(context), "collections:OrderedDict")
+    if kind in (dict, OrderedDict) or issubclass_of(kind, torch.fx.immutable_collections.immutable_dict):
+        return Container("dict", children, dict_keys(context, where))
+    if kind is namedtuple or kind.__module__ == "torch.return_types":
+        named = context if kind is namedtuple else kind
+        fields = named._fields if kind is namedtuple else named.__match_args__
+        if importable(named) and not any(field.startswith("_") for field in fields):
+            return Container("namedtuple", children, tuple(fields), qualified_name(named))
+    keys, absent = object_keys(kind, context)
+    if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
+        return Container("object", (*children, *(None for _ in absent)), (*keys, *absent), qualified_name(kind))
+    raise EdgeError(
+        "A method takes or returns a container that a plan cannot describe",
+        where=where,
+        found=f"`{qualified_name(kind if isinstance(kind, type) else type(kind))}`",
+        hint="use tuples, lists, dictionaries with string or integer keys, named tuples, dataclasses (registered with "
+        "torch.export.register_dataclass) or transformers' ModelOutput, defined at the top level of a module",
+    )
+
+
+def object_keys(kind: Any, context: Any) -> tuple[list[str] | None, list[str]]:
+    """Return the names of a registered class's children, and of its fields that are None; (None, []) if unknown."""
+    if is_dataclass(kind) and isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
+        return context[0], context[1]
+    known = is_dataclass(kind) or issubclass_of(kind, Mapping)
+    return (list(context), []) if known and isinstance(context, (list, tuple)) else (None, [])
+
+
+def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
+    """Return a dictionary's keys.
+
+    Raises:
+        EdgeError: if one is neither a string nor an integer.
+    """
+    for key in keys:
+        if type(key) not in (str, int):
+            raise EdgeError(
+                "A dictionary has a key that is neither a string nor an integer",
+                where=where,
+                found=repr(key),
+                hint="use strings as keys",
+            )
+    return tuple(keys)
+
+
+def issubclass_of(kind: Any, base: type) -> bool:
+    """Return whether `kind` is a class below `base`."""
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def is_name(key: Any) -> bool:
+    """Return whether a key can be an attribute's name."""
+    return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
+
+
+def importable(kind: type) -> bool:
+    """Return whether another process finds a class under its module and name."""
+    return "<" not in kind.__qualname__ and kind.__module__ != "__main__"
+
+
+def qualified_name(kind: type) -> str:
+    """Return `module:Class`."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def user_inputs(program: ExportedProgram) -> list[tuple[InputSpec, Node]]:
+    """Return the specs and placeholders of a program's flat inputs, in order."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    pairs = zip(program.graph_signature.input_specs, placeholders, strict=True)
+    return [(spec, node) for spec, node in pairs if spec.kind is InputKind.USER_INPUT]
+
+
+def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input:
+    """Return what a flat input of a method must be."""
+    if isinstance(spec.arg, ConstantArgument):
+        return LiteralInput(literal_argument(spec.arg.value, where))
+    return value_input(node.meta["val"], symbols, f"{where}, input `{node.name}`")
+
+
+def value_input(value: Any, symbols: Symbols, where: str) -> Input:
+    """Return what a method's input, or an argument of a delegate, must be, from its traced value.
+
+    Raises:
+        EdgeError: for a tensor that is not dense or not on the CPU, or a symbolic number that is no integer.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.device.type != "cpu":
+            raise EdgeError(
+                "A tensor is not a dense tensor on the CPU",
+                where=where,
+                found=f"layout {value.layout}, on {value.device}",
+                hint="export the model on the CPU",
+            )
+        shape = tuple(symbols.expr(size) for size in value.shape)
+        return TensorInput(dtype_name(value.dtype), shape, tuple(symbols.expr(step) for step in value.stride()))
+    if isinstance(value, torch.SymInt):
+        return SymbolInput(symbols.expr(value))
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise EdgeError(
+            "An input is a symbolic number that is not an integer",
+            where=where,
+            found=f"{type(value).__name__} {value}",
+            hint="pass it as a 0-d tensor",
+        )
+    return LiteralInput(literal_argument(value, where))

@@ -1,0 +1,1 @@
+"""What runs in an installed wheel's environment: no hatchling, no click, no lowering, no compiler."""

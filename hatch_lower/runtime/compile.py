@@ -1,0 +1,95 @@
+"""A method of a plan as a Python function: compiled once, linked for each loaded instance."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.signature import signature_text
+from hatch_lower.runtime.writer import MethodWriter
+
+__all__ = ["MethodCode", "compile_method", "link_method"]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCode:
+    """A compiled method, before it is given constants and delegates.
+
+    Args:
+        source: of the module that defines the function.
+        code: `source`, compiled.
+        function: the identifier of the method's function.
+        objects: identifier to what is the same for all instances.
+        constants: identifier to the constant's name.
+        delegates: identifier to the delegate's index.
+        lock: the identifier of the lock; empty where the method takes none.
+        signature: the Python signature that callers see.
+        text: the signature with dtypes and symbolic shapes.
+    """
+
+    source: str
+    code: CodeType
+    function: str
+    objects: Mapping[str, Any]
+    constants: Mapping[str, str]
+    delegates: Mapping[str, int]
+    lock: str
+    signature: inspect.Signature
+    text: str
+
+
+def compile_method(plan: Plan, name: str, *, is_locked: bool) -> MethodCode:
+    """Compile one method of a plan.
+
+    Args:
+        plan: as `read_plan` gives it.
+        name: of the method.
+        is_locked: whether each call holds the instance's lock.
+
+    Raises:
+        ProgramError: if torch lacks an operator, or the inputs do not determine what the program needs to know.
+    """
+    writer = MethodWriter(plan, name, is_locked)
+    source = "\n".join(writer.write()) + "\n"
+    names = writer.names
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY if each.kind == "keyword" else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        for each in plan.methods[name].parameters
+    ]
+    return MethodCode(
+        source,
+        compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True),
+        names.local("method"),
+        names.objects,
+        {identifier: constant for constant, identifier in names.constants.items()},
+        {identifier: index for index, identifier in names.delegates.items()},
+        names.local("lock") if is_locked else "",
+        inspect.Signature(parameters),
+        signature_text(name, plan.methods[name]),
+    )
+
+
+def link_method(
+    code: MethodCode, name: str, constants: Mapping[str, torch.Tensor], runs: Sequence[Callable[..., Any]], lock: Any
+) -> Callable[..., Any]:
+    """Return a method's function for one instance: its constants, its delegates' `run`, its lock."""
+    namespace: dict[str, Any] = {"__builtins__": {}, "__name__": "hatch_lower.program", **code.objects}
+    namespace.update({identifier: constants[constant] for identifier, constant in code.constants.items()})
+    namespace.update({identifier: runs[index] for identifier, index in code.delegates.items()})
+    if code.lock:
+        namespace[code.lock] = lock
+    exec(code.code, namespace)
+    function = namespace[code.function]
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = code.text
+    function.__signature__ = code.signature
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,92 @@
+"""The constants file, mapped into memory: safetensors, read by ourselves so that nothing is trusted or copied."""
+
+from __future__ import annotations
+
+import mmap
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.reading import parse_json, read_fields, read_natural, read_object, read_pair, refuse
+
+__all__ = ["ConstantsFile", "view_constant"]
+
+LENGTH_BYTES = 8
+HEADER_LIMIT = 100_000_000
+"""safetensors' own limit."""
+
+
+class ConstantsFile:
+    """A safetensors file whose tensors are one-dimensional, mapped copy-on-write: what writes into it stays here.
+
+    Args:
+        path: of the file.
+        where: names it in messages.
+        header_sha256: digest that its length prefix and header must have; empty to check only their form.
+
+    Raises:
+        ProgramError: if it cannot be read, or is not what the digest and the format say.
+    """
+
+    def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
+        self._where = where
+        try:
+            with path.open("rb") as file:
+                if not stat.S_ISREG(path.stat().st_mode):
+                    refuse(where, "no regular file")
+                # private and writable: torch warns about read-only memory, and a write would end the process
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise ProgramError(
+                "a packaged program file cannot be read", where=where, found=str(error), hint="install it again"
+            ) from error
+        size = len(self._mapping)
+        length = int.from_bytes(self._mapping[:LENGTH_BYTES], "little")
+        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, HEADER_LIMIT):
+            refuse(where, f"a safetensors header that does not fit into {size} bytes")
+        self._begin = LENGTH_BYTES + length
+        prefix = self._mapping[: self._begin]
+        if header_sha256 and sha256_bytes(prefix) != header_sha256:
+            refuse(where, "a header with another sha256 than the manifest says")
+        self._header: dict[str, Any] = read_object(parse_json(prefix[LENGTH_BYTES:], where), where)
+
+    def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
+        """Return the tensor of each storage, over the mapped memory.
+
+        Raises:
+            ProgramError: if one is missing, of another dtype or length, or outside the file.
+        """
+        return tuple(self._span(each) for each in storages)
+
+    def _span(self, storage: Storage) -> Tensor:
+        where = f"{self._where}: {storage.key!r:.80}"
+        if storage.key not in self._header or storage.key == "__metadata__":
+            refuse(where, "no such tensor")
+        fields = read_fields(self._header[storage.key], frozenset({"dtype", "shape", "data_offsets"}), where)
+        if fields["dtype"] != DTYPES[storage.dtype].safetensors or fields["shape"] != [storage.length]:
+            refuse(where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]")
+        limit = len(self._mapping) - self._begin
+        begin, end = (read_natural(each, where, limit) for each in read_pair(fields["data_offsets"], where))
+        if end - begin != storage.length * DTYPES[storage.dtype].size:
+            refuse(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
+        dtype = getattr(torch, storage.dtype)
+        if storage.length == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._mapping, dtype=dtype, count=storage.length, offset=self._begin + begin)
+
+
+def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
+    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read."""
+    span = spans[constant.storage]
+    dtype = getattr(torch, constant.dtype)
+    if span.dtype is not dtype:
+        span = span.view(dtype)
+    return span.as_strided(constant.shape, constant.stride, constant.offset)

@@ -1,0 +1,187 @@
+"""Containers at a method's border: taking apart what is passed, building what is returned."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from hatch_lower.errors import InputError
+from hatch_lower.format.tree import Container, Leaf, Tree, step_into
+from hatch_lower.runtime.names import Names
+
+__all__ = ["Record", "output_code", "take_apart"]
+
+
+class Record(Mapping[str, Any]):
+    """An output object whose class cannot be imported here: a read-only mapping with attribute access."""
+
+    __slots__ = ("_fields", "_type_name")
+
+    def __init__(self, type_name: str, fields: Mapping[str, Any]) -> None:
+        self._type_name = type_name
+        self._fields = dict(fields)
+
+    def __getitem__(self, key: str | int) -> Any:
+        return list(self._fields.values())[key] if isinstance(key, int) else self._fields[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Record.__slots__ or name not in self._fields:
+            msg = f"`{name}` is no field of this {type(self).__name__}"
+            raise AttributeError(msg)
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{key}={value!r}" for key, value in self._fields.items())
+        return f"{self._type_name.rpartition(':')[2]}({fields})"
+
+
+class Builder:
+    """Builds an object of a class that is imported when the first one is needed."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._build: Callable[..., Any] | None = None
+
+    def __call__(self, *children: Any) -> Any:
+        """Return the object that holds `children`."""
+        if self._build is None:
+            self._build = choose_builder(self._container)
+        return self._build(*children)
+
+
+def choose_builder(container: Container) -> Callable[..., Any]:
+    """Return what builds a `namedtuple` or `object` from its children."""
+    kind = import_class(container.type_name)
+    keys = [str(key) for key in container.keys]
+    if container.kind == "namedtuple":
+        if kind is not None and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(keys):
+            return kind
+        return collections.namedtuple(container.type_name.rpartition(":")[2].rpartition(".")[2], keys)
+    if kind is not None and dataclasses.is_dataclass(kind):
+        fields = {field.name for field in dataclasses.fields(kind) if field.init}
+        if fields.issuperset(keys):
+            return lambda *children: kind(**dict(zip(keys, children, strict=True)))
+    elif kind is not None and issubclass(kind, dict):
+        return lambda *children: kind(zip(keys, children, strict=True))
+    return lambda *children: Record(container.type_name, dict(zip(keys, children, strict=True)))
+
+
+def import_class(type_name: str) -> type | None:
+    """Return the class `module:Class.Inner`, or `None` if it cannot be imported."""
+    module, _, name = type_name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # the package may be missing, or fail in any way of its own: then a Record serves
+        return None
+    return found if isinstance(found, type) else None
+
+
+def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
+    """Return the code that builds a method's result from its leaves' code."""
+    if tree is None:
+        return "None"
+    if isinstance(tree, Leaf):
+        return next(leaves)
+    children = [output_code(each, leaves, names) for each in tree.children]
+    match tree.kind:
+        case "tuple":
+            return f"({', '.join(children)},)" if children else "()"
+        case "list":
+            return f"[{', '.join(children)}]"
+        case "dict":
+            keys = [names.bind("key", key, ("key", key)) for key in tree.keys]
+            return "{" + ", ".join(f"{key}: {child}" for key, child in zip(keys, children, strict=True)) + "}"
+    return f"{names.bind('build', Builder(tree))}({', '.join(children)})"
+
+
+def take_apart(method: str, tree: Tree, path: str) -> Callable[[Any], list[Any]]:
+    """Return a function that gives the leaves of a parameter's value, in order.
+
+    It raises `InputError` where the value's containers are not those of `tree`.
+    """
+
+    def leaves_of(value: Any) -> list[Any]:
+        leaves: list[Any] = []
+        collect(tree, value, path, leaves)
+        return leaves
+
+    def collect(tree: Tree, value: Any, path: str, leaves: list[Any]) -> None:
+        if isinstance(tree, Leaf):
+            leaves.append(value)
+        elif tree is None:
+            if value is not None:
+                refuse(path, "None", value)
+        else:
+            children = children_of(tree, value)
+            if children is None:
+                refuse(path, container_text(tree), value)
+            for index, child in enumerate(tree.children):
+                collect(child, children[index], step_into(tree, index, path), leaves)
+
+    def refuse(path: str, expected: str, value: Any) -> NoReturn:
+        raise InputError(
+            f"method `{method}` takes {expected} for `{path}`",
+            found=value_text(value),
+            hint="pass containers of the same kinds, lengths and keys as the example inputs of the export",
+        )
+
+    return leaves_of
+
+
+def children_of(container: Container, value: Any) -> list[Any] | None:
+    """Return a value's children in the container's order; `None` if it is another kind of container."""
+    keys = container.keys
+    match container.kind:
+        case "tuple" | "list":
+            kind = tuple if container.kind == "tuple" else list
+            fits = isinstance(value, kind) and len(value) == len(container.children)
+            return list(value) if fits else None
+        case "dict":
+            fits = isinstance(value, Mapping) and len(value) == len(keys) and all(key in value for key in keys)
+            return [value[key] for key in keys] if fits else None
+        case "namedtuple":
+            fits = isinstance(value, tuple) and getattr(value, "_fields", None) == keys
+            return list(value) if fits else None
+    if container.type_name != getattr(value, "_type_name", "") and not any(
+        f"{each.__module__}:{each.__qualname__}" == container.type_name for each in type(value).__mro__
+    ):
+        return None
+    if isinstance(value, Mapping):
+        fits = len(value) == len(keys) and all(key in value for key in keys)
+        return [value[str(key)] for key in keys] if fits else None
+    fits = all(hasattr(value, str(key)) for key in keys)
+    return [getattr(value, str(key)) for key in keys] if fits else None
+
+
+def container_text(container: Container) -> str:
+    """Return a container in words: `a dict of "image", "mask"`."""
+    count = len(container.children)
+    match container.kind:
+        case "tuple" | "list":
+            return f"a {container.kind} of {count} item{'' if count == 1 else 's'}"
+        case "dict":
+            keys = ", ".join(f'"{key}"' if isinstance(key, str) else str(key) for key in container.keys)
+            return f"a dict of {keys}" if keys else "an empty dict"
+        case "namedtuple":
+            return f"a named tuple of {', '.join(f'`{key}`' for key in container.keys)}"
+    return f"a `{container.type_name.rpartition(':')[2]}` with {', '.join(f'`{key}`' for key in container.keys)}"
+
+
+def value_text(value: Any) -> str:
+    """Return what was passed instead of a container, in words."""
+    if isinstance(value, Mapping):
+        return f"{type(value).__name__} of {', '.join(repr(key) for key in value)[:200]}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)} items"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

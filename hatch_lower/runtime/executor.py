@@ -1,0 +1,204 @@
+"""Runs a plan: constants, delegates and compiled methods of one loaded instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import LowerError, ProgramError, nearest
+from hatch_lower.format.delegates import DelegateEntry
+from hatch_lower.format.plan import Plan
+from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
+from hatch_lower.runtime.constants import view_constant
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+__all__ = ["Executor", "Runnable", "execute_plan"]
+
+
+class Runnable(Protocol):
+    """What a loaded model runs: a plan's `Executor`, or the eager module of an editable install."""
+
+    @property
+    def methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods by name."""
+
+    def clone(self) -> Runnable:
+        """Return another instance with a copy of the current state."""
+
+    def reset(self) -> None:
+        """Return the state to what was packaged."""
+
+    def signature(self, name: str) -> str:
+        """Return a method's signature in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What all instances of one loaded program share.
+
+    Args:
+        plan: the plan.
+        codes: its compiled methods.
+        spans: the packaged contents of each storage.
+        kinds: the class of each delegate.
+        blobs: the file of each delegate.
+        mutable: indices of the storages that some method changes.
+    """
+
+    plan: Plan
+    codes: Mapping[str, MethodCode]
+    spans: tuple[Tensor, ...]
+    kinds: tuple[type[Delegate], ...]
+    blobs: tuple[DelegateBlob, ...]
+    mutable: frozenset[int]
+
+    def is_stateful(self, entry: DelegateEntry) -> bool:
+        """Return whether a delegate is bound to state, or holds its own, and so belongs to one instance."""
+        bound = {self.plan.constants[name].storage for name in entry.constants}
+        return bool(bound & self.mutable) or holds_state(entry)
+
+
+class Executor:
+    """One instance of a program, with its own state.
+
+    Calls may run side by side in several threads; where the program has state, one waits for the other.
+    Use `execute_plan` to make the first one, and `clone` for others.
+    """
+
+    def __init__(self, program: Program, state: Mapping[int, Tensor], parent: Executor | None = None) -> None:
+        self._program = program
+        self._state = state
+        self._lock = Lock()
+        with torch.inference_mode(False):
+            self._constants = self._view_constants(parent)
+            self._delegates = self._load_delegates(parent)
+            self._methods = self._link()
+
+    @property
+    def methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods by name: Python functions with the signatures of the exported ones."""
+        return MappingProxyType(self._methods)
+
+    def clone(self) -> Executor:
+        """Return an instance that shares immutable constants and code, and owns a copy of the current state.
+
+        State that a delegate keeps for itself starts as it was packaged.
+        """
+        with self._lock, torch.inference_mode(False):
+            state = {index: each.clone() for index, each in self._state.items()}
+        return Executor(self._program, state, self)
+
+    def reset(self) -> None:
+        """Return the state to what was packaged."""
+        with self._lock, torch.inference_mode(False):
+            for index, each in self._state.items():
+                each.copy_(self._program.spans[index])
+            for index, entry in enumerate(self._program.plan.delegates):
+                if holds_state(entry):
+                    self._delegates[index] = self._load_delegate(index)
+
+    def signature(self, name: str) -> str:
+        """Return a method's signature with dtypes and symbolic shapes."""
+        return self._program.codes[name].text
+
+    def source(self, name: str) -> str:
+        """Return the Python source that a method was compiled to."""
+        return self._program.codes[name].source
+
+    def _view_constants(self, parent: Executor | None) -> dict[str, Tensor]:
+        """Return the constants: the parent's where they cannot change, else views of this instance's state."""
+        program = self._program
+        spans = {**dict(enumerate(program.spans)), **self._state}
+        return {
+            name: parent._constants[name]
+            if parent is not None and each.storage not in program.mutable
+            else view_constant(each, spans)
+            for name, each in program.plan.constants.items()
+        }
+
+    def _load_delegates(self, parent: Executor | None) -> list[Delegate]:
+        return [
+            parent._delegates[index]
+            if parent is not None and not self._program.is_stateful(entry)
+            else self._load_delegate(index)
+            for index, entry in enumerate(self._program.plan.delegates)
+        ]
+
+    def _load_delegate(self, index: int) -> Delegate:
+        """Return a delegate bound to this instance's constants; what its loader raises becomes a `ProgramError`."""
+        program = self._program
+        entry = program.plan.delegates[index]
+        try:
+            return program.kinds[index].load(program.blobs[index], [self._constants[name] for name in entry.constants])
+        except LowerError:
+            raise
+        except Exception as error:
+            raise ProgramError(
+                f"the delegate `{entry.backend}` cannot load its program",
+                where=entry.file,
+                found=f"{type(error).__name__}: {error}",
+                hint="install the versions that the program requires, or build the wheel again",
+            ) from error
+
+    def _run_of(self, index: int) -> Callable[..., Any]:
+        """Return a delegate's `run`; looked up in each call where `reset` replaces the delegate."""
+        if holds_state(self._program.plan.delegates[index]):
+            return lambda inputs: self._delegates[index].run(inputs)
+        return self._delegates[index].run
+
+    def _link(self) -> dict[str, Callable[..., Any]]:
+        runs = [self._run_of(index) for index in range(len(self._delegates))]
+        return {
+            name: link_method(code, name, self._constants, runs, self._lock)
+            for name, code in self._program.codes.items()
+        }
+
+
+def execute_plan(
+    plan: Plan,
+    spans: Sequence[Tensor],
+    delegates: Mapping[str, type[Delegate]],
+    folder: Path,
+) -> Executor:
+    """Return an executor of a plan, with the packaged state. The build verifies its programs with this.
+
+    Args:
+        plan: as `read_plan` gives it.
+        spans: the one-dimensional tensor of each of the plan's storages, in order. Those that the program changes are
+            cloned; the others are used as they are.
+        delegates: the run half of each backend that the plan mentions.
+        folder: what the paths of the delegates' files are relative to.
+
+    Raises:
+        ProgramError: if a backend is missing, a delegate refuses its blob, or torch lacks an operator.
+    """
+    mutable = frozenset(each.storage for each in plan.constants.values() if each.mutable)
+    kinds = []
+    for entry in plan.delegates:
+        if entry.backend not in delegates:
+            raise ProgramError(
+                f"the program needs the delegate `{entry.backend}`, which is not installed",
+                where=entry.file,
+                found=nearest(entry.backend, delegates),
+                hint="install the package that provides it",
+            )
+        kinds.append(delegates[entry.backend])
+    is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
+    codes = {name: compile_method(plan, name, is_locked=is_locked) for name in plan.methods}
+    blobs = tuple(DelegateBlob(folder / each.file, MappingProxyType(dict(each.info))) for each in plan.delegates)
+    program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
+    with torch.inference_mode(False):
+        state = {index: program.spans[index].clone() for index in sorted(mutable)}
+    return Executor(program, state)
+
+
+def holds_state(entry: DelegateEntry) -> bool:
+    """Return whether a delegate keeps state of its own, beside the constants that it is bound to."""
+    return entry.info.get("stateful") is True

@@ -1,0 +1,136 @@
+"""A `_lowered` folder on disk: files are read only after their place, size and digest have been checked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatch_lower.digest import sha256_bytes, sha256_file
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
+
+__all__ = ["EAGER", "MANIFEST", "PackagedFolder", "open_folder", "read_bytes", "unreadable"]
+
+MANIFEST = "manifest.json"
+EAGER = "eager.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFolder:
+    """A `_lowered` folder and its manifest.
+
+    Args:
+        path: the folder.
+        manifest: what it says that the folder holds.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def locate(self, entry: FileEntry) -> Path:
+        """Return a file's path, after a look at its place, kind and size.
+
+        Raises:
+            ProgramError: if it is missing, no regular file, of another size, or outside the folder.
+        """
+        path = self.path / entry.path
+        try:
+            found = path.stat()
+            inside = path.resolve(strict=True).is_relative_to(self.path.resolve(strict=True))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise unreadable(path, error) from error
+        if not inside:
+            raise refused(path, f"a link out of the folder `{self.path}`")
+        if not stat.S_ISREG(found.st_mode):
+            raise refused(path, "no regular file")
+        if found.st_size != entry.size:
+            raise refused(path, f"{found.st_size} bytes, where the manifest says {entry.size}")
+        return path
+
+    def read(self, entry: FileEntry) -> bytes:
+        """Return a file's bytes.
+
+        Raises:
+            ProgramError: if they are not those that the manifest lists.
+        """
+        path = self.locate(entry)
+        data = read_bytes(path)
+        if sha256_bytes(data) != entry.sha256:
+            raise refused(path, "another sha256 than the manifest says")
+        return data
+
+    def check(self, entry: FileEntry) -> Path:
+        """Return the path of a file whose bytes are those that the manifest lists; it is read in pieces."""
+        path = self.locate(entry)
+        try:
+            digest = sha256_file(path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if digest != entry.sha256:
+            raise refused(path, "another sha256 than the manifest says")
+        return path
+
+    def locate_all(self, model: ModelEntry) -> None:
+        """Look at the place and size of each of a model's files, so that an incomplete installation is recognised."""
+        files = [each for each in (model.constants, model.check) if each is not None]
+        for recipe in model.recipes.values():
+            files += [recipe.plan, recipe.debug, *recipe.delegates]
+        for each in dict.fromkeys(files):
+            self.locate(each)
+
+
+def open_folder(path: Path, sha256: str = "") -> PackagedFolder:
+    """Return the `_lowered` folder at `path`.
+
+    Args:
+        path: the folder.
+        sha256: digest that its manifest must have; empty where none is known.
+
+    Raises:
+        ProgramError: if the manifest is missing, damaged, or from a newer hatch-lower.
+    """
+    manifest = path / MANIFEST
+    data = read_bytes(manifest)
+    if sha256 and sha256_bytes(data) != sha256:
+        raise refused(manifest, "another sha256 than the RECORD of the installed distribution says")
+    return PackagedFolder(path, read_manifest(data, str(manifest)))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        ProgramError: if there is none, or it cannot be read.
+    """
+    try:
+        # a pipe in the file's place must not make us wait for it
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise refused(path, "no regular file")
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ProgramError:
+    """Return the error for a packaged file that is missing or cannot be read."""
+    missing = isinstance(error, FileNotFoundError)
+    return ProgramError(
+        "a packaged program file is missing" if missing else "a packaged program file cannot be read",
+        where=str(path),
+        found="" if missing else f"{type(error).__name__}: {error}",
+        hint="install the distribution again; if that does not help, build its wheel again",
+    )
+
+
+def refused(path: Path, found: str) -> ProgramError:
+    """Return the error for a packaged file that is not the one that the manifest lists."""
+    return ProgramError(
+        "a packaged program file is not the one that the manifest lists",
+        where=str(path),
+        found=found,
+        hint="install the distribution again; if that does not help, build its wheel again",
+    )

@@ -1,0 +1,261 @@
+"""The code that checks a method's arguments, inline, and gives a delegate what it was lowered for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.arguments import Special
+from hatch_lower.format.expression import Expression, symbols_in
+from hatch_lower.format.inputs import (
+    Input,
+    LiteralInput,
+    Symbol,
+    SymbolInput,
+    TensorInput,
+    input_text,
+    is_contiguous,
+)
+from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.binding import bind_symbols
+from hatch_lower.runtime.names import Names, expression_code
+from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
+
+__all__ = ["InputWriter", "delegate_input_lines", "tuple_code"]
+
+
+class InputWriter:
+    """Writes the checks of one method's leaves.
+
+    Args:
+        plan: the method.
+        names: the identifiers of its code.
+        refusals: says what is wrong.
+        leaves: the variable of each leaf.
+
+    Raises:
+        ProgramError: if the inputs do not determine the value of a symbol in their own sizes and strides.
+    """
+
+    def __init__(self, plan: MethodPlan, names: Names, refusals: Refusals, leaves: Sequence[str]) -> None:
+        self._plan = plan
+        self._names = names
+        self._refusals = refusals
+        self._leaves = leaves
+        self._bindings = {(each.input, each.dimension, each.symbol): each for each in bind_symbols(plan.inputs)}
+        self._mutated = frozenset(index for index, _ in plan.input_mutations)
+        self.symbols: dict[str, str] = {}
+        """The variable that holds each symbol's value once the checks are done."""
+
+    def write(self) -> list[str]:
+        """Return the lines: kind and dtype of each leaf, symbols, sizes, then strides."""
+        lines: list[str] = []
+        conditions: list[str] = []
+        sizes: list[tuple[str, Expression, int, int | None]] = []
+        for index, (entry, leaf) in enumerate(zip(self._plan.inputs, self._leaves, strict=True)):
+            if isinstance(entry, LiteralInput):
+                lines += self._check_literal(index, entry, leaf)
+            elif isinstance(entry, SymbolInput):
+                lines.append(f"if {self._type()}({leaf}) is not {self._bound(int)}: {self._refuse_one(index, leaf)}")
+                sizes.append((leaf, entry.expression, index, None))
+            else:
+                lines += self._check_tensor(index, entry, leaf)
+                if any(symbols_in(each) for each in entry.shape):
+                    variables = [self._names.local(f"n{index}_{position}") for position in range(len(entry.shape))]
+                    lines.append(f"{', '.join(variables)}, = {leaf}.shape")
+                    positions = range(len(entry.shape))
+                    sizes += zip(variables, entry.shape, [index] * len(positions), positions, strict=True)
+        lines += self._bind(sizes)
+        for variable, size, index, dimension in sizes:
+            if not (isinstance(size, str) and (index, dimension, size) in self._bindings):
+                conditions.append(f"{variable} != {expression_code(size, self.symbols, self._names)}")
+        conditions += [range_code(self._plan.symbols[each], self.symbols[each]) for each in sorted(self.symbols)]
+        conditions = [each for each in conditions if each]
+        if conditions:
+            refuse = self._names.bind("refuse", self._refusals.refuse_values, "refuse_values")
+            lines.append(f"if {' or '.join(conditions)}: {refuse}({', '.join(self._leaves)})")
+        for index, (entry, leaf) in enumerate(zip(self._plan.inputs, self._leaves, strict=True)):
+            if isinstance(entry, TensorInput):
+                lines += self._prepare_tensor(index, entry, leaf)
+        return lines
+
+    def _bind(self, sizes: Sequence[tuple[str, Expression, int, int | None]]) -> list[str]:
+        """Give each symbol a variable; one that is a size itself needs no line."""
+        variables = {(index, dimension): variable for variable, _, index, dimension in sizes}
+        lines = []
+        for each in self._bindings.values():
+            size = variables[each.input, each.dimension]
+            if each.expression == "size":
+                self.symbols[each.symbol] = size
+            else:
+                code = expression_code(each.expression, {**self.symbols, "size": size}, self._names)
+                self.symbols[each.symbol] = self._names.fresh("s")
+                lines.append(f"{self.symbols[each.symbol]} = {code}")
+        used = [size for entry in self._plan.inputs for size in expressions_of(entry)]
+        unknown = sorted(frozenset[str]().union(*map(symbols_in, used)) - self.symbols.keys())
+        if unknown:
+            raise ProgramError(
+                "a packaged program cannot be run",
+                found=f"the symbol `{unknown[0]}` is not determined by the inputs",
+                hint="export the method with another dynamic dimension",
+            )
+        return lines
+
+    def _check_literal(self, index: int, entry: LiteralInput, leaf: str) -> list[str]:
+        value = entry.value
+        if value is None or isinstance(value, bool | Special):
+            is_same = f"{leaf} is {value}" if not isinstance(value, Special) else "False"
+        elif isinstance(value, int):
+            is_same = f"{self._type()}({leaf}) is {self._bound(int)} and {leaf} == {value}"
+        else:
+            bound = self._names.bind("literal", value)
+            is_same = f"{self._type()}({leaf}) is {self._bound(type(value))} and {leaf} == {bound}"
+        # what is not the same at first sight (NaN, a dtype) is looked at again, and only then refused
+        return [f"if not ({is_same}): {self._refuse_one(index, leaf)}"]
+
+    def _check_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
+        plain = self._names.bind("plain", self._refusals.as_tensor, "as_tensor")
+        tests = [
+            f"{leaf}.dtype is not {self._dtype(entry.dtype)}",
+            f"not {leaf}.is_cpu",
+            f"{leaf}.layout is not {self._names.bind('strided', torch.strided, 'strided')}",
+        ]
+        if any(symbols_in(each) for each in entry.shape):
+            tests.append(f"{leaf}.dim() != {len(entry.shape)}")
+        else:
+            tests.append(f"{leaf}.shape != {tuple_code([str(each) for each in entry.shape])}")
+        return [
+            f"if {self._type()}({leaf}) is not {self._bound(Tensor)}: {leaf} = {plain}({index}, {leaf})",
+            f"if {' or '.join(tests)}: {self._refuse_one(index, leaf)}",
+        ]
+
+    def _prepare_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
+        """Return the lines that take a tensor off the autograd tape, and lay it out as it was exported."""
+        lines = [f"if {leaf}.requires_grad: {leaf} = {leaf}.detach()"]
+        strides = stride_code(entry, self.symbols, self._names)
+        if index in self._mutated:
+            keep = self._names.bind("keep", self._refusals.keep_layout, "keep_layout")
+            return [*lines, f"{keep}({index}, {leaf}, {strides})"]
+        return [*lines, *resolve_lines(entry, leaf), *restride_lines(entry, leaf, strides, self._names)]
+
+    def _refuse_one(self, index: int, leaf: str) -> str:
+        return f"{self._names.bind('check', self._refusals.check_value, 'check_value')}({index}, {leaf})"
+
+    def _type(self) -> str:
+        return self._bound(type)
+
+    def _bound(self, value: type) -> str:
+        return self._names.bind(value.__name__, value, value)
+
+    def _dtype(self, name: str) -> str:
+        return self._names.bind(name, getattr(torch, name), ("dtype", name))
+
+
+def delegate_input_lines(
+    where: str, entry: TensorInput, variable: str, symbols: dict[str, str], names: Names, declared: Mapping[str, Symbol]
+) -> list[str]:
+    """Return the lines that check and lay out a tensor that the graph computed for a delegate.
+
+    A symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated.
+
+    Raises:
+        ProgramError: if the strides depend on a symbol whose value is not known here.
+    """
+    tests = [f"{variable}.dtype is not {names.bind(entry.dtype, getattr(torch, entry.dtype), ('dtype', entry.dtype))}"]
+    refuse = names.bind("refuse", refuse_produced, "refuse_produced")
+    expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
+    lines = []
+    if any(symbols_in(each) for each in entry.shape):
+        tests.append(f"{variable}.dim() != {len(entry.shape)}")
+        lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
+        sizes = [names.fresh("n") for _ in entry.shape]
+        lines.append(f"{', '.join(sizes)}, = {variable}.shape")
+        tests = []
+        for size, expression in zip(sizes, entry.shape, strict=True):
+            if isinstance(expression, str) and expression not in symbols:
+                symbols[expression] = size
+                tests.append(range_code(declared[expression], size))
+        for size, expression in zip(sizes, entry.shape, strict=True):
+            if symbols_in(expression) <= symbols.keys() and symbols.get(str(expression)) != size:
+                tests.append(f"{size} != {expression_code(expression, symbols, names)}")
+        tests = [each for each in tests if each]
+    else:
+        tests.append(f"{variable}.shape != {tuple_code([str(each) for each in entry.shape])}")
+    if tests:
+        lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
+    lines += resolve_lines(entry, variable)
+    if all(symbols_in(each) <= symbols.keys() for each in entry.stride):
+        return [*lines, *restride_lines(entry, variable, stride_code(entry, symbols, names), names)]
+    if not is_contiguous(entry):
+        raise ProgramError(
+            "a packaged program cannot be run",
+            where=where,
+            found="strides that depend on a size that is not known there",
+            hint="export the method with inputs that are contiguous",
+        )
+    return [*lines, f"if not {variable}.is_contiguous(): {variable} = {variable}.contiguous()"]
+
+
+def resolve_lines(entry: TensorInput, variable: str) -> list[str]:
+    """Return the lines that carry out a lazy conjugation or negation, which native code does not see."""
+    dtype = getattr(torch, entry.dtype)
+    lines = [f"if {variable}.is_conj(): {variable} = {variable}.resolve_conj()"] if dtype.is_complex else []
+    if dtype.is_floating_point or dtype.is_complex:
+        lines.append(f"if {variable}.is_neg(): {variable} = {variable}.resolve_neg()")
+    return lines
+
+
+def restride_lines(entry: TensorInput, variable: str, strides: str, names: Names) -> list[str]:
+    """Return the line that lays a tensor out in other strides where it has to be."""
+    wrong = f"not {variable}.is_contiguous()" if is_contiguous(entry) else f"{variable}.stride() != {strides}"
+    return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {strides})"]
+
+
+def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a tensor in these strides: itself where nothing differs that matters, else a copy."""
+    if same_layout(value, strides):
+        return value
+    copy = torch.empty_strided(value.shape, strides, dtype=value.dtype)
+    return copy.copy_(value)
+
+
+def refuse_produced(expected: str, value: object) -> None:
+    """Refuse what the graph computed for a delegate; reached if the plan does not belong to this torch.
+
+    Raises:
+        ProgramError: always.
+    """
+    raise ProgramError(
+        "a delegate would have been given a tensor that it was not lowered for",
+        where=expected,
+        found=describe_value(value),
+        hint="install the torch version that the program requires, or build the wheel again",
+    )
+
+
+def expressions_of(entry: Input) -> tuple[Expression, ...]:
+    """Return every expression of an input."""
+    if isinstance(entry, TensorInput):
+        return (*entry.shape, *entry.stride)
+    return (entry.expression,) if isinstance(entry, SymbolInput) else ()
+
+
+def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:
+    """Return the code of an input's strides."""
+    return tuple_code([expression_code(each, symbols, names) for each in entry.stride])
+
+
+def tuple_code(items: Sequence[str]) -> str:
+    """Return the code of a tuple."""
+    return f"({', '.join(items)},)" if items else "()"
+
+
+def range_code(symbol: Symbol, variable: str) -> str:
+    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be."""
+    tests = [f"{variable} < {symbol.minimum}"] if symbol.minimum > 0 else []
+    if symbol.maximum is not None:
+        tests.append(f"{variable} > {symbol.maximum}")
+    return " or ".join(tests)

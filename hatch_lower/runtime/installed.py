@@ -1,0 +1,193 @@
+"""Where installed distributions keep their lowered models: entry points say who has one, RECORD where its files are."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.reading import check_schema, parse_json, read_fields, read_object, read_qualified_name
+from hatch_lower.model import ENTRY_POINT_GROUP
+from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
+
+__all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name"]
+
+EAGER_SCHEMA = 1
+FOLDER = "_lowered"
+
+
+@dataclass(frozen=True, slots=True)
+class EagerEntry:
+    """A model of an editable install that runs eagerly: `module:attribute` of its entry point."""
+
+    export: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledModel:
+    """A model, and the folder that holds it or the entry point that makes it."""
+
+    distribution: str
+    model: str
+    source: PackagedFolder | EagerEntry
+
+
+def find_model(name: str) -> InstalledModel:
+    """Return the installed model called `model` or `distribution:model`.
+
+    Raises:
+        ProgramError: if there is none or more than one, its distribution was built without lowered models, or its
+            manifest is damaged.
+    """
+    owner, colon, model = name.partition(":")
+    if not colon:
+        model = owner
+    declared = {each.name: each for each in declaring(model)}
+    if colon:
+        declared = find_distribution(owner, name)
+    found = [each for each in map(models_of, declared.values()) if model in each]
+    damaged: list[str] = []
+    if not found and not colon:
+        # a model that the build hook's table declares has no entry point
+        for distribution, each in recording().items():
+            try:
+                found += [models for models in [models_of(each)] if model in models]
+            except ProgramError:
+                damaged.append(distribution)
+    if not found:
+        raise not_found(name, model, declared, damaged)
+    if len(found) > 1:
+        names = sorted(f"{each[model].distribution}:{model}" for each in found)
+        raise ProgramError(
+            f"more than one installed distribution has a model `{model}`",
+            found=", ".join(f"`{each}`" for each in names),
+            hint=f'name the distribution: load("{names[0]}")',
+        )
+    return found[0][model]
+
+
+def declaring(model: str) -> Iterator[importlib.metadata.Distribution]:
+    """Yield the distributions with an entry point for `model`."""
+    for each in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=model):
+        if each.dist is not None:
+            yield each.dist
+
+
+def recording() -> dict[str, importlib.metadata.Distribution]:
+    """Return the distributions whose RECORD mentions a `_lowered` folder, by their names.
+
+    The text is searched, not parsed: the records of everything that is installed are long.
+    """
+    found: dict[str, importlib.metadata.Distribution] = {}
+    for each in importlib.metadata.distributions():
+        if f"/{FOLDER}/" in (each.read_text("RECORD") or ""):
+            found.setdefault(each.name, each)
+    return found
+
+
+def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:
+    """Return one distribution by its name."""
+    try:
+        found = importlib.metadata.distribution(owner)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        raise ProgramError(
+            f"there is no installed distribution `{owner}`",
+            where=f"the name `{name}`",
+            found=nearest(owner, known_names()),
+            hint="install it, or pass a `pathlib.Path` for a folder",
+        ) from None
+    return {found.name: found}
+
+
+def models_of(distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel]:
+    """Return the models in the folders of one distribution, by name.
+
+    Raises:
+        ProgramError: if a manifest is damaged.
+    """
+    models: dict[str, InstalledModel] = {}
+    for path, digest in recorded_files(distribution):
+        sources: Mapping[str, PackagedFolder | EagerEntry]
+        if path.name == MANIFEST:
+            folder = open_folder(path.parent, digest)
+            sources = dict.fromkeys(folder.manifest.models, folder)
+        else:
+            sources = read_eager(path)
+        for name, source in sources.items():
+            models[name] = InstalledModel(distribution.name, name, source)
+    return models
+
+
+def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, str]]:
+    """Yield the manifests and eager files that RECORD lists, each with its sha256 (empty where RECORD has none)."""
+    lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if f"{FOLDER}/" in line]
+    for row in csv.reader(lines):
+        parts = row[0].split("/")
+        if parts[-1] in (MANIFEST, EAGER) and parts[-2:-1] == [FOLDER] and ".." not in parts:
+            yield Path(str(distribution.locate_file(row[0]))), record_digest(row[1] if len(row) > 1 else "")
+
+
+def record_digest(text: str) -> str:
+    """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for anything else."""
+    algorithm, _, value = text.partition("=")
+    try:
+        digest = base64.urlsafe_b64decode(f"{value}{'=' * (-len(value) % 4)}")
+    except (binascii.Error, ValueError):
+        return ""
+    return digest.hex() if algorithm == "sha256" else ""
+
+
+def read_eager(path: Path) -> dict[str, EagerEntry]:
+    """Return the entry points in the file that an editable build with `editable = "eager"` writes."""
+    where = str(path)
+    value = parse_json(read_bytes(path), where)
+    check_schema(value, EAGER_SCHEMA, where)
+    models = read_object(read_fields(value, frozenset({"schema", "models"}), where)["models"], where)
+    return {name: EagerEntry(read_qualified_name(each, where)) for name, each in models.items()}
+
+
+def not_found(
+    name: str, model: str, declared: Mapping[str, importlib.metadata.Distribution], damaged: Sequence[str]
+) -> ProgramError:
+    """Return the error for a model that is not installed, or was not lowered."""
+    for owner, distribution in sorted(declared.items()):
+        if any(each.name == model for each in distribution.entry_points.select(group=ENTRY_POINT_GROUP)):
+            return ProgramError(
+                f"the distribution `{owner}` was built without lowered models",
+                where=f"model `{model}`",
+                hint="build its wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
+            )
+    hint = "install the distribution that has it"
+    if "/" in name or "\\" in name:
+        hint = "pass a `pathlib.Path` to load from a folder; a text is a model's name"
+    found = nearest(name, known_names())
+    if damaged:
+        found += f"; the lowered models of {', '.join(f'`{each}`' for each in damaged)} cannot be read"
+    return ProgramError(f"there is no installed model `{name}`", found=found, hint=hint)
+
+
+def known_names() -> list[str]:
+    """Return the names of all installed models, `distribution:model` where two have the same."""
+    owners: dict[str, set[str]] = {}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if point.dist is not None:
+            owners.setdefault(point.name, set()).add(normal_name(point.dist.name))
+    for owner, distribution in recording().items():
+        try:
+            models = models_of(distribution)
+        except ProgramError:
+            continue  # whoever asks for that one is told what is wrong with it
+        for model in models:
+            owners.setdefault(model, set()).add(normal_name(owner))
+    return [model if len(each) == 1 else f"{owner}:{model}" for model, each in owners.items() for owner in sorted(each)]
+
+
+def normal_name(name: str) -> str:
+    """Return a distribution's normalised name; `packaging.utils` says the same, and takes long to import."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,171 @@
+"""`hatch_lower.load`: from a name or folder to a model that runs, all of its files checked."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from hatch_lower.debug import DebugMap, read_debug
+from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.reading import refuse
+from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.delegates import Delegate
+from hatch_lower.runtime.eager import make_eager
+from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.runtime.installed import EagerEntry, find_model
+from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel, Provenance
+from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+
+__all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "load", "load_folder"]
+
+
+def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False) -> LoadedModel:
+    """Load a lowered model.
+
+    Args:
+        name_or_path: `"digits"` or `"distribution:digits"` of an installed model. Only an `os.PathLike` is a path: of
+            a `_lowered` folder that holds one model, or of the model's folder inside it.
+        recipe: the recipe to take; by default the first in load order that can run here. Falling to another than the
+            first is said in a `RuntimeWarning`.
+        verify: also compare the contents of the tensors with their digest. Everything else is always compared.
+
+    Raises:
+        ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
+            newer hatch-lower.
+        InputError: for anything but a text or a path.
+    """
+    if isinstance(name_or_path, os.PathLike):
+        path = Path(name_or_path)
+        if not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists():
+            return load_model(open_folder(path.parent), path.name, recipe, DelegateKinds(), verify)
+        return load_model(open_folder(path), None, recipe, DelegateKinds(), verify)
+    if not isinstance(name_or_path, str):
+        raise InputError(
+            "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
+        )
+    found = find_model(name_or_path)
+    if isinstance(found.source, EagerEntry):
+        return load_eager(found.model, found.source.export, recipe)
+    return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
+
+
+def load_folder(
+    folder: Path,
+    model: str | None = None,
+    recipe: str | None = None,
+    *,
+    delegates: Mapping[str, type[Delegate]] | None = None,
+    verify: bool = False,
+) -> LoadedModel:
+    """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones.
+
+    Raises:
+        ProgramError: as `load` does.
+    """
+    return load_model(open_folder(folder), model, recipe, DelegateKinds(delegates), verify)
+
+
+def load_model(
+    folder: PackagedFolder, model: str | None, recipe: str | None, kinds: DelegateKinds, verify: bool
+) -> LoadedModel:
+    """Check a model's files and load it; `None` stands for the folder's only model."""
+    models = folder.manifest.models
+    if model is None and len(models) == 1:
+        (model,) = models
+    if model is None or model not in models:
+        raise ProgramError(
+            f"the folder has no model `{model}`" if model is not None else "the folder does not hold just one model",
+            where=str(folder.path),
+            found=nearest(model or "", models),
+            hint="name one of these: as an installed model, or by the path of its own folder inside this one",
+        )
+    entry = models[model]
+    folder.locate_all(entry)
+    if verify:
+        for each in (entry.constants, entry.check):
+            if each is not None:
+                folder.check(each)
+    constants = open_constants(folder, entry)
+    return load_recipe(folder, model, constants, kinds, recipe)
+
+
+def load_recipe(
+    folder: PackagedFolder, model: str, constants: ConstantsFile | None, kinds: DelegateKinds, recipe: str | None
+) -> LoadedModel:
+    """Load one recipe of a model whose files' sizes were looked at; `None` stands for the first that can run here."""
+    entry = folder.manifest.models[model]
+    where = str(folder.path / MANIFEST)
+    chosen = choose_recipe(model, entry, recipe, kinds, where)
+    files = entry.recipes[chosen]
+    folder.check(files.debug)
+    plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
+    check_delegates(folder, plan, files)
+    if plan.storages and constants is None:
+        refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
+    spans = constants.spans(plan.storages) if constants is not None else ()
+    backends = dict.fromkeys(each.backend for each in plan.delegates)
+    executor = execute_plan(plan, spans, {each: kinds.load(each) for each in backends}, folder.path)
+    provenance = Provenance(
+        model,
+        chosen,
+        entry.order,
+        functools.partial(read_debug_file, folder, files.debug),
+        functools.partial(load_recipe, folder, model, constants, kinds),
+    )
+    return LoadedModel(executor, provenance)
+
+
+def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
+    """Compare every delegate's file with its digest, before any of them is loaded."""
+    for each in files.delegates:
+        folder.check(each)
+    listed = {each.path for each in files.delegates}
+    for entry in plan.delegates:
+        if entry.file not in listed:
+            refuse(str(folder.path / files.plan.path), f"the delegate {entry.file!r:.120}, which the manifest lacks")
+
+
+def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile | None:
+    """Map a model's constants file."""
+    if entry.constants is None:
+        return None
+    path = folder.locate(entry.constants)
+    return ConstantsFile(path, str(path), entry.constants.header_sha256)
+
+
+def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
+    """Return the debug map of a recipe."""
+    where = str(folder.path / entry.path)
+    try:
+        return read_debug(folder.read(entry), where)
+    except RecursionError:
+        refuse(where, "JSON that nests too deeply")
+
+
+def load_eager(model: str, export: str, recipe: str | None) -> LoadedModel:
+    """Return a model of an editable install that runs its module."""
+
+    def refuse_debug() -> NoReturn:
+        raise ProgramError(
+            f"model `{model}` runs eagerly and has no debug map",
+            where=export,
+            hint='install the project editable with `editable = "lower"`, or not editable',
+        )
+
+    def load_again(recipe: str | None) -> LoadedModel:
+        if recipe not in (None, "eager"):
+            raise ProgramError(
+                f"model `{model}` runs eagerly and has no recipe `{recipe}`",
+                where=export,
+                hint='install the project editable with `editable = "lower"`, or not editable',
+            )
+        provenance = Provenance(model, "eager", ("eager",), refuse_debug, load_again)
+        return LoadedModel(make_eager(model, export), provenance)
+
+    return load_again(recipe)

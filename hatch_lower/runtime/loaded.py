@@ -1,0 +1,138 @@
+"""What `load` returns: a callable model with its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.debug import DebugMap, MethodDebug
+from hatch_lower.errors import InputError, nearest
+from hatch_lower.runtime.executor import Runnable
+
+__all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "Provenance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a loaded model comes from.
+
+    Args:
+        name: the model's name.
+        recipe: the recipe's name; `eager` in an editable install that runs the module itself.
+        recipes: of the model, in load order.
+        read_debug: reads the recipe's debug file.
+        load_recipe: loads the same model in another recipe, over the same mapped constants.
+    """
+
+    name: str
+    recipe: str
+    recipes: tuple[str, ...]
+    read_debug: Callable[[], DebugMap]
+    load_recipe: Callable[[str], LoadedModel]
+
+
+class LoadedModel:
+    """A model that runs: `model(x)` calls its method `forward`; `model.embed(x)` and `model["embed"](x)` another one.
+
+    Methods check their arguments and raise `InputError` (a `TypeError`) for those that they were not exported for.
+    A model without state may be called from several threads at once; calls of one with state wait for each other.
+    """
+
+    def __init__(self, runnable: Runnable, provenance: Provenance) -> None:
+        self._runnable = runnable
+        self._provenance = provenance
+        methods = runnable.methods
+        self._call = methods.get("forward", self._refuse_call)
+        self.__dict__.update({name: each for name, each in methods.items() if name not in RESERVED_METHOD_NAMES})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method `forward`."""
+        return self._call(*args, **kwargs)
+
+    def __getitem__(self, method: str) -> Callable[..., Any]:
+        self._check_method(method)
+        return self._runnable.methods[method]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        msg = f"model `{self.name}` has no attribute or method `{name}`; {nearest(name, self.methods)}"
+        raise AttributeError(msg)
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel `{self.name}`, recipe `{self.recipe}`: {', '.join(self.methods)}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModel:
+        return self.clone()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._provenance.name
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe that runs."""
+        return self._provenance.recipe
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The names of the model's recipes, in load order."""
+        return self._provenance.recipes
+
+    @property
+    def methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods by name: functions with the signatures of the exported ones."""
+        return self._runnable.methods
+
+    def signature(self, method: str) -> str:
+        """Return a method's signature with dtypes and symbolic shapes: `forward(image: float32[batch, 1, 8, 8])`.
+
+        Raises:
+            InputError: if there is no such method.
+        """
+        self._check_method(method)
+        return self._runnable.signature(method)
+
+    def debug_map(self, method: str) -> MethodDebug:
+        """Return what each instruction of a method, and of its delegates, computes; the file is read now.
+
+        Raises:
+            InputError: if there is no such method.
+            ProgramError: if the debug file is damaged, or the model runs eagerly.
+        """
+        self._check_method(method)
+        return self._provenance.read_debug().methods.get(method, MethodDebug())
+
+    def clone(self) -> LoadedModel:
+        """Return another instance: it shares constants and code, and owns a copy of the current state."""
+        return LoadedModel(self._runnable.clone(), self._provenance)
+
+    def reset(self) -> None:
+        """Return the state (the buffers that methods change) to what was packaged."""
+        self._runnable.reset()
+
+    def in_recipe(self, recipe: str) -> LoadedModel:
+        """Return the same model in another recipe, with its own state, over the same mapped constants.
+
+        Raises:
+            ProgramError: if there is no such recipe, or it cannot run here.
+        """
+        return self._provenance.load_recipe(recipe)
+
+    def _check_method(self, method: str) -> None:
+        if method not in self._runnable.methods:
+            raise InputError(
+                f"model `{self.name}` has no method `{method}`",
+                found=nearest(str(method), self._runnable.methods),
+                hint="name one of its methods",
+            )
+
+    def _refuse_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for `forward` in a model that has none."""
+        self._check_method("forward")
+
+
+RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_runnable"}
+"""Names that a method cannot have, for they are attributes of every loaded model."""

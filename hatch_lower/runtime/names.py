@@ -1,0 +1,94 @@
+"""Identifiers of generated code, and the objects that they stand for.
+
+Generated code holds nothing but our own identifiers, a method's parameter names (checked when the plan was read),
+integers, finite floats, `None`, `True` and `False`. Everything else reaches it as an object bound to an identifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+from hatch_lower.format.expression import Compound, Expression
+
+__all__ = ["Names", "divide", "expression_code", "modulo"]
+
+
+class Names:
+    """The identifiers of one method's code.
+
+    Args:
+        parameters: names of the method's parameters; no identifier made here equals one of them, as all of these
+            begin with more underscores.
+    """
+
+    def __init__(self, parameters: Iterable[str]) -> None:
+        underscores = max((len(each) - len(each.lstrip("_")) for each in parameters), default=0)
+        self._prefix = "_" * (underscores + 1)
+        self._known: dict[Hashable, str] = {}
+        self._count = 0
+        self.objects: dict[str, Any] = {}
+        self.constants: dict[str, str] = {}
+        self.delegates: dict[int, str] = {}
+
+    def local(self, text: str) -> str:
+        """Return the identifier of a local variable or function; `text` is ASCII letters, digits and underscores."""
+        return self._prefix + text
+
+    def fresh(self, text: str) -> str:
+        """Return an identifier that was not given out before."""
+        self._count += 1
+        return f"{self._prefix}{text}_{self._count}"
+
+    def bind(self, text: str, value: Any, key: Hashable = None) -> str:
+        """Return the identifier of an object; with a `key`, the same one for each equal key."""
+        known = self._known.get(key) if key is not None else None
+        if known is None:
+            known = self.fresh(text)
+            self.objects[known] = value
+            if key is not None:
+                self._known[key] = known
+        return known
+
+    def constant(self, name: str) -> str:
+        """Return the identifier of a constant of the plan."""
+        if name not in self.constants:
+            self.constants[name] = self.fresh("c")
+        return self.constants[name]
+
+    def delegate(self, index: int) -> str:
+        """Return the identifier of the `run` of a delegate of the plan."""
+        if index not in self.delegates:
+            self.delegates[index] = self.fresh("d")
+        return self.delegates[index]
+
+
+def expression_code(expression: Expression, variables: Mapping[str, str], names: Names) -> str:
+    """Return the code of an expression, with `variables` for its symbols."""
+    if isinstance(expression, str):
+        return variables[expression]
+    if isinstance(expression, int):
+        return f"({expression})" if expression < 0 else str(expression)
+    assert isinstance(expression, Compound)
+    args = [expression_code(each, variables, names) for each in expression.args]
+    match expression.op:
+        case "neg":
+            return f"(-{args[0]})"
+        case "max" | "min":
+            extreme = max if expression.op == "max" else min
+            return f"{names.bind(expression.op, extreme, expression.op)}(({', '.join(args)},))"
+        case "floordiv" | "mod" if not isinstance(expression.args[1], int):
+            function = divide if expression.op == "floordiv" else modulo
+            return f"{names.bind(expression.op, function, expression.op)}({', '.join(args)})"
+    signs = {"add": " + ", "sub": " - ", "mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
+    return f"({signs[expression.op].join(args)})"
+
+
+def divide(numerator: int, denominator: int) -> int:
+    """Return the quotient rounded down; -1, which is no size, for a division by 0."""
+    return numerator // denominator if denominator else -1
+
+
+def modulo(numerator: int, denominator: int) -> int:
+    """Return the remainder; -1, which is no size, for a division by 0."""
+    return numerator % denominator if denominator else -1

@@ -1,0 +1,188 @@
+"""What to say to a caller whose arguments a method was not lowered for: the slow half of the input checks.
+
+The generated code only finds out that something is wrong; then this goes through all inputs and says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import InputError
+from hatch_lower.format.arguments import Special
+from hatch_lower.format.expression import evaluate, expression_text, symbols_in
+from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, symbols_text
+from hatch_lower.format.plan import MethodPlan
+from hatch_lower.runtime.binding import Binding
+
+__all__ = ["Refusals", "as_plain_tensor", "describe_value", "same_layout"]
+
+
+class Refusals:
+    """Raises the `InputError` that fits; one object for each method, bound into its code.
+
+    Args:
+        method: its name.
+        plan: what it was lowered for.
+        paths: how a caller reaches each leaf: `batch["image"]`.
+        bindings: where its symbols' values come from.
+    """
+
+    def __init__(self, method: str, plan: MethodPlan, paths: Sequence[str], bindings: Sequence[Binding]) -> None:
+        self._method = method
+        self._plan = plan
+        self._paths = paths
+        self._bindings = bindings
+
+    def refuse_call(self, given: Mapping[str, bool], rest: Sequence[Any], extra: Mapping[str, Any]) -> NoReturn:
+        """Refuse a wrong number or wrong names of arguments."""
+        names = [each.name for each in self._plan.parameters if each.kind == "positional"]
+        keywords = [each.name for each in self._plan.parameters if each.kind == "keyword"]
+        wanted = ", ".join([f"`{name}`" for name in names] + [f"`{name}=`" for name in keywords]) or "no arguments"
+        if rest:
+            found = f"{len(names) + len(rest)} positional arguments"
+        elif extra:
+            found = f"the unknown argument `{next(iter(extra))}`"
+        else:
+            missing = [name for name, is_given in given.items() if not is_given]
+            found = f"no value for `{missing[0]}`"
+        raise InputError(
+            f"method `{self._method}` takes {wanted}",
+            found=found,
+            hint="pass the arguments that were given as examples at the export, no more and no fewer",
+        )
+
+    def refuse_values(self, *values: Any) -> NoReturn:
+        """Refuse the first of the leaves that does not fit."""
+        for index, value in enumerate(values):
+            self.check_value(index, value)
+        sizes: dict[str, int] = {}
+        for each in self._bindings:
+            value = values[each.input]
+            size = value if each.dimension is None else value.shape[each.dimension]
+            sizes[each.symbol] = evaluate(each.expression, {**sizes, "size": size})
+        for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
+            reason = self._size_mismatch(entry, value, sizes)
+            if reason:
+                self._refuse(index, value, reason)
+        self._refuse(0, values[0], "it does not fit the other arguments")
+
+    def check_value(self, index: int, value: Any) -> None:
+        """Refuse a leaf that is wrong by itself: type, dtype, device, layout, rank, static sizes, literal."""
+        entry = self._plan.inputs[index]
+        if isinstance(entry, TensorInput):
+            reason = _tensor_mismatch(entry, value)
+        elif isinstance(entry, SymbolInput):
+            reason = "" if type(value) is int else "not an int"
+        else:
+            reason = "" if _is_literal(entry, value) else "another value, for which the graph was not exported"
+        if reason:
+            self._refuse(index, value, reason)
+
+    def as_tensor(self, index: int, value: Any) -> Tensor:
+        """Return a tensor of a subclass as a plain one; refuse anything else."""
+        plain = as_plain_tensor(value)
+        if plain is None:
+            self._refuse(index, value, "not a tensor" if not isinstance(value, Tensor) else "a tensor without memory")
+        return plain
+
+    def keep_layout(self, index: int, value: Tensor, strides: tuple[int, ...]) -> None:
+        """Refuse a tensor that the method changes in place and that is laid out in memory in another way."""
+        if value.is_neg() or value.is_conj() or not same_layout(value, strides):
+            self._refuse(
+                index,
+                value,
+                f"strides {list(value.stride())}, which must be {list(strides)}: the method changes this tensor in "
+                "place",
+            )
+
+    def _size_mismatch(self, entry: Input, value: Any, sizes: Mapping[str, int]) -> str:
+        labels = {name: each.label for name, each in self._plan.symbols.items()}
+        if isinstance(entry, LiteralInput):
+            return ""
+        pairs = (
+            zip(entry.shape, value.shape, strict=True)
+            if isinstance(entry, TensorInput)
+            else [(entry.expression, value)]
+        )
+        for dimension, (expression, size) in enumerate(pairs):
+            name = f"dimension {dimension} is {size}" if isinstance(entry, TensorInput) else f"it is {size}"
+            if not symbols_in(expression) <= sizes.keys():
+                continue
+            expected = evaluate(expression, sizes)
+            if expected != size:
+                text = expression_text(expression, labels)
+                return f"{name}, which must be {text}" + ("" if isinstance(expression, int) else f" = {expected}")
+            for symbol in sorted(symbols_in(expression)):
+                limits = self._plan.symbols[symbol]
+                if sizes[symbol] < limits.minimum:
+                    return f"{name}, but {limits.label} must be at least {limits.minimum}"
+                if limits.maximum is not None and sizes[symbol] > limits.maximum:
+                    return f"{name}, but {limits.label} must be at most {limits.maximum}"
+        return ""
+
+    def _refuse(self, index: int, value: Any, reason: str) -> NoReturn:
+        entry = self._plan.inputs[index]
+        ranges = symbols_text(entry, self._plan.symbols)
+        what = f"method `{self._method}` takes {input_text(entry, self._plan.symbols)} for `{self._paths[index]}`"
+        raise InputError(
+            f"{what}, {ranges}" if ranges else what,
+            found=f"{describe_value(value)}: {reason}",
+            hint="convert the argument, or export the method for what you want to pass",
+        )
+
+
+def as_plain_tensor(value: Any) -> Tensor | None:
+    """Return a tensor without its Python subclass; `None` for what is no tensor, or has no memory of its own."""
+    if not isinstance(value, Tensor):
+        return None
+    if type(value) is Tensor:
+        return value
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None
+    return value.detach().as_subclass(Tensor)
+
+
+def same_layout(value: Tensor, strides: tuple[int, ...]) -> bool:
+    """Return whether a tensor has these strides, but for dimensions of size 1 and tensors without elements."""
+    found = value.stride()
+    if found == strides or value.numel() == 0:
+        return True
+    return all(size == 1 or left == right for size, left, right in zip(value.shape, found, strides, strict=True))
+
+
+def describe_value(value: Any) -> str:
+    """Return what was passed, in the same words as what is expected."""
+    if not isinstance(value, Tensor):
+        return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
+
+
+def _tensor_mismatch(entry: TensorInput, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return "not a tensor"
+    if value.device.type != "cpu":
+        return f"on the device {value.device}, which must be the CPU"
+    if value.layout is not torch.strided:
+        return f"of the layout {str(value.layout).removeprefix('torch.')}, which must be strided"
+    if value.dtype is not getattr(torch, entry.dtype):
+        return f"the dtype must be {entry.dtype}"
+    if value.dim() != len(entry.shape):
+        return f"{value.dim()} dimensions, which must be {len(entry.shape)}"
+    for dimension, (expected, size) in enumerate(zip(entry.shape, value.shape, strict=True)):
+        if isinstance(expected, int) and expected != size:
+            return f"dimension {dimension} is {size}, which must be {expected}"
+    return ""
+
+
+def _is_literal(entry: LiteralInput, value: Any) -> bool:
+    """Return whether a value is the exported one, of the same type: 1 is neither 1.0 nor True."""
+    expected = getattr(torch, entry.value.name) if isinstance(entry.value, Special) else entry.value
+    if isinstance(entry.value, Special) and entry.value.kind == "device":
+        expected = torch.device(entry.value.name)
+    is_nan = isinstance(expected, float | complex) and expected != expected
+    return type(value) is type(expected) and bool(value == expected or (is_nan and value != value))

@@ -1,0 +1,140 @@
+"""Which of a model's recipes runs here: versions, machine, delegates."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import hatch_lower
+from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.delegates import target_json
+from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.reading import refuse
+from hatch_lower.runtime.delegates import DELEGATE_GROUP, Delegate
+from hatch_lower.runtime.installed import normal_name
+from hatch_lower.runtime.target import unsupported_reason
+
+__all__ = ["DelegateKinds", "choose_recipe"]
+
+
+class DelegateKinds:
+    """The run halves of backends: those given, else the installed ones, imported one by one when asked for."""
+
+    def __init__(self, given: Mapping[str, type[Delegate]] | None = None) -> None:
+        self._given = given
+        self._points: dict[str, importlib.metadata.EntryPoint] | None = None
+
+    def missing_reason(self, backend: str) -> str | None:
+        """Return why a backend's programs cannot run, or `None` if its run half is there."""
+        known = self._names()
+        return None if backend in known else f"the delegate `{backend}` is not installed; {nearest(backend, known)}"
+
+    def load(self, backend: str) -> type[Delegate]:
+        """Return a backend's run half.
+
+        Raises:
+            ProgramError: if there is none, its module fails, or it is no `Delegate`.
+        """
+        reason = self.missing_reason(backend)
+        if reason is not None:
+            raise ProgramError(
+                f"the program needs the delegate `{backend}`",
+                found=reason,
+                hint="install the package that provides it",
+            )
+        if self._given is not None:
+            return self._given[backend]
+        point = self._entry_points()[backend]
+        try:
+            kind = point.load()
+        except Exception as error:
+            raise ProgramError(
+                f"the delegate `{backend}` cannot be imported",
+                where=point.value,
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+        if not isinstance(kind, type) or not issubclass(kind, Delegate):
+            raise ProgramError(f"the delegate `{backend}` is no `Delegate`", where=point.value, found=repr(kind))
+        return kind
+
+    def _names(self) -> list[str]:
+        return list(self._given if self._given is not None else self._entry_points())
+
+    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
+        if self._points is None:
+            self._points = {each.name: each for each in importlib.metadata.entry_points(group=DELEGATE_GROUP)}
+        return self._points
+
+
+def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str) -> str:
+    """Return the recipe that was asked for, or the first in load order that can run here.
+
+    Taking another than the first is said in a `RuntimeWarning`.
+
+    Raises:
+        ProgramError: if the recipe is unknown, or none can run here.
+    """
+    if asked is not None and asked not in model.recipes:
+        raise ProgramError(
+            f"model `{name}` has no recipe `{asked}`", found=nearest(asked, model.recipes), hint="name one of these"
+        )
+    reasons: dict[str, str] = {}
+    for recipe in model.order if asked is None else (asked,):
+        reason = refusal_reason(model.recipes[recipe], kinds, where)
+        if reason is None:
+            if reasons:
+                passed = "; ".join(f"`{each}` cannot run here: {why}" for each, why in reasons.items())
+                message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
+            return recipe
+        reasons[recipe] = reason
+    raise ProgramError(
+        f"model `{name}` cannot run here" if asked is None else f"recipe `{asked}` of model `{name}` cannot run here",
+        found="\n".join(f"`{recipe}`: {reason}" for recipe, reason in reasons.items()),
+        hint="install what is named, or another wheel of the distribution",
+    )
+
+
+def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:
+    """Return why a recipe cannot run here, or `None` if it can."""
+    for text in recipe.requirements:
+        reason = requirement_reason(text, where)
+        if reason is not None:
+            return reason
+    target: Any = target_json(recipe.target)
+    reason = unsupported_reason(target) if target is not None else None
+    if reason is not None:
+        return reason
+    return next(filter(None, map(kinds.missing_reason, recipe.backends)), None)
+
+
+def requirement_reason(text: str, where: str) -> str | None:
+    """Return why a requirement is not met here, or `None` if it is."""
+    from packaging.requirements import InvalidRequirement, Requirement  # most recipes have none
+
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        refuse(where, f"the requirement {text!r:.80}: {error}")
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return None
+    version = installed_version(normal_name(requirement.name))
+    if version is None:
+        return f"it needs {text}, which is not installed"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"it needs {text}, and {version} is installed"
+    return None
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution; torch and hatch-lower are asked directly, as they are imported anyway."""
+    if name in ("torch", "hatch-lower"):
+        return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,339 @@
+"""From a method's plan to the source of one Python function.
+
+For a method with one delegate the source reads like this (identifiers shortened):
+
+    def method(image=missing, *rest, **extra):
+        if image is missing or rest or extra: refuse_call(…)
+        if type(image) is not Tensor: image = plain(0, image)
+        if image.dtype is not float32 or not image.is_cpu or … or image.dim() != 2: check_value(0, image)
+        n0, n1, = image.shape
+        if n1 != 64 or n0 > 1024: refuse_values(image)
+        if image.requires_grad: image = image.detach()
+        if not image.is_contiguous(): image = restride(image, (n1, 1,))
+        v1 = delegate(([image]))
+        v2 = v1[0]
+        del v1
+        return v2
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.format.arguments import Argument, ConstantName, Special, Value, references_in
+from hatch_lower.format.expression import symbols_in
+from hatch_lower.format.graph import (
+    Cond,
+    DelegateCall,
+    Graph,
+    Instruction,
+    OpCall,
+    PythonCall,
+    While,
+    arguments_of,
+    nested_graphs,
+)
+from hatch_lower.format.inputs import Input, TensorInput
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
+from hatch_lower.runtime.aliasing import Aliasing, Root
+from hatch_lower.runtime.binding import bind_symbols
+from hatch_lower.runtime.containers import output_code, take_apart
+from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, expressions_of, tuple_code
+from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.operators import python_code, resolve_operators, size_code
+from hatch_lower.runtime.refusals import Refusals
+
+__all__ = ["MethodWriter"]
+
+
+class MethodWriter:
+    """Writes the source of one method: a function for each graph, the method's own last."""
+
+    def __init__(self, plan: Plan, name: str, is_locked: bool) -> None:
+        self._plan = plan
+        self._name = name
+        self._is_locked = is_locked
+        self._method = plan.methods[name]
+        self._where = f"method `{name}`"
+        self._operators = resolve_operators(self._method.graph, self._where)
+        self._functions: list[str] = []
+        self.names = Names(each.name for each in self._method.parameters)
+
+    def write(self) -> list[str]:
+        """Return the lines of the module."""
+        method, names = self._method, self.names
+        paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
+        refusals = Refusals(self._name, method, paths, bind_symbols(method.inputs))
+        opening, leaves = self._open_parameters(refusals)
+        checks = InputWriter(method, names, refusals, leaves)
+        body = checks.write()
+        variables = dict(zip(method.graph.inputs, leaves, strict=True))
+        specs = dict(zip(method.graph.inputs, method.inputs, strict=True))
+        body += self._write_graph(method.graph, variables, checks.symbols, specs)
+        body += self._write_end(variables, leaves)
+        if self._is_locked:
+            body = [f"with {names.local('lock')}:", *indented(body)]
+        missing = names.bind("missing", inspect.Parameter.empty, "missing")
+        parameters = [f"{each.name}={missing}" for each in method.parameters]
+        count = sum(each.kind == "positional" for each in method.parameters)
+        parameters[count:count] = [f"*{names.local('rest')}"]
+        parameters.append(f"**{names.local('extra')}")
+        head = f"def {names.local('method')}({', '.join(parameters)}):"
+        return [*self._functions, head, *indented([*opening, *body])]
+
+    def _open_parameters(self, refusals: Refusals) -> tuple[list[str], list[str]]:
+        """Return the lines that take the arguments apart, and the variable of each leaf."""
+        names, parameters = self.names, self._method.parameters
+        missing = names.bind("missing", inspect.Parameter.empty, "missing")
+        rest, extra = names.local("rest"), names.local("extra")
+        given = ", ".join(f"{names.bind('key', each.name)}: {each.name} is not {missing}" for each in parameters)
+        tests = [rest, extra, *(f"{each.name} is {missing}" for each in parameters)]
+        refuse = names.bind("refuse", refusals.refuse_call)
+        lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})", *self._leave_autocast()]
+        leaves: list[str] = []
+        for each in parameters:
+            if isinstance(each.tree, Leaf):
+                leaves.append(each.name)
+            else:
+                opened = [names.fresh("leaf") for _ in range(count_leaves(each.tree))]
+                function = names.bind("open", take_apart(self._name, each.tree, each.name))
+                lines.append(f"[{', '.join(opened)}] = {function}({each.name})")
+                leaves += opened
+        return lines, leaves
+
+    def _leave_autocast(self) -> list[str]:
+        """Return the lines that call again without autocast: it would change dtypes that the export has settled."""
+        names = self.names
+        arguments = [
+            each.name if each.kind == "positional" else f"{each.name}={each.name}" for each in self._method.parameters
+        ]
+        is_on = names.bind("is_autocast_enabled", torch.is_autocast_enabled)
+        device = names.bind("device", "cpu")
+        autocast = names.bind("autocast", torch.autocast)
+        return [
+            f"if {is_on}({device}):",
+            f" with {autocast}({device}, enabled=False): return {names.local('method')}({', '.join(arguments)})",
+        ]
+
+    def _write_graph(
+        self,
+        graph: Graph,
+        variables: dict[int, str],
+        symbols: dict[str, str],
+        specs: Mapping[int, Input],
+        kept: frozenset[int] = frozenset(),
+    ) -> list[str]:
+        """Return the lines of a graph's instructions; `variables` and `symbols` are completed on the way.
+
+        Args:
+            specs: of the slots that hold an input which was checked already.
+        """
+        last = last_uses(graph, self._kept_slots() if graph is self._method.graph else kept)
+        lines: list[str] = []
+        for index, instruction in enumerate(graph.instructions):
+            out = self.names.local(f"v{instruction.out}")
+            lines += self._write_instruction(instruction, out, variables, symbols, specs)
+            variables[instruction.out] = out
+            dead = [variables[slot] for slot in last.get(index, ())]
+            if dead:
+                lines.append(f"del {', '.join(dead)}")
+        return lines
+
+    def _kept_slots(self) -> frozenset[int]:
+        """Return the slots that the method's end needs beside the outputs."""
+        method = self._method
+        sources = [source for _, source in (*method.mutations, *method.input_mutations)]
+        slots = {each.slot for each in references_to_values(sources)}
+        return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
+
+    def _write_instruction(
+        self,
+        instruction: Instruction,
+        out: str,
+        variables: Mapping[int, str],
+        symbols: dict[str, str],
+        specs: Mapping[int, Input],
+    ) -> list[str]:
+        args = [self._argument(each, variables) for each in instruction.args]
+        match instruction:
+            case OpCall():
+                code = size_code(instruction.op, args) if not instruction.kwargs else None
+                if code is None:
+                    operator = self._operators[instruction.op]
+                    # the C++ function itself: the overload's own `__call__` only forwards to it
+                    function = self.names.bind(operator.__name__.partition(".")[0], operator._op, instruction.op)
+                    code = f"{function}({', '.join([*args, *self._keywords(instruction, variables)])})"
+                return [f"{out} = {code}"]
+            case PythonCall():
+                return [f"{out} = {python_code(instruction.op, args, self.names)}"]
+            case DelegateCall():
+                return self._write_delegate(instruction, args, out, symbols, specs)
+            case Cond():
+                predicate = self._argument(instruction.predicate, variables)
+                yes, no = (
+                    self._call_graph(each, args, symbols) for each in (instruction.true_graph, instruction.false_graph)
+                )
+                return [f"{out} = {yes} if {predicate} else {no}"]
+        return self._write_while(instruction, args, out, variables, symbols)
+
+    def _write_delegate(
+        self,
+        instruction: DelegateCall,
+        args: list[str],
+        out: str,
+        symbols: dict[str, str],
+        specs: Mapping[int, Input],
+    ) -> list[str]:
+        """Return the delegate's call, after the checks of what is not an input that was checked for the same."""
+        where = f"delegate {instruction.delegate} of {self._where}"
+        lines: list[str] = []
+        given: list[str] = []
+        for argument, entry, code in zip(instruction.args, instruction.inputs, args, strict=True):
+            is_checked = isinstance(argument, Value) and specs.get(argument.slot) == entry
+            if isinstance(entry, TensorInput) and not is_checked:
+                variable = self.names.fresh("a")
+                lines.append(f"{variable} = {code}")
+                lines += delegate_input_lines(where, entry, variable, symbols, self.names, self._method.symbols)
+                given.append(variable)
+            else:
+                given.append(code)
+        copies = [each for each, code in zip(given, args, strict=True) if each != code]
+        lines.append(f"{out} = {self.names.delegate(instruction.delegate)}([{', '.join(given)}])")
+        return [*lines, f"del {', '.join(copies)}"] if copies else lines
+
+    def _write_while(
+        self, loop: While, args: list[str], out: str, variables: Mapping[int, str], symbols: dict[str, str]
+    ) -> list[str]:
+        """Return a loop over a tuple of carried values."""
+        extra = [self._argument(each, variables) for each in loop.extra]
+        carried = [f"*{out}", *extra]
+        condition = self._call_graph(loop.condition, carried, symbols)
+        body = self._call_graph(loop.body, carried, symbols)
+        return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
+
+    def _call_graph(self, graph: Graph, args: Sequence[str], symbols: Mapping[str, str]) -> str:
+        """Write a function for a nested graph; return the code of its call."""
+        needed = sorted(symbols_of(graph) & symbols.keys())
+        inner = {symbol: self.names.fresh("s") for symbol in needed}
+        variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
+        function = self.names.fresh("graph")
+        lines = self._write_graph(graph, variables, dict(inner), {})
+        outputs = [self._argument(each, variables) for each in graph.outputs]
+        parameters = [*inner.values(), *(variables[slot] for slot in graph.inputs)]
+        lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
+        self._functions += lines
+        return f"{function}({', '.join([*(symbols[symbol] for symbol in needed), *args])})"
+
+    def _write_end(self, variables: Mapping[int, str], leaves: Sequence[str]) -> list[str]:
+        """Return the lines that copy new values into what the method changes, and build its result.
+
+        All values were computed from the old contents, so what shares memory with something that is about to be
+        overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
+        model, and every other instance.
+        """
+        method, names = self._method, self.names
+        aliasing = Aliasing(method.graph, self._plan.constants, self._operators)
+        targets: list[tuple[str, str, Argument, Root]] = []
+        for name, source in method.mutations:
+            if source != ConstantName(name):
+                targets.append((names.constant(name), f"m{len(targets)}", source, aliasing.constant_root(name)))
+        for index, source in method.input_mutations:
+            slot = Value(method.graph.inputs[index])
+            if source != slot:
+                targets.append((leaves[index], f"m{len(targets)}", source, Root(False, index)))
+        changed = {root for *_, root in targets}
+        lines: list[str] = []
+        codes: list[str] = []
+        for argument in method.graph.outputs:
+            code = self._argument(argument, variables)
+            roots = aliasing.roots_of(argument)
+            if isinstance(argument, Value | ConstantName) and (
+                any(root.is_constant for root in roots) or roots & changed
+            ):
+                lines.append(f"{names.local(f'o{len(codes)}')} = {names.bind('copy', copy_tensor, 'copy')}({code})")
+                code = names.local(f"o{len(codes)}")
+            codes.append(code)
+        copies = []
+        for target, text, source, _ in targets:
+            code = self._argument(source, variables)
+            if aliasing.roots_of(source) & changed:
+                lines.append(f"{names.local(text)} = {code}.clone()")
+                code = names.local(text)
+            copies.append(f"{target}.copy_({code})")
+        return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
+
+    def _keywords(self, call: OpCall, variables: Mapping[int, str]) -> Iterator[str]:
+        """Yield keyword arguments; `from`, which torch uses and Python reserves, through a dict."""
+        for name, argument in call.kwargs:
+            code = self._argument(argument, variables)
+            if keyword.iskeyword(name):
+                yield f"**{{{self.names.bind('key', name, ('key', name))}: {code}}}"
+            else:
+                yield f"{name}={code}"
+
+    def _argument(self, argument: Argument, variables: Mapping[int, str]) -> str:
+        """Return the code of an argument."""
+        if isinstance(argument, Value):
+            return variables[argument.slot]
+        if isinstance(argument, ConstantName):
+            return self.names.constant(argument.name)
+        if isinstance(argument, tuple):
+            return f"[{', '.join(self._argument(each, variables) for each in argument)}]"
+        if argument is None or isinstance(argument, bool):
+            return str(argument)
+        if isinstance(argument, int):
+            return f"({argument})" if argument < 0 else str(argument)
+        if isinstance(argument, Special):
+            kind = torch.device("cpu") if argument.kind == "device" else getattr(torch, argument.name)
+            return self.names.bind(argument.name, kind, ("special", argument))
+        return self.names.bind("literal", argument, ("literal", type(argument), repr(argument)))
+
+
+def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
+    """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""
+    needed = {each.slot for each in references_to_values(graph.outputs)} | kept
+    last: dict[int, int] = {}
+    for index, instruction in enumerate(graph.instructions):
+        last[instruction.out] = index
+        for each in references_to_values(arguments_of(instruction)):
+            last[each.slot] = index
+    uses: dict[int, list[int]] = {}
+    for slot, index in last.items():
+        if slot not in needed:
+            uses.setdefault(index, []).append(slot)
+    return uses
+
+
+def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
+    """Yield the slots that arguments mention."""
+    for argument in arguments:
+        for each in references_in(argument):
+            if isinstance(each, Value):
+                yield each
+
+
+def symbols_of(graph: Graph) -> frozenset[str]:
+    """Return the symbols that a graph's delegate calls mention, at any depth."""
+    symbols: frozenset[str] = frozenset()
+    for instruction in graph.instructions:
+        if isinstance(instruction, DelegateCall):
+            symbols = symbols.union(*(symbols_in(size) for each in instruction.inputs for size in expressions_of(each)))
+        symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
+    return symbols
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Return the lines of a block."""
+    return [f" {line}" for line in lines]
+
+
+def copy_tensor(value: Any) -> Any:
+    """Return a clone of a tensor; a number is itself."""
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,156 @@
+"""The build's child process: `python -m hatch_lower.worker request.json` lowers one model and writes `answer.json`.
+
+Events go to a pipe of their own as JSON lines, errors into the answer: whatever the model's own code prints disturbs
+neither.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.events import Event, stage
+from hatch_lower.export.source import describe_exception, is_out_of_memory
+from hatch_lower.records import ModelReport, Request, encode, read_record
+
+__all__ = ["ANSWER", "main", "out_of_memory_error"]
+
+ANSWER = "answer.json"
+
+
+class PipeReporter:
+    """Sends events to the parent; several threads may report at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # a compiler must not keep it open
+        self._stream = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def report(self, event: Event) -> None:
+        """Write one line."""
+        with self._lock:
+            self._stream.write(json.dumps(event.to_json()) + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Do nothing: the pipe closes with the process."""
+
+
+def main(arguments: list[str]) -> int:
+    """Lower the model of a request file; return the exit status."""
+    request = read_record(Request, Path(arguments[0]))
+    faulthandler.enable(all_threads=False)
+    signal.signal(signal.SIGTERM, leave)
+    end_with_parent()
+    reporter = PipeReporter(request.events)
+    enter_project(request)
+    try:
+        answer: dict[str, Any] = {"report": encode(lower(request, reporter))}
+    except LowerError as error:
+        answer = {"error": error.to_json()}
+    except MemoryError as error:
+        answer = {"error": out_of_memory_error(request.model, describe_exception(error)).to_json()}
+    except Exception as error:
+        traceback.print_exc()
+        answer = {"error": unexpected_error(request.model, error).to_json()}
+    temporary = request.folder / f"{ANSWER}.part"
+    temporary.write_text(json.dumps(answer), encoding="utf-8")
+    temporary.replace(request.folder / ANSWER)
+    return 0 if "report" in answer else 1
+
+
+def lower(request: Request, reporter: PipeReporter) -> ModelReport:
+    """Find the model, capture its methods, and lower them."""
+    model = next(each for each in request.settings.models if each.name == request.model)
+    with stage(reporter, "discover", model.name):
+        import torch
+
+        from hatch_lower.export.capture import capture_model
+        from hatch_lower.export.discover import EntryPoint, discover
+
+        random.seed(request.settings.seed)
+        torch.manual_seed(request.settings.seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(request.settings.seed)
+        entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
+        exports = discover(entry)
+    verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
+    source = capture_model(
+        model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
+    )
+    module, _, function = request.lower.partition(":")
+    lower_model = getattr(importlib.import_module(module), function)
+    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter)
+    return report
+
+
+def enter_project(request: Request) -> None:
+    """Make the project importable as if it were installed, and its root the working directory."""
+    # `python -m` put the request's folder first
+    rest = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
+    root = request.settings.root
+    sys.path[:] = [*map(str, request.search_path), *rest, str(root)]
+    importlib.invalidate_caches()
+    os.chdir(root)
+
+
+def end_with_parent() -> None:
+    """End this process and all that it started as soon as the parent is gone: its end of our stdin closes then."""
+    lifeline = os.dup(0)
+    os.set_inheritable(lifeline, False)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+    def wait() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Unwind, so that temporary files are removed."""
+    sys.exit(128 + number)
+
+
+def out_of_memory_error(model: str, found: str) -> ProcessError:
+    """Return the error for a build that ran out of memory."""
+    return ProcessError(
+        "the build process ran out of memory",
+        where=f"model `{model}`",
+        found=found,
+        hint="set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or build on a"
+        " machine with more memory",
+    )
+
+
+def unexpected_error(model: str, error: Exception) -> ProcessError:
+    """Return the error for an exception that nothing expected."""
+    if is_out_of_memory(error):
+        return out_of_memory_error(model, describe_exception(error))
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return ProcessError(
+        "the build process failed unexpectedly",
+        where=f"model `{model}`",
+        found="".join(lines[-4:]),
+        hint="this is a fault in hatch-lower or in a backend; please report it with the whole output",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

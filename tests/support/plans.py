@@ -1,0 +1,152 @@
+"""Plans written by hand, as JSON values: no lowering is involved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hatch_lower.digest import canonical_json
+from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.executor import Executor, execute_plan
+
+BATCH = {"s0": {"min": 1, "max": 1024, "name": "batch"}}
+
+
+def product(*factors: Any) -> Any:
+    """Return the expression of a product."""
+    return {"op": "mul", "args": list(factors)}
+
+
+def tensor_input(*shape: Any, dtype: str = "float32", stride: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Return an INPUT, contiguous unless strides are given."""
+    if stride is None:
+        steps: list[Any] = []
+        for size in reversed(shape):
+            last = (reversed(shape[len(shape) - len(steps) :]) if steps else [])
+            factors = [each for each in last if each != 1]
+            steps.append(1 if not factors else factors[0] if len(factors) == 1 else product(*factors))
+            del size
+        stride = list(reversed(steps))
+    return {"kind": "tensor", "dtype": dtype, "shape": list(shape), "stride": list(stride), "device": "cpu"}
+
+
+def parameter(name: str, tree: Any = "*", kind: str = "positional") -> dict[str, Any]:
+    """Return a parameter."""
+    return {"name": name, "kind": kind, "tree": tree}
+
+
+def op(name: str, *args: Any, out: int, **kwargs: Any) -> dict[str, Any]:
+    """Return an operator's instruction."""
+    return {"kind": "op", "op": name, "args": list(args), "kwargs": kwargs, "out": out}
+
+
+def python(name: str, *args: Any, out: int) -> dict[str, Any]:
+    """Return an instruction on sizes or sequences."""
+    return {"kind": "python", "op": name, "args": list(args), "out": out}
+
+
+def call(delegate: int, args: Sequence[Any], inputs: Sequence[Any], out: int) -> dict[str, Any]:
+    """Return a delegate's instruction."""
+    return {"kind": "delegate", "delegate": delegate, "args": list(args), "inputs": list(inputs), "out": out}
+
+
+def graph(inputs: int, instructions: Sequence[Any], *outputs: Any) -> dict[str, Any]:
+    """Return a graph whose inputs are the slots from 0."""
+    return {"inputs": list(range(inputs)), "instructions": list(instructions), "outputs": list(outputs)}
+
+
+def v(slot: int) -> dict[str, int]:
+    """Return a reference to a slot."""
+    return {"v": slot}
+
+
+def c(name: str) -> dict[str, str]:
+    """Return a reference to a constant."""
+    return {"c": name}
+
+
+def method(
+    inputs: Sequence[Any],
+    instructions: Sequence[Any],
+    *outputs: Any,
+    parameters: Sequence[Any] | None = None,
+    symbols: Mapping[str, Any] | None = None,
+    tree: Any = "*",
+    mutations: Sequence[Any] = (),
+    input_mutations: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return a method; its parameters are `x0`, `x1`, … unless they are given."""
+    return {
+        "parameters": list(parameters) if parameters is not None else [parameter(f"x{i}") for i in range(len(inputs))],
+        "inputs": list(inputs),
+        "symbols": dict(symbols or {}),
+        "graph": graph(len(inputs), instructions, *outputs),
+        "mutations": [list(each) for each in mutations],
+        "input_mutations": [list(each) for each in input_mutations],
+        "outputs": tree,
+    }
+
+
+def constant(storage: int, *shape: int, stride: Sequence[int] | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a constant, contiguous unless strides are given."""
+    strides = list(torch.empty(shape, device="meta").stride()) if stride is None else list(stride)
+    base = {"storage": storage, "dtype": "float32", "shape": list(shape), "stride": strides}
+    return {**base, "offset": 0, "mutable": False, **fields}
+
+
+def plan_value(
+    methods: Mapping[str, Any] | None = None,
+    *,
+    forward: Any = None,
+    storages: Sequence[tuple[str, str, int]] = (),
+    constants: Mapping[str, Any] | None = None,
+    delegates: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return a plan."""
+    return {
+        "schema": 1,
+        "storages": [{"key": key, "dtype": dtype, "length": length} for key, dtype, length in storages],
+        "constants": dict(constants or {}),
+        "delegates": list(delegates),
+        "methods": dict(methods) if methods is not None else {"forward": forward},
+    }
+
+
+def delegate_entry(backend: str, *constants: str, **fields: Any) -> dict[str, Any]:
+    """Return a delegate."""
+    base = {"backend": backend, "file": "digits/delegates/blob.bin", "constants": list(constants)}
+    return {**base, "info": {}, "target": None, **fields}
+
+
+def plan_of(value: Any) -> Plan:
+    """Return a plan, read from its canonical bytes."""
+    return read_plan(canonical_json(value), "digits/default.json")
+
+
+class Doubling(Delegate):
+    """Doubles its inputs; notes what it was given."""
+
+    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+        self.constants = list(constants)
+        self.calls: list[list[Any]] = []
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[torch.Tensor]) -> Doubling:
+        """Return a new one."""
+        return cls(constants)
+
+    def run(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
+        """Return each input, doubled."""
+        self.calls.append(list(inputs))
+        return [each * 2 for each in inputs]
+
+
+def executor_of(
+    value: Any, *spans: torch.Tensor, delegates: Mapping[str, type[Delegate]] | None = None
+) -> Executor:
+    """Return an executor of a plan's JSON value."""
+    return execute_plan(plan_of(value), spans, delegates or {"doubling": Doubling}, Path("/nowhere"))

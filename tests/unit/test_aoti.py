@@ -1,0 +1,430 @@
+"""The aoti backend: what it takes, what it makes of it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from hatch_lower.backend.api import CompileSpec, PartitionResult, PreprocessResult, Target
+from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.runtime.delegates import DelegateBlob
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+SPECS = [CompileSpec("isa", b"x86-64-v3")]
+
+
+class Net(nn.Module):
+    """A small network; the names of its parameters and its contents must not reach the library."""
+
+    def __init__(self, seed: int = 0, prefix: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.add_module(prefix + "inner", nn.Linear(8, 16))
+        self.register_buffer(prefix + "scale", torch.tensor(2.0 + seed))
+        self.prefix = prefix
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, scale = getattr(self, self.prefix + "inner"), getattr(self, self.prefix + "scale")
+        return torch.softmax(inner(x) * scale, -1)
+
+
+class Outputs(nn.Module):
+    """Sizes, the input itself, and attention over a dynamic length."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        heads = x.view(x.shape[0], -1, 2, 4).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return mixed.transpose(1, 2).reshape(x.shape), x.shape[1] * 2, x, y + y.shape[0]
+
+
+class Reduction(nn.Module):
+    """Reductions long enough for every thread to get a part."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(), x.max(), (x * x).mean(0), x.double().std()
+
+
+def export(module: nn.Module, *args: Any, **kwargs: Any) -> ExportedProgram:
+    program = torch.export.export(module.eval(), args, **kwargs)
+    return to_edge(program, keep=AotiBackend.partitioner({}).ops_to_not_decompose(program)[0])
+
+
+def export_net(seed: int = 0, prefix: str = "") -> ExportedProgram:
+    return export(Net(seed, prefix), torch.ones(3, 8), dynamic_shapes={"x": {0: Dim("rows", max=100)}})
+
+
+@dataclass(frozen=True)
+class Built:
+    results: Mapping[str, PreprocessResult]
+    folder: Path
+
+    def blob(self, name: str) -> DelegateBlob:
+        path = self.folder / f"{name}.so"
+        if not path.exists():
+            path.write_bytes(self.results[name].processed_bytes)
+        return DelegateBlob(path, self.results[name].info)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    length = Dim("length", min=2, max=64)
+    outputs = export(
+        Outputs(),
+        torch.ones(2, 5, 8),
+        torch.ones(7, 3),
+        dynamic_shapes={"x": {1: length}, "y": {0: Dim("rows", max=16)}},
+    )
+    programs = {"net": export_net(), "outputs": outputs, "reduction": export(Reduction(), torch.ones(512, 1024))}
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    results = AotiBackend.preprocess_multimethod(
+        {name: [program] for name, program in programs.items()}, {name: [SPECS] for name in programs}
+    )
+    assert dict(os.environ) == environment
+    assert torch.get_num_threads() == threads
+    return Built({name: each[0] for name, each in results.items()}, tmp_path_factory.mktemp("built"))
+
+
+# What is made of a partition.
+
+
+def test_a_result_says_what_the_wheel_must_know(built: Built) -> None:
+    result = built.results["net"]
+    assert result.suffix == "so"
+    assert result.requirements == ("torch==2.13.*",)
+    assert result.target == Target("Linux", "x86_64", "x86-64-v3")
+    assert result.info == {"constants": 3, "bound": [0, 1, 2], "inputs": 1, "passed": [0], "outputs": ["tensor"]}
+    assert result.processed_bytes.startswith(b"\x7fELF")
+    assert len(result.processed_bytes) < 400_000
+
+
+def test_the_debug_map_names_kernels(built: Built) -> None:
+    handles = built.results["net"].debug_handle_map
+    assert handles is not None
+    call, kernel = handles
+    assert call == "aoti_torch_cpu_addmm_out:1"
+    assert str(kernel).startswith("cpp_fused__softmax")
+    # linear; then mul and softmax, which a pattern of inductor's rewrites together
+    assert handles == {call: (1,), kernel: (2, 3)}
+
+
+def test_a_library_holds_no_path_of_the_build(built: Built) -> None:
+    library = built.results["net"].processed_bytes
+    for path in (sys.prefix, sys.base_prefix, str(Path(torch.__file__).parent), os.getcwd(), "hatch-lower-aoti"):
+        assert path.encode() not in library
+
+
+def test_every_dynamic_size_gives_eagers_numbers(built: Built) -> None:
+    net = Net(5).eval()
+    program = export_net(5)
+    constants = [constant_of(program, spec) for spec in constant_specs(program)]
+    delegate = AotiDelegate.load(built.blob("net"), constants)
+    for rows in (0, 1, 2, 3, 61, 100):
+        x = torch.randn(rows, 8)
+        (result,) = delegate.run([x])
+        torch.testing.assert_close(result, net(x).detach())
+        assert not result.requires_grad
+
+
+def test_inputs_that_require_gradients_work(built: Built) -> None:
+    program = export_net()
+    constants = [constant_of(program, spec) for spec in constant_specs(program)]
+    x = torch.randn(4, 8, requires_grad=True)
+    (result,) = AotiDelegate.load(built.blob("net"), constants).run([x])
+    torch.testing.assert_close(result, Net().eval()(x).detach())
+
+
+def test_sizes_and_inputs_come_back_as_eager_gives_them(built: Built) -> None:
+    delegate = AotiDelegate.load(built.blob("outputs"), [])
+    for length, rows in ((5, 7), (2, 1), (64, 16)):
+        x, y = torch.randn(2, length, 8), torch.randn(rows, 3)
+        results, expected = delegate.run([x, y]), Outputs()(x, y)
+        torch.testing.assert_close(results[0], expected[0])
+        assert results[1] == 2 * length
+        assert type(results[1]) is int
+        assert results[2] is x
+        torch.testing.assert_close(results[3], expected[3])
+
+
+FRESH = """
+import json, sys, torch
+from pathlib import Path
+from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.runtime.delegates import DelegateBlob
+delegate = AotiDelegate.load(DelegateBlob(Path(sys.argv[1]), json.loads(sys.argv[2])), [])
+x = torch.randn(512, 1024)
+errors = {}
+for threads in (1, 2, 8, 64):
+    torch.set_num_threads(threads)
+    expected = x.sum(), x.max(), (x * x).mean(0), x.double().std()
+    for _ in range(3):
+        results = delegate.run([x])
+    errors[threads] = max((a - b).abs().max().item() for a, b in zip(results, expected))
+print(json.dumps({"errors": errors, "modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh(built: Built) -> dict[str, Any]:
+    """Return what a fresh interpreter says that finds no compiler and loads a library."""
+    blob = built.blob("reduction")
+    root = str(Path(__file__).parents[2])
+    environment = {"PATH": "", "PYTHONPATH": root, "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, "-c", FRESH, str(blob.path), json.dumps(dict(blob.info))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_any_number_of_threads_gives_eagers_numbers(fresh: dict[str, Any]) -> None:
+    assert set(fresh["errors"]) == {"1", "2", "8", "64"}
+    assert max(fresh["errors"].values()) < 0.01
+
+
+def test_loading_needs_neither_inductor_nor_a_compiler(fresh: dict[str, Any]) -> None:
+    heavy = [name for name in fresh["modules"] if name.startswith(("torch._inductor", "torch._dynamo", "sympy"))]
+    assert heavy == []
+    assert not any(name.startswith("hatch_lower.backends.aoti.comp") for name in fresh["modules"])
+
+
+ELSEWHERE = """
+import hashlib, runpy, sys, warnings
+warnings.simplefilter("ignore")
+test = runpy.run_path(sys.argv[1])
+result = test["AotiBackend"].preprocess(test["export_net"](seed=3, prefix="another_"), test["SPECS"])
+print(hashlib.sha256(result.processed_bytes).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_bytes_do_not_depend_on_weights_names_folders_or_hash_seed(built: Built, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": root,
+        "PYTHONHASHSEED": "77",
+        "TMPDIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "ATEN_CPU_CAPABILITY": "default",
+    }
+    command = [sys.executable, "-c", ELSEWHERE, __file__]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == hashlib.sha256(built.results["net"].processed_bytes).hexdigest()
+    assert not list(tmp_path.glob("hatch-lower-aoti-*"))
+
+
+# What is taken.
+
+
+def partition(program: ExportedProgram, **options: Any) -> tuple[PartitionResult, dict[str, list[str]]]:
+    """Return the partitioner's result, and each tag's operations."""
+    result = AotiBackend.partitioner(options)(program)
+    groups: dict[str, list[str]] = {tag: [] for tag in result.partition_tags}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and "delegation_tag" in node.meta:
+            groups[node.meta["delegation_tag"]].append(node.name)
+    return result, groups
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Parameter(torch.ones(4))
+        self.first = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("loose", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.relu(x * self.first) + self.shared
+        self.seen.add_(1)
+        values, _ = torch.linalg.eigh(a @ a.t())
+        b = torch.sigmoid(values[: x.shape[1]] + self.shared)
+        self.loose.copy_(b)
+        return a.sum(0) + self.loose, b
+
+
+def test_an_operation_without_native_code_separates_two_partitions() -> None:
+    program = export(Mixed(), torch.ones(4, 4))
+    result, groups = partition(program)
+    assert list(groups) == ["aoti_0", "aoti_1"]
+    assert "relu" in groups["aoti_0"]
+    assert "sigmoid" in groups["aoti_1"]
+    refused = {name: reason for name, reason in result.reasons.items() if "native code" in reason}
+    assert set(refused.values()) == {"inductor has no native code for `aten._linalg_eigh.default`"}
+    assert all(spec.backend_id == "aoti" and spec.compile_specs == SPECS for spec in result.partition_tags.values())
+
+
+def test_constants_go_to_their_users() -> None:
+    program = export(Mixed(), torch.ones(4, 4))
+    partition(program)
+    tags = {
+        spec.target: (node.meta.get("delegation_tag"), node.meta.get("shared_delegation_tags"))
+        for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
+    }
+    assert tags["first"] == ("aoti_0", None)
+    assert tags["shared"] == (None, ("aoti_0", "aoti_1"))
+    assert tags["seen"] == ("aoti_0", None)
+
+
+class Refused(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.rand_like(x) + 1,
+            torch.view_as_complex(x.view(2, 2, 2)).abs() * 2,
+            torch.nonzero(x) + 1,
+            nn.functional.dropout(x, 0.5, training=False) * 3,
+            torch.sort(x, stable=True)[0] + 1,
+        )
+
+
+def test_reasons_say_why_an_operation_is_not_taken() -> None:
+    program = export(Refused(), torch.ones(2, 4))
+    result, groups = partition(program, exclude=["aten.sort.stable"])
+    texts = " | ".join(f"{name}: {reason}" for name, reason in sorted(result.reasons.items()))
+    assert "draws random numbers, and compiled code would draw others than eager" in texts
+    assert "has the type complex64" in texts
+    assert "the result of `aten.nonzero.default` has a size that depends on its input's contents" in texts
+    assert "`aten.sort.stable` is excluded by the recipe" in texts
+    taken = {name for names in groups.values() for name in names}
+    assert taken
+    assert not taken & set(result.reasons)
+    calls = {node.name for node in program.graph.nodes if node.op == "call_function"}
+    assert taken | set(result.reasons) == calls
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x * 2,))
+        return y * 3
+
+
+def test_control_flow_is_left_out_and_its_surroundings_taken() -> None:
+    program = export(Branches(), torch.ones(3))
+    result, groups = partition(program)
+    assert len(groups) == 2
+    assert "`cond` holds graphs of its own" in result.reasons.values()
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.t().unsqueeze(0)
+
+
+def test_views_alone_are_left_out() -> None:
+    result, groups = partition(export(Views(), torch.ones(3, 2)))
+    assert groups == {}
+    assert set(result.reasons.values()) == {"it computes nothing, and nothing beside it is compiled"}
+
+
+class Sizes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.relu(x).view(x.shape[0] * 2, -1)
+        values, _ = torch.linalg.eigh(y)
+        return a, torch.relu(values[:, None].expand(-1, x.shape[0])) + values.shape[0]
+
+
+def test_a_partition_takes_no_size_that_its_tensors_do_not_show() -> None:
+    program = export(Sizes(), torch.ones(3, 4), torch.ones(5, 5), dynamic_shapes={"x": {0: Dim("rows")}, "y": None})
+    result, groups = partition(program)
+    assert "it takes a symbolic size that no tensor beside it has" in result.reasons.values()
+    assert "relu" in groups["aoti_0"]
+
+
+# What cannot be.
+
+
+def test_all_problems_with_options_are_reported_at_once() -> None:
+    with pytest.raises(BackendError) as caught:
+        AotiBackend.partitioner({"isa": "x86-64-v9", "excludes": [], "exclude": "aten.sort.stable"})
+    assert caught.value.what == "the options of the backend `aoti` are wrong"
+    assert caught.value.found == (
+        "`excludes` is no option: did you mean `exclude`? known: `exclude`, `isa`\n"
+        "`exclude` must be a list of strings such as `aten.sort.stable`, but is 'aten.sort.stable'\n"
+        "`isa` is 'x86-64-v9': did you mean `x86-64-v4`? known: `armv8-a`, `x86-64`, `x86-64-v2`, `x86-64-v3`, "
+        "`x86-64-v4`"
+    )
+
+
+def test_an_instruction_set_of_another_machine_is_refused() -> None:
+    with pytest.raises(BackendError) as caught:
+        AotiBackend.partitioner({"isa": "armv8-a"})
+    assert caught.value.found == (
+        "`isa` is 'armv8-a', which this x86_64 machine cannot compile for: choose from "
+        "['x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4']"
+    )
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BackendError) as caught:
+        AotiBackend.fingerprint(SPECS)
+    assert str(caught.value) == (
+        "no C++ compiler was found, and the backend `aoti` needs one to build\n"
+        "  found: neither `g++` nor `clang++` is on PATH\n"
+        "  to do: install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"
+    )
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BackendError, match="no C\\+\\+ compiler") as caught:
+        AotiBackend.preprocess(export_net(), SPECS)
+    assert caught.value.found == "CXX is 'no-such-compiler', which is no program"
+
+
+def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\ncase $1 in --version) echo fake 1.0;; *) echo out of ideas; exit 3;; esac\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = dict(os.environ)
+    with pytest.raises(BackendError) as caught:
+        AotiBackend.preprocess(export_net(), SPECS)
+    assert caught.value.what == "the C++ compiler failed on the code that inductor generated"
+    assert caught.value.found == "out of ideas"
+    assert list(tmp_path.iterdir()) == [compiler]
+    assert dict(os.environ) == before
+
+
+def test_the_fingerprint_holds_the_tools_versions() -> None:
+    found = AotiBackend.fingerprint(SPECS)
+    assert sorted(found) == ["aoti", "compiler", "linker", "settings"]
+    assert found["settings"] != AotiBackend.fingerprint([CompileSpec("isa", b"x86-64")])["settings"]
+    assert not any("/" in value for value in found.values())
+
+
+def test_a_file_that_is_no_library_is_refused(built: Built, tmp_path: Path) -> None:
+    path = tmp_path / "text.so"
+    path.write_text("no library")
+    with pytest.raises(ProgramError) as caught:
+        AotiDelegate.load(DelegateBlob(path, built.results["net"].info), [torch.ones(1)] * 3)
+    assert caught.value.what == "a compiled partition cannot be loaded"
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("damage", [{"outputs": ["text"]}, {"passed": [4]}, {"bound": [9]}, {"inputs": "x"}])
+def test_damaged_facts_are_refused(built: Built, damage: dict[str, Any]) -> None:
+    blob = DelegateBlob(built.blob("net").path, {**built.results["net"].info, **damage})
+    with pytest.raises(ProgramError, match="the plan does not describe a compiled partition"):
+        AotiDelegate.load(blob, [torch.ones(1)] * 3)

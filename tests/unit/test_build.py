@@ -1,0 +1,389 @@
+"""The parent's half of a build: child processes, what they see, how they end, and what becomes of their reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hatch_lower.children
+from hatch_lower.build import build
+from hatch_lower.children import Child, answer_of, last_words, reports_of
+from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.environment import child_environment
+from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
+from hatch_lower.events import Event, NullReporter
+from hatch_lower.export.site import lay_out_site
+from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.manifest import ModelEntry, read_manifest
+from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
+from hatch_lower.surroundings import Surroundings
+from hatch_lower.worker import ANSWER
+
+MODELS = """
+import os, subprocess, sys, time
+from importlib.metadata import entry_points, version
+import torch
+from hatch_lower import Method, Model
+
+
+def small():
+    assert version("shop-floor") == "1.5"
+    print("loading the weights")
+    return Model(torch.nn.Linear(2, 2).eval(), {"forward": Method((torch.zeros(1, 2),))})
+
+
+def broken():
+    raise ValueError("no weights")
+
+
+def sleeping():
+    helper = subprocess.Popen(["sleep", "600"])
+    print("pids", os.getpid(), helper.pid)
+    time.sleep(600)
+
+
+def leaving():
+    os._exit(7)
+"""
+
+STUB = """
+import hashlib, os, random, sys
+import torch
+from hatch_lower.events import stage
+from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
+from hatch_lower.records import MethodRow, ModelReport, PayloadFile
+
+
+def lower_model(settings, model, source, folder, reporter):
+    with stage(reporter, "lower", model.name, "default") as detail:
+        detail("nothing to do")
+    data = b"plan of " + model.name.encode()
+    path = folder / model.name / "default.json"
+    path.parent.mkdir()
+    path.write_bytes(data)
+    plan = FileEntry(f"{model.name}/default.json", len(data), hashlib.sha256(data).hexdigest())
+    recipe = RecipeEntry(
+        plan, plan, (), ("aoti",), ("torch==2.13.*",), TargetEntry("Linux", "x86_64", "x86-64-v3"),
+        {"forward": MethodEntry(1, 0, 0)},
+    )
+    return ModelReport(
+        model=model.name,
+        manifest=ModelEntry(("default",), None, None, {"default": recipe}),
+        files=(PayloadFile(plan.path, path, plan.size, plan.sha256),),
+        rows=(MethodRow(model.name, "default", "forward", 1, 0, 0, 0, 0.5, 0),),
+        native=(path,),
+        torch=torch.__version__,
+        tools={
+            "draws": f"{random.random()} {torch.rand(1).item()}",
+            "environment": f"{os.environ['TZ']} {os.environ.get('SECRET')} {os.environ.get('SHOP_TOKEN')}",
+            "folder": os.path.relpath(os.getcwd(), settings.root),
+            "path": os.path.basename(sys.path[0]),
+            "threads": str(torch.get_num_threads()),
+        },
+    )
+"""
+
+
+class Recorder(NullReporter):
+    """Keeps events; may raise at one of them."""
+
+    def __init__(self, interrupt_at: str = "") -> None:
+        self.events: list[Event] = []
+        self.interrupt_at = interrupt_at
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+        if self.interrupt_at and event.detail.startswith(self.interrupt_at):
+            raise KeyboardInterrupt
+
+    def lines(self) -> list[str]:
+        return [event.detail for event in self.events if event.stage == "output"]
+
+
+class Shop:
+    """A project with one package, `shop`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "project"
+        self.work = folder / "work"
+        (self.root / "shop").mkdir(parents=True)
+        self.work.mkdir()
+        (self.root / "shop" / "__init__.py").touch()
+        (self.root / "shop" / "models.py").write_text(MODELS)
+        (self.root / "stub.py").write_text(STUB)
+
+    def surroundings(self) -> Surroundings:
+        metadata = "Metadata-Version: 2.4\nName: shop-floor\nVersion: 1.5\n"
+        return Surroundings("shop-floor", "1.5", metadata, "", (self.root,), (), ("shop",), ())
+
+    def settings(self, *models: str, package: str = "shop", **others: Any) -> Settings:
+        declared = tuple(ModelSettings(name, f"shop.models:{name}", package, ("default",)) for name in models)
+        return Settings(self.root, "shop-floor", "1.5", declared, (Recipe("default"),), ("default",), **others)
+
+    def build(self, settings: Settings, reporter: NullReporter | None = None) -> Any:
+        return build(
+            settings,
+            self.work,
+            reporter or NullReporter(),
+            surroundings=self.surroundings(),
+            lower="stub:lower_model",
+        )
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a dead one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Return when none of the processes runs any more; fail after a minute."""
+    for _ in range(600):
+        if not any(map(is_alive, pids)):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {[pid for pid in pids if is_alive(pid)]}")
+
+
+def pids_in(line: str) -> list[int]:
+    return [int(word) for word in line.split()[1:]]
+
+
+@pytest.mark.torch
+def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "not to be seen")
+    monkeypatch.setenv("SHOP_TOKEN", "passed")
+    before = sorted(shop.root.rglob("*"))
+    reporter = Recorder()
+    result = shop.build(shop.settings("small", pass_env=("SHOP_*",)), reporter)
+
+    assert [file.path for file in result.payload] == ["shop/_lowered/manifest.json", "shop/_lowered/small/default.json"]
+    for file in result.payload:
+        data = file.source.read_bytes()
+        assert (len(data), sha256_bytes(data)) == (file.size, file.sha256)
+    manifest = read_manifest(result.payload[0].source.read_bytes(), "manifest.json")
+    assert (manifest.distribution, manifest.version) == ("shop-floor", "1.5")
+    assert manifest.hatch_lower == hatch_lower.__version__
+    assert list(manifest.models) == ["small"]
+    assert result.requirements == ("torch==2.13.*",)
+    assert result.targets == (TargetEntry("Linux", "x86_64", "x86-64-v3"),)
+    assert result.native == (result.payload[1].source,)
+    assert [(row.model, row.method) for row in result.rows] == [("small", "forward")]
+
+    assert manifest.tools["environment"] == "UTC None passed"
+    assert manifest.tools["folder"] == "."
+    assert manifest.tools["path"] == "site"
+    assert manifest.tools["threads"] == "1"
+    assert reporter.lines() == ["loading the weights"]
+    stages = [(event.stage, event.state) for event in reporter.events if event.stage != "output"]
+    assert stages == [(name, state) for name in ("discover", "export", "lower") for state in ("start", "end")]
+    assert sorted(shop.root.rglob("*")) == before
+
+
+@pytest.mark.torch
+def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> None:
+    with pytest.raises(EntryPointError) as caught:
+        shop.build(shop.settings("broken", "leaving", "small", jobs=2))
+    assert str(caught.value) == (
+        "the entry point failed\n"
+        "  where: entry point `broken = shop.models:broken`, shop/models.py:15\n"
+        "  found: ValueError: no weights\n"
+        "    other models failed too:\n"
+        "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
+    )
+    assert not (shop.work / "models" / "small" / "request.json").exists()
+
+
+@pytest.mark.torch
+def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Recorder()
+    # an hour passes as soon as the helper runs
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * len(reporter.lines()), sleep=time.sleep)
+    monkeypatch.setattr(hatch_lower.children, "time", clock)
+    with pytest.raises(ProcessError) as caught:
+        shop.build(shop.settings("sleeping", timeout=1800), reporter)
+    assert str(caught.value) == (
+        "the build process took longer than its time limit of 1800 s\n"
+        "  where: model `sleeping`, stage `discover` of `sleeping`\n"
+        f"  found: {reporter.lines()[0]}\n"
+        "  to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"
+    )
+    wait_until_gone(pids_in(reporter.lines()[0]))
+
+
+@pytest.mark.torch
+def test_an_interrupt_ends_the_child_and_what_it_started(shop: Shop) -> None:
+    reporter = Recorder(interrupt_at="pids")
+    with pytest.raises(KeyboardInterrupt):
+        shop.build(shop.settings("sleeping"), reporter)
+    wait_until_gone(pids_in(reporter.lines()[0]))
+
+
+@pytest.mark.torch
+def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        sys.path[:0] = {[str(Path(__file__).parent)]!r}
+        from test_build import Shop, NullReporter
+        class Printing(NullReporter):
+            def report(self, event):
+                if event.stage == "output":
+                    print(event.detail, flush=True)
+        shop = Shop(Path({str(shop.root.parent / "other")!r}))
+        shop.build(shop.settings("sleeping"), Printing())
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    with parent:
+        assert parent.stdout is not None
+        pids = pids_in(parent.stdout.readline())
+        parent.kill()
+    assert len(pids) == 2
+    wait_until_gone(pids)
+
+
+def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> Child:
+    settings = Settings(folder, "shop", "1", (), (), ())
+    request = Request(settings, "digits", folder, "", (), (), (), 3)
+    process: Any = SimpleNamespace(returncode=status)
+    events: Any = None
+    open_stages = [Event(stage, "start", "digits", "default", "forward") for stage in stages]
+    return Child(request, process, events, 0.0, open_stages, deque(["its last words"]), timed_out=timed_out)
+
+
+@pytest.mark.parametrize(
+    ("status", "stages", "message"),
+    [
+        (
+            -signal.SIGSEGV,
+            ("lower",),
+            "the build process crashed (SIGSEGV)\n"
+            "  where: model `digits`, stage `lower` of `digits/default.forward`\n"
+            "  found: its last words\n"
+            "  to do: the last stage says which backend or operation was at work; lower the model without it to be"
+            " sure",
+        ),
+        (
+            -signal.SIGKILL,
+            (),
+            "the build process was killed (SIGKILL), most likely because it ran out of memory\n"
+            "  where: model `digits`\n"
+            "  found: its last words\n"
+            "  to do: set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or"
+            " build on a machine with more memory",
+        ),
+        (
+            3,
+            (),
+            "the build process ended with exit status 3 and no result\n"
+            "  where: model `digits`\n"
+            "  found: its last words\n"
+            "  to do: something in the model's code or in a backend ended the process; its last words are above",
+        ),
+    ],
+)
+def test_a_child_that_gave_no_answer(tmp_path: Path, status: int, stages: tuple[str, ...], message: str) -> None:
+    answer = answer_of(child_that_ended(tmp_path, status, stages=stages), 60)
+    assert isinstance(answer, ProcessError)
+    assert str(answer) == message
+
+
+def test_a_crash_shows_where_python_was() -> None:
+    crash = ["Fatal Python error: Segmentation fault", "  File model.py", *["  frame"] * 30, "Extension modules: many"]
+    assert last_words(["loading", *crash]).splitlines() == crash[:20]
+    assert last_words([*crash[:2], "Extension modules: many"]).splitlines() == crash[:2]
+    assert last_words([str(i) for i in range(100)]).splitlines() == [str(i) for i in range(80, 100)]
+
+
+def test_an_error_of_the_child_is_raised_as_itself(tmp_path: Path) -> None:
+    error = CaptureError("no", where="here", found="this", hint="that")
+    (tmp_path / ANSWER).write_text(json.dumps({"error": error.to_json()}))
+    answer = answer_of(child_that_ended(tmp_path, 1), 60)
+    assert isinstance(answer, CaptureError)
+    assert str(answer) == str(error)
+
+
+def test_only_errors_are_listed() -> None:
+    report = ModelReport("digits", ModelEntry((), None, None, {}), ())
+    assert reports_of([report]) == [report]
+    with pytest.raises(CaptureError, match="first") as caught:
+        reports_of([report, CaptureError("first", where="a"), LowerError("second", where="b")])
+    assert caught.value.found == "other models failed too:\nsecond (b)"
+
+
+def test_a_record_survives_json(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),), ("e",))
+    request = Request(settings, "a", tmp_path, "b:c", (tmp_path,), (), ("vcs",), 3)
+    write_record(tmp_path / "request.json", request)
+    assert read_record(Request, tmp_path / "request.json") == request
+
+
+def test_a_report_survives_json(tmp_path: Path) -> None:
+    report = ModelReport(
+        "digits",
+        ModelEntry(("default",), None, None, {}),
+        (PayloadFile("a", tmp_path, 1, "b"),),
+        (MethodRow("a", "b", "c", 1, 2, 3, 4, 0.5, 5, "d"),),
+        (tmp_path,),
+        {"gcc": "13"},
+        "2.13.0",
+    )
+    assert decode(ModelReport, json.loads(json.dumps(encode(report)))) == report
+
+
+def test_the_environment_of_a_child() -> None:
+    given = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/old",
+        "HATCH_LOWER_CACHE": "off",
+        "TZ": "Europe/Paris",
+        "LC_ALL": "tr_TR",
+        "SECRET": "1",
+        "HF_HOME": "/models",
+        "OMP_NUM_THREADS": "8",
+    }
+    made = child_environment(given, ("HF_*", "OMP_NUM_THREADS"), ["", "/one", "/two"])
+    assert made["PATH"] == "/bin"
+    assert made["PYTHONPATH"] == os.pathsep.join(["/one", "/two"])
+    assert made["HATCH_LOWER_CACHE"] == "off"
+    assert (made["TZ"], made["LC_ALL"], made["PYTHONHASHSEED"]) == ("UTC", "C.UTF-8", "0")
+    assert "SECRET" not in made
+    assert made["HF_HOME"] == "/models"
+    assert made["OMP_NUM_THREADS"] == "8"
+
+
+def test_the_scratch_site_directory(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    given = Surroundings(
+        "shop-floor", "1.5", "Name: shop-floor\n", "[a]\nb = c:d\n", (tmp_path,), (("shop/deep", source),), (), ()
+    )
+    path = lay_out_site(given, tmp_path / "work")
+    assert path == (tmp_path / "work" / "site", tmp_path / "work" / "links", tmp_path)
+    information = path[0] / "shop_floor-1.5.dist-info"
+    assert (information / "METADATA").read_text() == "Name: shop-floor\n"
+    assert (information / "entry_points.txt").read_text() == "[a]\nb = c:d\n"
+    assert (path[1] / "shop" / "deep").readlink() == source

@@ -1,0 +1,356 @@
+"""Capturing methods: the programs, and a whole sentence for what cannot be captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.export.graph_signature import InputKind
+
+from hatch_lower.errors import CaptureError
+from hatch_lower.events import Event, NullReporter
+from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.model import Method, Model
+
+pytestmark = pytest.mark.torch
+
+ROOTS = (Path(__file__).parent,)
+PAIR = torch.zeros(2, 4)
+
+
+class Net(torch.nn.Module):
+    """Methods that can be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.linear(image)
+
+    def embed(self, image: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        self.count += 1
+        return self.linear(image) * scale
+
+    def gather(self, image: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return image + sum(rest) + sum(named.values())
+
+    def nested(self, pair: tuple[torch.Tensor, dict[str, torch.Tensor]]) -> torch.Tensor:
+        return pair[0] + pair[1]["b"]
+
+
+class Bad(torch.nn.Module):
+    """Methods that cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(4)
+        self.size = 3
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy())
+
+    def shape(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(2, 4)
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum(0)
+        return self.total + 1
+
+    def recipe(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def capture(module: torch.nn.Module, **methods: Method) -> CapturedModel:
+    return capture_model("net", Model(module, methods), NullReporter(), roots=ROOTS)
+
+
+def only(model: CapturedModel) -> CapturedMethod:
+    (method,) = model.methods
+    return method
+
+
+def refuse(module: torch.nn.Module, **methods: Method) -> str:
+    with pytest.raises(CaptureError) as caught:
+        capture(module, **methods)
+    return str(caught.value)
+
+
+def line_of(text: str) -> int:
+    """Return the number of the only line of this file that ends with `text`."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+def parameter_names(method: CapturedMethod) -> list[str | None]:
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    return [spec.target for spec in method.program.graph_signature.input_specs if spec.kind in kinds]
+
+
+def test_methods_share_the_modules_names_and_tensors() -> None:
+    net = Net().eval()
+    model = capture(net, forward=Method((PAIR,)), embed=Method((PAIR,), {"scale": 2.0}))
+    assert [method.name for method in model.methods] == ["forward", "embed"]
+    assert model.attributes == {"forward": "forward", "embed": "embed"}
+    for method in model.methods:
+        assert parameter_names(method) == ["linear.weight", "linear.bias", "count"]
+        assert method.parameters == ("image",)
+        assert method.program.state_dict["linear.weight"] is net.linear.weight
+        assert method.program.state_dict["count"] is net.count
+    assert model.methods[1].kwargs == {"scale": 2.0}
+
+
+def test_exporting_leaves_the_module_as_it_was() -> None:
+    net = Net().eval()
+    model = capture(net, run=Method((PAIR,), attribute="embed"))
+    assert model.eager is net
+    assert model.attributes == {"run": "embed"}
+    assert net.count == 0
+    assert "forward" not in vars(net)
+    assert net(PAIR).shape == (2, 3)
+
+
+def test_a_module_with_a_forward_of_its_own_keeps_it() -> None:
+    net = Net().eval()
+    net.forward = own = net.embed  # type: ignore[method-assign]
+    capture(net, nested=Method(((PAIR, {"b": PAIR}),)))
+    assert vars(net)["forward"] is own
+
+
+def test_a_submodule_is_a_method_that_calls_it() -> None:
+    method = only(capture(Net(), encode=Method((PAIR,), attribute="linear")))
+    assert parameter_names(method)[:2] == ["linear.weight", "linear.bias"]
+    assert method.parameters == ("input",)
+
+
+def test_variadic_parameters() -> None:
+    method = only(capture(Net(), gather=Method((PAIR, PAIR, PAIR), {"last": PAIR})))
+    assert method.parameters == ("image", "rest_0", "rest_1")
+
+
+def test_dynamic_dimensions_keep_their_names() -> None:
+    batch, rest = Dim("batch", max=64), Dim("rest", max=64)
+    shapes = {"image": {0: batch}, "rest": ({0: rest},), "last": {0: 2 * batch}}
+    net = Net()
+    net.gather = lambda image, *rest, last=None: (image, rest, last)  # type: ignore[method-assign]
+    method = only(capture(net, gather=Method((PAIR, torch.zeros(3)), {"last": torch.zeros(4)}, dynamic_shapes=shapes)))
+    assert sorted(method.dimensions.values()) == ["batch", "rest"]
+    assert only(capture(net, gather=Method((PAIR,), dynamic_shapes=({0: batch},)))).dimensions
+    automatic = only(capture(net, gather=Method((PAIR,), dynamic_shapes=({0: Dim.AUTO},))))
+    assert automatic.dimensions == {}
+
+
+def test_dynamic_dimensions_in_containers() -> None:
+    batch = Dim("batch", max=64)
+    shapes = {"pair": ({0: batch}, {"b": {0: batch}})}
+    method = only(capture(Net(), nested=Method(((PAIR, {"b": PAIR}),), dynamic_shapes=shapes)))
+    assert list(method.dimensions.values()) == ["batch"]
+
+
+def test_each_method_is_reported() -> None:
+    events: list[Event] = []
+
+    class Recorder(NullReporter):
+        def report(self, event: Event) -> None:
+            events.append(event)
+
+    capture_model("net", Model(Net(), {"forward": Method((PAIR,))}), Recorder())
+    assert [(event.stage, event.state, event.subject()) for event in events] == [
+        ("export", "start", "net.forward"),
+        ("export", "end", "net.forward"),
+    ]
+
+
+def test_ready_programs() -> None:
+    net = Net().eval()
+    program = torch.export.export(net, (PAIR,))
+    other = torch.export.export(net, (torch.zeros(5, 4),))
+    model = capture_model("net", {"forward": program, "five": other}, NullReporter())
+    assert model.eager is None
+    assert [method.parameters for method in model.methods] == [("image",), ("image",)]
+    assert [method.args[0].shape[0] for method in model.methods] == [2, 5]
+    assert model.methods[0].program is program
+
+
+def test_ready_programs_with_equal_weights_share_them() -> None:
+    net, same = Net(), Net()
+    same.load_state_dict(net.state_dict())
+    one, other = torch.export.export(net, (PAIR,)), torch.export.export(same, (PAIR,))
+    capture_model("net", {"one": one, "other": other}, NullReporter())
+    assert other.state_dict["linear.weight"] is one.state_dict["linear.weight"]
+
+
+def test_ready_programs_with_different_weights_are_refused() -> None:
+    one, other = torch.export.export(Net(), (PAIR,)), torch.export.export(Net(), (PAIR,))
+    with pytest.raises(CaptureError) as caught:
+        capture_model("net", {"one": one, "other": other}, NullReporter())
+    assert str(caught.value) == (
+        "methods `one` and `other` have different tensors under the name `linear.weight`\n"
+        "  where: model `net`\n"
+        "  found: float32[3, 4] and float32[3, 4]\n"
+        "  to do: export them from one module, or declare them as two models"
+    )
+
+
+def test_a_ready_program_without_example_inputs() -> None:
+    program = torch.export.export(Net(), (PAIR,))
+    program.example_inputs = None
+    with pytest.raises(CaptureError) as caught:
+        capture_model("net", {"forward": program}, NullReporter())
+    assert str(caught.value) == (
+        "the exported program has no example inputs, so what it is lowered to cannot be verified\n"
+        "  where: model `net`, method `forward`\n"
+        "  to do: export it with `torch.export.export`, which keeps them, or set `verify = false` for every recipe of"
+        " the model and `check = false`"
+    )
+    method = only(capture_model("net", {"forward": program}, NullReporter(), examples_needed=False))
+    assert not method.has_examples
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "hint"),
+    [
+        ("not a name", "a method's name must be a Python identifier", "rename the method"),
+        ("class", "a method's name must be a Python identifier", "rename the method"),
+        (
+            "recipe",
+            "`recipe` is already an attribute of every loaded model",
+            'rename it: `"run_recipe": Method(attribute="recipe", …)`',
+        ),
+        (
+            "_run",
+            "a method's name must not begin with an underscore",
+            'rename it: `"run_run": Method(attribute="_run", …)`',
+        ),
+    ],
+)
+def test_a_name_that_cannot_be_a_method(name: str, what: str, hint: str) -> None:
+    message = f"{what}\n  where: model `net`, method `{name}`\n  to do: {hint}"
+    assert refuse(Bad(), **{name: Method((PAIR,))}) == message
+
+
+def test_a_method_that_the_module_does_not_have() -> None:
+    assert refuse(Net(), embedd=Method((PAIR,))) == (
+        "`Net` has no method `embedd`\n"
+        "  where: model `net`, method `embedd`\n"
+        "  to do: did you mean `embed`? known: `embed`, `forward`, `gather`, `nested`"
+    )
+
+
+def test_an_attribute_that_is_no_method() -> None:
+    assert refuse(Bad(), size=Method((PAIR,))) == (
+        "`Bad.size` is not a method\n"
+        "  where: model `net`, method `size`\n"
+        "  found: a value of type `int`\n"
+        "  to do: name a method of the module with `Method(attribute=…)`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "line", "found"),
+    [
+        (
+            (torch.zeros(2, 5),),
+            f", test_capture.py:{line_of('return self.linear(image)')}",
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)",
+        ),
+        ((), "", "TypeError: Net.forward() missing 1 required positional argument: 'image'"),
+        ((PAIR, PAIR), "", "TypeError: Net.forward() takes 2 positional arguments but 3 were given"),
+    ],
+)
+def test_example_inputs_that_do_not_fit(args: tuple[Any, ...], line: str, found: str) -> None:
+    assert refuse(Net(), forward=Method(args)) == (
+        "method `forward` does not run with its example inputs\n"
+        f"  where: model `net`, method `forward`{line}\n"
+        f"  found: {found}\n"
+        "  to do: correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are `image`"
+    )
+
+
+def test_a_branch_on_data() -> None:
+    assert refuse(Bad(), branch=Method((PAIR,))) == (
+        "torch.export cannot capture method `branch`\n"
+        f"  where: model `net`, method `branch`, test_capture.py:{line_of('if x.sum() > 0:')}\n"
+        "  found: GuardOnDataDependentSymNode: Could not guard on data-dependent expression Eq(u0, 1)"
+        " (unhinted: Eq(u0, 1)).  (Size-like symbols: none)\n"
+        "  to do: the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or"
+        " `torch._check`"
+    )
+
+
+def test_code_that_leaves_torch() -> None:
+    assert refuse(Bad(), leave=Method((PAIR,))) == (
+        "torch.export cannot capture method `leave`\n"
+        f"  where: model `net`, method `leave`, test_capture.py:{line_of('return torch.from_numpy(x.numpy())')}\n"
+        "  found: RuntimeError: .numpy() is not supported for tensor subclasses.\n"
+        "  to do: rewrite the line with torch operations; `torch.export.draft_export` lists everything that stands in"
+        " the way"
+    )
+
+
+def test_a_dynamic_dimension_that_the_code_fixes() -> None:
+    method = Method((PAIR,), dynamic_shapes={"x": {0: Dim("rows", max=64)}})
+    message = refuse(Bad(), shape=method)
+    assert message.startswith(
+        "the dynamic shapes of method `shape` do not hold\n"
+        "  where: model `net`, method `shape`\n"
+        "  found: Constraints violated (rows)!"
+    )
+    assert "Suggested fixes:\n      rows = 2\n" in message
+    assert "TORCH_LOGS" not in message
+    assert message.endswith(
+        "  to do: declare `dynamic_shapes` as torch suggests, or leave the dimension out of it to keep it fixed; the"
+        " parameters are `x`"
+    )
+
+
+def test_dynamic_shapes_of_an_unknown_parameter() -> None:
+    message = refuse(Net(), forward=Method((PAIR,), dynamic_shapes={"x": {0: Dim("batch")}}))
+    assert message.startswith("the dynamic shapes of method `forward` do not hold\n")
+    assert "but here they are ['x']" in message
+    assert message.endswith(
+        "  to do: correct `dynamic_shapes`, or leave the dimension out of it to keep it fixed; the parameters are"
+        " `image`"
+    )
+
+
+def test_a_tensor_that_changes_and_is_no_buffer() -> None:
+    assert refuse(Bad(), add=Method((PAIR,))) == (
+        "method `add` changes `total`, which is not a buffer\n"
+        "  where: model `net`\n"
+        "  to do: register it with `register_buffer`, so that a loaded model can keep it: `total`"
+    )
+
+
+def test_a_module_that_was_never_given_memory() -> None:
+    with torch.device("meta"):
+        net = Net()
+    assert refuse(net, forward=Method((PAIR,))) == (
+        "`linear.weight` is on the device `meta`; models are lowered on the CPU\n"
+        "  where: model `net`\n"
+        "  to do: load the weights before exporting, `to_empty` alone leaves them unset"
+    )
+
+
+def test_example_inputs_without_memory() -> None:
+    message = refuse(Net(), forward=Method(((PAIR, {"b": PAIR.to("meta")}),)))
+    assert message.startswith("`args[0][1]['b']` is on the device `meta`; models are lowered on the CPU\n")
+
+
+def test_memory_that_ran_out_is_not_the_methods_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    with pytest.raises(MemoryError):
+        capture(Net(), forward=Method((PAIR,)))

@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hatch_lower import __version__
+from hatch_lower.cli import main
+from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.config_schema import reference_markdown, schema_text
+from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.format.arguments import ConstantName, Value
+from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
+from hatch_lower.format.inputs import Symbol, TensorInput
+from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
+from hatch_lower.format.plan import (
+    Constant,
+    DelegateEntry,
+    MethodPlan,
+    Parameter,
+    Plan,
+    Storage,
+    TargetEntry,
+    write_plan,
+)
+from hatch_lower.format.tree import Container, Leaf
+
+IMAGE = TensorInput("float32", ("s0", 8), (8, 1))
+PARAMETERS = (Parameter("image", "positional", Leaf()),)
+SYMBOLS = {"s0": Symbol(1, 1024, "batch")}
+STORAGES = (Storage("w", "float32", 8),)
+CONSTANTS = {"weight": Constant(0, "float32", (8,), (1,), 0, False)}
+TARGET = TargetEntry("Linux", "x86_64", "x86-64-v3")
+BLOB = "digits/delegates/0123456789.so"
+
+DELEGATED = Plan(
+    STORAGES,
+    CONSTANTS,
+    (DelegateEntry("aoti", BLOB, ("weight",), {}, TARGET),),
+    {
+        "forward": MethodPlan(
+            PARAMETERS,
+            (IMAGE,),
+            SYMBOLS,
+            Graph(
+                (0,),
+                (
+                    DelegateCall(0, (Value(0),), (IMAGE,), 1),
+                    PythonCall("getitem", (Value(1), 0), 2),
+                    OpCall("aten.cumsum.default", (Value(2), 0), (), 3),
+                ),
+                (Value(3),),
+            ),
+            (),
+            (),
+            Container("dict", (Leaf(),), ("logits",)),
+        )
+    },
+)
+PORTABLE = Plan(
+    STORAGES,
+    CONSTANTS,
+    (),
+    {
+        "forward": MethodPlan(
+            PARAMETERS,
+            (IMAGE,),
+            SYMBOLS,
+            Graph((0,), (OpCall("aten.mul.Tensor", (Value(0), ConstantName("weight")), (), 1),), (Value(1),)),
+            (),
+            (),
+            Container("dict", (Leaf(),), ("logits",)),
+        )
+    },
+)
+ORIGINS = {
+    1: Origin("aten.mul.Tensor", "net.scale", "digits/model.py:7"),
+    2: Origin("aten.relu.default", "net.act", "digits/model.py:8"),
+    3: Origin("aten.cumsum.default", "", "digits/model.py:31"),
+}
+DELEGATED_DEBUG = MethodDebug(
+    ORIGINS,
+    {"0": (1, 2), "2": (3,), "10": (3,)},
+    {"0": DelegateDebug("aoti", {"10": (2,), "9": (1, 2)})},
+    (Undelegated("cumsum", "aten.cumsum.default", 3, "it has no C shim"),),
+)
+PORTABLE_DEBUG = MethodDebug(
+    {1: ORIGINS[1]}, {"0": (1,)}, {}, (Undelegated("mul", "aten.mul.Tensor", 1, "the recipe has no backends"),)
+)
+
+
+def packaged_files() -> dict[str, bytes]:
+    """Return a `_lowered` folder with one model, two recipes, one delegate."""
+    files = {
+        "digits/default.json": write_plan(DELEGATED),
+        "digits/default.debug.json": write_debug(DebugMap({"forward": DELEGATED_DEBUG})),
+        "digits/portable.json": write_plan(PORTABLE),
+        "digits/portable.debug.json": write_debug(DebugMap({"forward": PORTABLE_DEBUG})),
+        BLOB: b"native code",
+        "digits/constants.safetensors": bytes(2048),
+        "digits/check.safetensors": bytes(100),
+    }
+    entries = {
+        path: FileEntry(path, len(data), sha256_bytes(data), "0" * 64 if "constants" in path else "")
+        for path, data in files.items()
+    }
+    recipes = {
+        "default": RecipeEntry(
+            entries["digits/default.json"],
+            entries["digits/default.debug.json"],
+            (entries[BLOB],),
+            ("aoti",),
+            ("hatch-lower>=0.1", "torch==2.13.*"),
+            TARGET,
+            {"forward": MethodEntry(3, 2, 1)},
+        ),
+        "portable": RecipeEntry(
+            entries["digits/portable.json"],
+            entries["digits/portable.debug.json"],
+            (),
+            (),
+            ("hatch-lower>=0.1",),
+            None,
+            {"forward": MethodEntry(1, 0, 0)},
+        ),
+    }
+    model = ModelEntry(
+        ("default", "portable"), entries["digits/constants.safetensors"], entries["digits/check.safetensors"], recipes
+    )
+    manifest = Manifest("digits", "1.0", "0.1.0", "2.13.0", {"g++": "12.2"}, {"digits": model})
+    return {"manifest.json": write_manifest(manifest), **files}
+
+
+def write_wheel(path: Path, files: Mapping[str, bytes]) -> str:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(f"digits/_lowered/{name}", data)
+    return str(path)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> str:
+    return write_wheel(tmp_path / "digits-1.0-py3-none-any.whl", packaged_files())
+
+
+def run(*args: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, args, env=environment)
+
+
+def test_inspect_shows_what_a_wheel_holds(wheel: str) -> None:
+    result = run("inspect", wheel)
+    assert result.exit_code == 0, result.output
+    assert result.output == EXPECTED
+
+
+EXPECTED = """\
+digits 1.0
+  in          digits-1.0-py3-none-any.whl: digits/_lowered
+  built with  hatch-lower 0.1.0, torch 2.13.0, g++ 12.2
+
+model digits
+  weights     2.00 KiB in 1 tensor, shared by all recipes
+  check data  100 B
+
+  forward(image: float32[batch, 8]) -> {'logits': tensor}
+      batch from 1 to 1024
+
+  recipe    backends  runs on                      size  requires
+  default   aoti      Linux x86_64, x86-64-v3  1.47 KiB  hatch-lower>=0.1, torch==2.13.*
+  portable  none      any machine                 915 B  hatch-lower>=0.1
+
+  recipe    method   nodes  delegated  delegates
+  default   forward      3          2  aoti 11 B (01234567)
+  portable  forward      1          0  none
+
+  recipe    method   not delegated  op                   first at            why
+  default   forward              1  aten.cumsum.default  digits/model.py:31  it has no C shim
+  portable  forward              1  all                                      the recipe has no backends
+"""
+
+
+def test_inspect_as_json_has_every_number(wheel: str) -> None:
+    (report,) = json.loads(run("inspect", wheel, "--json").output)
+    model = report["models"]["digits"]
+    assert report["tools"] == {"hatch-lower": "0.1.0", "torch": "2.13.0", "g++": "12.2"}
+    assert model["order"] == ["default", "portable"]
+    assert model["constants"] == {"size": 2048, "tensors": 1}
+    assert model["methods"]["forward"] == {
+        "signature": "forward(image: float32[batch, 8]); batch from 1 to 1024",
+        "inputs": {"image": "float32[batch, 8]"},
+        "symbols": {"batch": {"min": 1, "max": 1024}},
+        "outputs": "{'logits': tensor}",
+    }
+    recipe = model["recipes"]["default"]
+    assert recipe["target"] == {"system": "Linux", "machine": "x86_64", "isa": "x86-64-v3"}
+    assert recipe["requirements"] == ["hatch-lower>=0.1", "torch==2.13.*"]
+    assert recipe["methods"]["forward"] == {
+        "nodes": 3,
+        "delegated": 2,
+        "partitions": 1,
+        "delegates": [{"backend": "aoti", "file": BLOB, "size": 11, "constants": 1, "calls": 1}],
+        "undelegated": [
+            {
+                "node": "cumsum",
+                "op": "aten.cumsum.default",
+                "module": "",
+                "source": "digits/model.py:31",
+                "reason": "it has no C shim",
+            }
+        ],
+    }
+
+
+def test_inspect_reads_a_folder_as_it_reads_a_wheel(wheel: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (report,) = json.loads(run("inspect", wheel, "--json").output)
+    for folder in (tmp_path / "site", tmp_path / "site" / "digits" / "_lowered"):
+        (again,) = json.loads(run("inspect", str(folder), "--json").output)
+        assert {**again, "place": ""} == {**report, "place": ""}
+
+
+def install(wheel: str, site: Path, name: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+        record = [f"{each},," for each in archive.namelist()]
+    information = site / f"{name}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (information / "RECORD").write_text("\n".join(record) + "\n")
+
+
+@pytest.mark.parametrize("name", ["digits", "Digit_Models", "digit-models:digits"])
+def test_inspect_finds_an_installed_model_or_distribution(
+    wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(wheel, tmp_path / "site", "digit_models")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (report,) = json.loads(run("inspect", name, "--json").output)
+    assert list(report["models"]) == ["digits"]
+    assert report["place"] == str(tmp_path / "site" / "digits" / "_lowered")
+
+
+def test_an_unknown_name_lists_what_is_installed(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(wheel, tmp_path / "site", "digit_models")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    result = run("inspect", "digit")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "error: there is no installed model `digit`\n  found: did you mean `digits`? known: "
+    )
+
+
+def test_a_model_that_runs_eagerly_is_not_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_wheel(
+        tmp_path / "eager.whl", {"eager.json": b'{"schema":1,"models":{"digits":"digits.model:export"}}'}
+    )
+    install(source, tmp_path / "site", "digit_models")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    result = run("inspect", "digit-models:digits")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: the model `digits` is installed to run eagerly and is not lowered\n"
+        "  where: the editable install of `digit_models`\n"
+        '  to do: install the project editable with `editable = "lower"`, or not editable\n',
+    )
+
+
+def test_debug_shows_every_instruction_and_delegate_id(wheel: str) -> None:
+    result = run("debug", wheel, "forward")
+    assert result.exit_code == 0, result.output
+    assert result.output == EXPECTED_DEBUG
+
+
+EXPECTED_DEBUG = """\
+digits.forward, recipe default
+
+instruction  id  op                            module     source
+0                call of a delegate of `aoti`
+             9   aten.mul.Tensor               net.scale  digits/model.py:7
+                 aten.relu.default             net.act    digits/model.py:8
+             10  aten.relu.default             net.act    digits/model.py:8
+2                aten.cumsum.default                      digits/model.py:31
+10               aten.cumsum.default                      digits/model.py:31
+"""
+
+
+def test_debug_as_json(wheel: str) -> None:
+    report = json.loads(run("debug", wheel, "forward", "--recipe", "portable", "--json").output)
+    origin = {"op": "aten.mul.Tensor", "module": "net.scale", "source": "digits/model.py:7"}
+    assert report == {
+        "model": "digits",
+        "recipe": "portable",
+        "method": "forward",
+        "instructions": [{"instruction": "0", "origins": [origin]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["backward"],
+            "error: the model `digits` has no such method\n  found: did you mean `forward`? known: `forward`\n",
+        ),
+        (
+            ["forward", "--recipe", "portabel"],
+            "error: there is no such recipe\n  where: model `digits`\n"
+            "  found: did you mean `portable`? known: `default`, `portable`\n",
+        ),
+        (
+            ["forward", "--model", "digit"],
+            "error: there is no such model\n  where: digits-1.0-py3-none-any.whl: digits/_lowered\n"
+            "  found: did you mean `digits`? known: `digits`\n  to do: name one with `--model`\n",
+        ),
+    ],
+)
+def test_debug_suggests_the_nearest_name(wheel: str, options: list[str], message: str) -> None:
+    result = run("debug", wheel, *options)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
+
+
+def test_a_damaged_wheel_is_one_message(tmp_path: Path) -> None:
+    files = packaged_files()
+    files["digits/default.json"] = files["digits/default.json"][:-9]
+    result = run("inspect", write_wheel(tmp_path / "damaged.whl", files))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        "error: a packaged program file is not the one that the manifest lists\n"
+        "  where: damaged.whl: digits/_lowered/digits/default.json\n"
+    )
+
+
+def test_a_wheel_without_a_listed_file_is_one_message(tmp_path: Path) -> None:
+    files = packaged_files()
+    del files["digits/default.json"]
+    result = run("inspect", write_wheel(tmp_path / "incomplete.whl", files))
+    assert result.exit_code == 1
+    assert "error: a packaged program file cannot be read\n" in result.stderr
+    assert "\n  where: incomplete.whl: digits/_lowered/digits/default.json\n" in result.stderr
+
+
+def test_what_is_no_wheel_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "broken.whl").write_bytes(b"not a zip file")
+    result = run("inspect", str(tmp_path / "broken.whl"))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: the wheel cannot be read\n  where: {tmp_path / 'broken.whl'}\n  found: File is not a zip file\n"
+    )
+
+
+def test_a_wheel_without_models_says_how_to_get_them(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "plain.whl", "w") as archive:
+        archive.writestr("plain/__init__.py", "")
+    result = run("inspect", str(tmp_path / "plain.whl"))
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: there are no lowered models here\n  where: {tmp_path / 'plain.whl'}\n"
+        "  found: no `_lowered/manifest.json`\n"
+        "  to do: build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS\n"
+    )
+
+
+def test_schema_prints_what_is_checked_in() -> None:
+    assert run("schema").output == schema_text()
+    assert run("schema", "--markdown").output == reference_markdown()
+
+
+def test_version() -> None:
+    assert run("--version").output == f"hatch-lower, version {__version__}\n"
+
+
+def test_cache_is_shown_and_cleared(tmp_path: Path) -> None:
+    entry = tmp_path / "v1" / "blobs" / "aa" / "aaaa"
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(bytes(2048))
+    (tmp_path / "other").write_text("kept")
+    assert run("cache", "path", HATCH_LOWER_CACHE_DIR=str(tmp_path)).output == f"{tmp_path}\n"
+    cleared = run("cache", "clear", HATCH_LOWER_CACHE_DIR=str(tmp_path)).output
+    assert cleared == f"freed 2.00 KiB in {tmp_path / 'v1'}\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["other"]
+
+
+def test_columns_are_aligned_and_empty_ones_left_out() -> None:
+    rows = [("name", "note", "size"), ("a", "", "1"), ("longer", "", "10")]
+    assert list(table_lines(rows, indent=1, right=[2])) == [" name    size", " a          1", " longer    10"]
+    assert list(table_lines(rows[:1])) == [""]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "0.98 KiB"), (2048, "2.00 KiB"), (51200, "50.0 KiB"), (500 << 20, "500 MiB")],
+)
+def test_sizes_are_short(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_counts_have_their_noun() -> None:
+    assert [count(1, "node"), count(2, "node"), count(0, "entry", "entries")] == ["1 node", "2 nodes", "0 entries"]

@@ -1,0 +1,77 @@
+"""Weights that would be packaged twice."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
+from hatch_lower.records import PayloadFile
+from hatch_lower.surroundings import DistributedFile
+
+ONE, TWO = b"1" * 4096, b"2" * 4096
+
+
+def write_tensors(path: Path, dtype: str = "F32", **tensors: bytes) -> Path:
+    header: dict[str, Any] = {"__metadata__": {"by": "test"}}
+    place = 0
+    for name, data in tensors.items():
+        header[name] = {"dtype": dtype, "shape": [len(data)], "data_offsets": [place, place + len(data)]}
+        place += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    return path
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> list[PayloadFile]:
+    source = write_tensors(tmp_path / "constants", a=ONE, b=TWO, c=b"tiny")
+    return [PayloadFile("digits/_lowered/digits/constants.safetensors", source, 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tensors", "size"),
+    [
+        ("F32", {"weight": ONE}, 4096),
+        ("F32", {"x": TWO, "weight": ONE, "other": b"3" * 4096}, 8192),
+        ("F32", {"other": b"3" * 4096}, 0),
+        ("F32", {"small": b"tiny"}, 0),
+        ("F64", {"weight": ONE}, 0),
+        ("F32", {"part": ONE[:2048]}, 0),
+    ],
+)
+def test_tensors_are_compared_by_content(
+    tmp_path: Path, payload: list[PayloadFile], dtype: str, tensors: dict[str, bytes], size: int
+) -> None:
+    file = DistributedFile(write_tensors(tmp_path / "w", dtype, **tensors), "digits/w.safetensors")
+    assert find_repeated([file], payload) == ((Repeated(file, size),) if size else ())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"short", b"\xff" * 100, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"a": {}}'],
+)
+def test_a_file_that_only_has_the_suffix_is_passed_over(
+    tmp_path: Path, payload: list[PayloadFile], data: bytes
+) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(data)
+    assert find_repeated([DistributedFile(path, "digits/w.safetensors")], payload) == ()
+
+
+def test_other_files_are_not_read(payload: list[PayloadFile]) -> None:
+    assert find_repeated([DistributedFile(Path("missing"), "digits/w.bin")], payload) == ()
+
+
+def test_the_warning_names_the_exact_line() -> None:
+    repeated = Repeated(DistributedFile(Path("w"), "w.safetensors"), 5_000)
+    where = "tool.hatch.build.targets.wheel"
+    assert repetition_warning(repeated, "w.safetensors", (), where) == (
+        "`w.safetensors` is packaged although the lowered programs hold 5,000 bytes of its tensors already; "
+        'to ship them once, add to `[tool.hatch.build.targets.wheel]`: exclude = ["/w.safetensors"]'
+    )
+    assert repetition_warning(repeated, "", (), where).endswith("to ship them once, take it out of `force-include`")

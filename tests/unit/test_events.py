@@ -1,0 +1,120 @@
+"""Progress events: what crosses to the parent, and what the reporters show."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from hatch_lower.events import Event, LineReporter, LiveReporter, NullReporter, event_from_json, stage
+
+CLEAR = "\r\x1b[2K"
+
+
+class Recorder:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("event", "subject"),
+    [
+        (Event("export", "start", "digits"), "digits"),
+        (Event("export", "start", "digits", method="embed"), "digits.embed"),
+        (Event("lower", "start", "digits", "default"), "digits/default"),
+        (Event("lower", "start", "digits", "default", "embed"), "digits/default.embed"),
+    ],
+)
+def test_a_subject_names_what_is_there(event: Event, subject: str) -> None:
+    assert event.subject() == subject
+
+
+def test_an_event_survives_json() -> None:
+    event = Event("verify", "end", "digits", "default", "embed", 0.25, "4 cases")
+    assert event_from_json(json.loads(json.dumps(event.to_json()))) == event
+
+
+def test_a_stage_reports_its_start_and_its_end() -> None:
+    recorder = Recorder()
+    with stage(recorder, "edge", "digits", "default", "embed") as detail:
+        detail("12 nodes")
+    start, end = recorder.events
+    assert start == Event("edge", "start", "digits", "default", "embed")
+    assert (end.state, end.detail, end.subject()) == ("end", "12 nodes", "digits/default.embed")
+    assert end.seconds >= 0
+    assert start.ends_with(end)
+
+
+def test_a_stage_that_raises_has_no_end() -> None:
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="no"), stage(recorder, "edge", "digits"):
+        raise ValueError("no")
+    assert [event.state for event in recorder.events] == ["start"]
+
+
+def test_the_line_reporter_writes_finished_stages_and_notes() -> None:
+    lines: list[str] = []
+    reporter = LineReporter(lines.append)
+    reporter.report(Event("edge", "start", "digits", "default"))
+    reporter.report(Event("edge", "end", "digits", "default", "", 1.5, "12 nodes"))
+    reporter.report(Event("cache", "note", "digits", detail="a damaged entry was replaced"))
+    reporter.close()
+    assert lines == [
+        "lower  digits/default                   edge         1.50 s  12 nodes",
+        "lower  digits: a damaged entry was replaced",
+    ]
+
+
+def live(columns: int = 80) -> tuple[io.StringIO, LiveReporter]:
+    """Return a terminal and a reporter that writes its lines to the same."""
+    stream = io.StringIO()
+    return stream, LiveReporter(stream, lambda line: stream.write(f"{line}\n") and None, columns)
+
+
+def test_the_live_line_is_cleared_for_a_finished_one() -> None:
+    stream, reporter = live()
+    reporter.report(Event("edge", "start", "digits"))
+    reporter.report(Event("edge", "end", "digits", seconds=0.5))
+    reporter.close()
+    finished = "lower  digits                           edge         0.50 s"
+    assert stream.getvalue() == f"{CLEAR}  lower  digits: edge …{CLEAR}{finished}\n"
+
+
+def test_the_live_line_goes_back_to_a_stage_that_is_still_under_way() -> None:
+    stream, reporter = live()
+    reporter.report(Event("edge", "start", "one"))
+    reporter.report(Event("edge", "start", "two"))
+    reporter.report(Event("edge", "end", "two"))
+    assert stream.getvalue().endswith(f"{CLEAR}  lower  one: edge …")
+    reporter.report(Event("output", "note", "one", detail="loading"))
+    assert stream.getvalue().endswith(f"{CLEAR}lower  one: loading\n{CLEAR}  lower  one: edge …")
+    reporter.close()
+    assert stream.getvalue().endswith(CLEAR)
+
+
+def test_the_live_line_never_wraps() -> None:
+    stream, reporter = live(columns=12)
+    reporter.report(Event("edge", "start", "a-long-name"))
+    assert len(stream.getvalue()) == len(CLEAR) + 11
+
+
+def test_a_reporter_without_a_live_line_clears_nothing() -> None:
+    stream, reporter = live()
+    reporter.close()
+    assert stream.getvalue() == ""
+
+
+def test_the_null_reporter_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = NullReporter()
+    reporter.report(Event("edge", "end", "digits"))
+    reporter.close()
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,620 @@
+"""The build hook, through hatchling's own builders, with a stand-in for the lowering itself."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+from hatchling.plugin.manager import PluginManager
+
+from hatch_lower.config import Settings
+from hatch_lower.errors import ConfigError, EntryPointError
+from hatch_lower.events import Event, Reporter
+from hatch_lower.hatch import hooks
+from hatch_lower.hatch.tags import NativeFile
+from hatch_lower.records import BuildResult, MethodRow, PayloadFile
+from hatch_lower.surroundings import Surroundings
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling", "hatch-lower"]
+build-backend = "hatchling.build"
+
+[project]
+name = "digits"
+version = "1.0"
+dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]
+
+[project.entry-points."hatch_lower.models"]
+digits = "digits.model:export"
+
+[tool.hatch.build.targets.wheel.hooks.lower]
+"""
+TENSOR = bytes(range(256)) * 8
+
+
+def safetensors(**tensors: bytes) -> bytes:
+    header: dict[str, Any] = {}
+    place = 0
+    for name, data in tensors.items():
+        entry = {"dtype": "F32", "shape": [len(data) // 4], "data_offsets": [place, place + len(data)]}
+        header[name], place = entry, place + len(data)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+
+
+@dataclass
+class Lowering:
+    """Stands in for `hatch_lower.build.build`: notes how it was called and gives a small payload."""
+
+    files: dict[str, bytes] = field(
+        default_factory=lambda: {
+            "digits/_lowered/manifest.json": b'{"schema":1}\n',
+            "digits/_lowered/digits/constants.safetensors": safetensors(c0=TENSOR),
+        }
+    )
+    requirements: tuple[str, ...] = ("hatch-lower>=0.1", "torch==2.13.*")
+    native: tuple[Path, ...] = ()
+    error: BaseException | None = None
+    damage: bool = False
+    calls: list[tuple[Settings, Surroundings]] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+
+    def __call__(
+        self, settings: Settings, work: Path, reporter: Reporter, *, surroundings: Surroundings
+    ) -> BuildResult:
+        self.calls.append((settings, surroundings))
+        self.folders.append(work)
+        payload = []
+        for number, (path, data) in enumerate(self.files.items()):
+            source = work / str(number)
+            source.write_bytes(data)
+            payload.append(PayloadFile(path, source, len(data), hashlib.sha256(data).hexdigest()))
+            if self.damage:
+                source.write_bytes(bytes(len(data)))
+        reporter.report(Event("export", "start", "digits"))
+        reporter.report(Event("export", "end", "digits", seconds=0.5))
+        if self.error is not None:
+            raise self.error
+        row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2)
+        return BuildResult(tuple(payload), (row,), self.requirements, (), self.native)
+
+
+@pytest.fixture
+def lowering(monkeypatch: pytest.MonkeyPatch) -> Lowering:
+    stand_in = Lowering()
+    monkeypatch.setattr("hatch_lower.build.build", stand_in)
+    return stand_in
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HOOKS_ONLY", "NO_HOOKS", "HOOKS_ENABLE", "HOOK_ENABLE_LOWER", "LOCATION", "CLEAN"):
+        monkeypatch.delenv(f"HATCH_BUILD_{name}", raising=False)
+    for name in ("HATCH_QUIET", "HATCH_VERBOSE", "SOURCE_DATE_EPOCH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+
+
+MakeProject = Callable[..., Path]
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> MakeProject:
+    def make(
+        hook: str = "", *, folder: str = "project", package: str = "src/digits", more: str = "", start: str = PYPROJECT
+    ) -> Path:
+        root = tmp_path / folder
+        for name, text in {"__init__.py": "", "model.py": "def export():\n    return None\n"}.items():
+            (root / package).mkdir(parents=True, exist_ok=True)
+            (root / package / name).write_text(text)
+        (root / "pyproject.toml").write_text(f"{start}{hook}\n{more}\n")
+        return root
+
+    return make
+
+
+def manager() -> PluginManager:
+    plugins = PluginManager()
+    plugins.initialize()
+    plugins.initialized = True
+    plugins.manager.register(hooks, name="lower")
+    return plugins
+
+
+def build_wheel(root: Path, version: str = "standard", **options: Any) -> Path:
+    builder = WheelBuilder(str(root), plugin_manager=manager())
+    (path,) = builder.build(versions=[version], **options)
+    return Path(path)
+
+
+def names_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        return archive.namelist()
+
+
+def read_from(wheel: Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(name).decode()
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(("package", "expected"), [("src/digits", "src"), ("digits", ".")])
+def test_the_payload_goes_into_the_wheel(
+    make_project: MakeProject,
+    lowering: Lowering,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    package: str,
+    expected: str,
+) -> None:
+    root = make_project("backends = []\nseed = 3", package=package)
+    before = tree(root)
+
+    wheel = build_wheel(root)
+
+    assert wheel.name == "digits-1.0-py3-none-any.whl"
+    assert names_in(wheel) == [
+        "digits/__init__.py",
+        "digits/model.py",
+        "digits/_lowered/digits/constants.safetensors",
+        "digits/_lowered/manifest.json",
+        "digits-1.0.dist-info/METADATA",
+        "digits-1.0.dist-info/WHEEL",
+        "digits-1.0.dist-info/entry_points.txt",
+        "digits-1.0.dist-info/RECORD",
+    ]
+    ((settings, surroundings),) = lowering.calls
+    assert settings.seed == 3
+    assert settings.root == root
+    assert [(model.name, model.package) for model in settings.models] == [("digits", "digits")]
+    assert surroundings.name == "digits"
+    assert surroundings.version == "1.0"
+    assert "Name: digits\nVersion: 1.0\n" in surroundings.metadata
+    assert surroundings.entry_points == "[hatch_lower.models]\ndigits = digits.model:export\n"
+    assert surroundings.import_roots == ((root / expected).resolve(),)
+    assert surroundings.links == ()
+    assert surroundings.packages == ("digits",)
+    assert surroundings.later_hooks == ()
+    assert tree(root) == {**before, f"dist/{wheel.name}": wheel.read_bytes()}
+    assert list((tmp_path / "temporary").iterdir()) == []
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        "lower  digits                           export       0.50 s\n"
+        "model   method   recipe   nodes  delegated  partitions   bytes  seconds\n"
+        "digits  forward  default     12         10           2  34,567     1.25  reused\n"
+    )
+
+
+def test_pip_installs_the_wheel(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:
+    wheel = build_wheel(make_project())
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--target"]
+    subprocess.run([*command, str(target), str(wheel)], check=True, capture_output=True)
+    for path, data in lowering.files.items():
+        assert (target / path).read_bytes() == data
+
+
+def test_two_builds_give_the_same_bytes(make_project: MakeProject, lowering: Lowering) -> None:
+    first = build_wheel(make_project(folder="one"))
+    second = build_wheel(make_project(folder="two/deeper"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_wheel_of_an_unpacked_source_distribution_is_the_same(
+    make_project: MakeProject, lowering: Lowering, tmp_path: Path
+) -> None:
+    root = make_project()
+    wheel = build_wheel(root)
+    (archive,) = SdistBuilder(str(root), plugin_manager=manager()).build()
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path / "unpacked", filter="data")
+    assert build_wheel(tmp_path / "unpacked" / "digits-1.0").read_bytes() == wheel.read_bytes()
+
+
+def test_native_code_gives_the_wheel_a_platform(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = NativeFile("x86_64", ("libstdc++.so.6",), {"libstdc++.so.6": ("GLIBCXX_3.4.30",)})
+    monkeypatch.setattr("hatch_lower.hatch.tags.read_native_file", lambda path: file)
+    lowering.native = (Path("a.so"),)
+
+    wheel = build_wheel(make_project())
+
+    assert wheel.name == "digits-1.0-py3-none-manylinux_2_35_x86_64.whl"
+    text = read_from(wheel, "digits-1.0.dist-info/WHEEL")
+    assert "Root-Is-Purelib: false\nTag: py3-none-manylinux_2_35_x86_64\n" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "native", "expected"),
+    [
+        ('build_data["tag"] = "cp311-cp311-linux_x86_64"', True, "cp311-cp311-linux_x86_64"),
+        ('build_data["tag"] = "cp311-cp311-linux_x86_64"', False, "cp311-cp311-linux_x86_64"),
+        ('build_data["tag"] = "py311-none-any"', True, "py311-none-manylinux_2_5_x86_64"),
+        ('build_data["tag"] = "py311-none-any"', False, "py311-none-any"),
+    ],
+)
+def test_the_tag_of_an_earlier_hook_is_only_narrowed(
+    make_project: MakeProject,
+    lowering: Lowering,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    native: bool,
+    expected: str,
+) -> None:
+    root = make_project(more="[tool.hatch.build.hooks.custom]")
+    write_custom_hook(root, setting)
+    monkeypatch.setattr("hatch_lower.hatch.tags.read_native_file", lambda path: NativeFile("x86_64", (), {}))
+    lowering.native = (Path("a.so"),) if native else ()
+    assert build_wheel(root).name == f"digits-1.0-{expected}.whl"
+
+
+def write_custom_hook(root: Path, setting: str) -> None:
+    (root / "hatch_build.py").write_text(
+        "from hatchling.builders.hooks.plugin.interface import BuildHookInterface\n"
+        "class Custom(BuildHookInterface):\n"
+        "    def initialize(self, version, build_data):\n"
+        f"        {setting}\n"
+    )
+
+
+def test_hooks_after_this_one_are_named(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project(more="[tool.hatch.build.targets.wheel.hooks.custom]")
+    write_custom_hook(root, "pass")
+    build_wheel(root)
+    assert lowering.calls[0][1].later_hooks == ("custom",)
+
+
+def test_export_code_need_not_be_packaged(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project(more='[tool.hatch.build.targets.wheel.hooks.lower.models.more]\nexport = "tools.export:more"')
+    build_wheel(root)
+    assert lowering.calls[0][1].import_roots == (root / "src", root)
+
+
+def test_development_folders_are_the_import_roots(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project(more='[tool.hatch.build]\ndev-mode-dirs = ["src", "./other"]')
+    build_wheel(root)
+    assert lowering.calls[0][1].import_roots == (root / "src", root / "other")
+
+
+def test_a_rewritten_path_becomes_a_link(make_project: MakeProject, lowering: Lowering) -> None:
+    more = '[tool.hatch.build.targets.wheel]\nonly-include = ["lib/impl"]\nsources = {"lib/impl" = "digits"}'
+    root = make_project(package="lib/impl", more=more)
+    wheel = build_wheel(root)
+    assert "digits/model.py" in names_in(wheel)
+    assert lowering.calls[0][1].import_roots == ()
+    assert lowering.calls[0][1].links == (("digits", root / "lib/impl"),)
+
+
+def test_a_file_that_an_earlier_hook_includes_becomes_a_link(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project(more="[tool.hatch.build.hooks.custom]")
+    made = root.parent / "made.py"
+    made.write_text("")
+    write_custom_hook(root, f'build_data["force_include"][{str(made)!r}] = "digits/version.py"')
+    build_wheel(root)
+    package = root / "src/digits"
+    assert lowering.calls[0][1].links == (
+        ("digits/__init__.py", package / "__init__.py"),
+        ("digits/model.py", package / "model.py"),
+        ("digits/version.py", made),
+    )
+
+
+def test_hatchlings_own_keys_are_no_concern_of_ours(make_project: MakeProject, lowering: Lowering) -> None:
+    hook = (
+        'dependencies = ["numpy"]\nenable-by-default = true\n'
+        'require-runtime-dependencies = true\nrequire-runtime-features = ["extra"]\n'
+    )
+    root = make_project(hook, more='[project.optional-dependencies]\nextra = ["scipy"]')
+    builder = WheelBuilder(str(root), plugin_manager=manager())
+    assert sorted(builder.config.dependencies) == ["hatch-lower>=0.1", "numpy", "scipy", "torch==2.13.*"]
+    build_wheel(root)
+    assert len(lowering.calls) == 1
+
+
+def test_only_the_hooks_leave_nothing_behind(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HATCH_BUILD_HOOKS_ONLY", "true")
+    root = make_project()
+    builder = WheelBuilder(str(root), plugin_manager=manager())
+    assert list(builder.build(versions=["standard"])) == []
+    del builder
+    gc.collect()
+    assert len(lowering.calls) == 1
+    assert not lowering.folders[0].exists()
+    assert list((root / "dist").iterdir()) == []
+
+
+def test_no_hooks_means_no_payload(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HATCH_BUILD_NO_HOOKS", "true")
+    wheel = build_wheel(make_project())
+    assert lowering.calls == []
+    assert not any("_lowered" in name for name in names_in(wheel))
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_hook_can_be_enabled_by_environment_variable(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    if enabled:
+        monkeypatch.setenv("HATCH_BUILD_HOOK_ENABLE_LOWER", "true")
+    build_wheel(make_project("enable-by-default = false"))
+    assert len(lowering.calls) == enabled
+
+
+def test_the_global_table_serves_too(make_project: MakeProject, lowering: Lowering) -> None:
+    start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
+    root = make_project("seed = 4", start=start)
+    list(SdistBuilder(str(root), plugin_manager=manager()).build())
+    assert lowering.calls == []
+    build_wheel(root)
+    assert lowering.calls[0][0].seed == 4
+
+
+@pytest.mark.parametrize("start", ["global", "sdist"])
+def test_the_source_distribution_carries_the_inputs(
+    make_project: MakeProject, lowering: Lowering, start: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = PYPROJECT
+    if start == "global":
+        text = text.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
+    more = "[tool.hatch.build.targets.sdist]\nonly-include = ['src']\nskip-excluded-dirs = true\n"
+    if start == "sdist":
+        more += "[tool.hatch.build.targets.sdist.hooks.lower]\n"
+    root = make_project(
+        'inputs = ["weights/*.bin", "src/digits/model.py", "top.bin", "more", "none/*"]', start=text, more=more
+    )
+    (root / ".git").mkdir()
+    (root / ".gitignore").write_text("weights/\n*.bin\n")
+    (root / "weights/deeper").mkdir(parents=True)
+    (root / "more/below").mkdir(parents=True)
+    for name in (
+        "more/below/d.bin",
+        "weights/a.bin",
+        "weights/b.txt",
+        "weights/deeper/c.bin",
+        "top.bin",
+        "src/digits/top.bin",
+    ):
+        (root / name).write_text(name)
+
+    (archive,) = SdistBuilder(str(root), plugin_manager=manager()).build()
+
+    with tarfile.open(archive) as file:
+        names = sorted(name.removeprefix("digits-1.0/") for name in file.getnames())
+    expected = ["more/below/d.bin", "src/digits/__init__.py", "src/digits/model.py", "top.bin", "weights/a.bin"]
+    assert [name for name in names if name.startswith(("more/", "src/", "weights/", "top"))] == expected
+    assert lowering.calls == []
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    table = "tool.hatch.build.hooks.lower" if start == "global" else "tool.hatch.build.targets.wheel.hooks.lower"
+    assert shown.err == f"hatch-lower: `none/*` in `{table}.inputs` matches no file\n"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("3", "`tool.hatch.build.hooks.lower.inputs` "),
+        ('["../w"]', "`tool.hatch.build.hooks.lower.inputs` must hold globs relative to the project and within it, "),
+        ('["/w"]', "`tool.hatch.build.hooks.lower.inputs` must hold globs relative to the project and within it, "),
+    ],
+)
+def test_wrong_inputs_fail_the_source_distribution(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str], inputs: str, message: str
+) -> None:
+    start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
+    root = make_project(f"inputs = {inputs}", start=start)
+    with pytest.raises(SystemExit) as caught:
+        list(SdistBuilder(str(root), plugin_manager=manager()).build())
+    assert caught.value.code == 1
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"hatch-lower: The `inputs` of the build hook `lower` are wrong\n  found: {message}")
+    assert list((root / "dist").iterdir()) == []
+
+
+def test_an_editable_wheel_has_the_payload(make_project: MakeProject, lowering: Lowering) -> None:
+    lowering.native = (Path("a.so"),)
+    wheel = build_wheel(make_project(), "editable")
+    assert wheel.name == "digits-1.0-py2.py3-none-any.whl"
+    assert [name for name in names_in(wheel) if "_lowered" in name] == sorted(lowering.files)
+
+
+def test_an_eager_editable_wheel_says_where_to_import_the_models(make_project: MakeProject, lowering: Lowering) -> None:
+    wheel = build_wheel(make_project('editable = "eager"'), "editable")
+    assert lowering.calls == []
+    assert [name for name in names_in(wheel) if "_lowered" in name] == ["digits/_lowered/eager.json"]
+    text = read_from(wheel, "digits/_lowered/eager.json")
+    assert text == '{"models":{"digits":"digits.model:export"},"schema":1}\n'
+
+
+def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:
+    wheel = build_wheel(make_project('editable = "skip"'), "editable")
+    assert lowering.calls == []
+    assert not any("_lowered" in name for name in names_in(wheel))
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_failing_build_is_one_paragraph(
+    make_project: MakeProject, lowering: Lowering, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lowering.error = EntryPointError(
+        "The model `digits` cannot be exported", where="src/digits/model.py:1", hint="look"
+    )
+    root = make_project()
+
+    with pytest.raises(SystemExit) as caught:
+        build_wheel(root)
+
+    assert caught.value.code == 1
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.endswith(
+        "hatch-lower: The model `digits` cannot be exported\n  where: src/digits/model.py:1\n  to do: look\n"
+    )
+    assert list((root / "dist").iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+def test_an_interrupted_build_leaves_nothing(
+    make_project: MakeProject, lowering: Lowering, tmp_path: Path, error: BaseException
+) -> None:
+    lowering.error = error
+    root = make_project()
+    with pytest.raises(type(error)):
+        build_wheel(root)
+    assert list((root / "dist").iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_failure_in_finalize_removes_the_wheel(
+    make_project: MakeProject, lowering: Lowering, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lowering.damage = True
+    root = make_project()
+
+    with pytest.raises(SystemExit) as caught:
+        build_wheel(root)
+
+    assert caught.value.code == 1
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "hatch-lower: The file for `digits/_lowered/digits/constants.safetensors` no longer holds" in shown.err
+    assert list((root / "dist").iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_packaged_file_in_the_way_fails_the_build(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project()
+    (root / "src/digits/_lowered").mkdir()
+    (root / "src/digits/_lowered/manifest.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    message = (
+        "hatch-lower: The wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered"
+    )
+    assert message in capfd.readouterr().err
+    assert list((root / "dist").iterdir()) == []
+
+
+def test_a_wrong_table_fails_the_build(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_wheel(make_project("sed = 3"))
+    assert caught.value.code == 1
+    assert "`tool.hatch.build.targets.wheel.hooks.lower.sed` is not a setting" in capfd.readouterr().err
+    assert lowering.calls == []
+
+
+def test_missing_dependencies_fail_the_build(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project(start=PYPROJECT.replace(', "torch==2.13.*"', ""))
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert "`torch==2.13.*`: not among the dependencies" in capfd.readouterr().err
+    assert list((root / "dist").iterdir()) == []
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_missing_dependencies_can_be_added(make_project: MakeProject, lowering: Lowering, version: str) -> None:
+    start = PYPROJECT.replace(', "torch==2.13.*"', "")
+    wheel = build_wheel(make_project('runtime-requirements = "add"', start=start), version)
+    text = read_from(wheel, "digits-1.0.dist-info/METADATA")
+    assert "Requires-Dist: hatch-lower>=0.1\nRequires-Dist: torch==2.13.*\n" in text
+
+
+def test_requirements_can_be_left_alone(make_project: MakeProject, lowering: Lowering) -> None:
+    start = PYPROJECT.replace(', "torch==2.13.*"', "")
+    wheel = build_wheel(make_project('runtime-requirements = "off"', start=start))
+    assert "torch" not in read_from(wheel, "digits-1.0.dist-info/METADATA")
+
+
+def test_weights_that_are_packaged_again_are_warned_about(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = '[tool.hatch.build.targets.wheel]\nexclude = ["*.md"]'
+    root = make_project(more=more)
+    (root / "src/digits/weights.safetensors").write_bytes(safetensors(weight=TENSOR, small=b"abcd"))
+    build_wheel(root)
+    assert (
+        "hatch-lower: `digits/weights.safetensors` is packaged although the lowered programs hold 2,048 bytes of its "
+        "tensors already; to ship them once, add to `[tool.hatch.build.targets.wheel]`: "
+        'exclude = ["*.md", "src/digits/weights.safetensors"]\n'
+    ) in capfd.readouterr().err
+
+
+def test_quiet_is_quiet(
+    make_project: MakeProject,
+    lowering: Lowering,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HATCH_QUIET", "1")
+    build_wheel(make_project())
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_clean_removes_what_a_killed_build_left(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project()
+    stale = root / "dist" / "digits-1.0-py3-none-any.whl.abc.hatch-lower-tmp"
+    stale.parent.mkdir()
+    stale.write_bytes(b"half")
+    builder = WheelBuilder(str(root), plugin_manager=manager())
+    assert list(builder.build(versions=["standard"], clean_only=True)) == []
+    assert not stale.exists()
+    assert lowering.calls == []
+
+
+def test_registering_the_hook_imports_next_to_nothing() -> None:
+    code = (
+        "import hatchling.builders.hooks.plugin.interface, hatchling.plugin, sys\n"
+        "before = set(sys.modules)\n"
+        "import hatch_lower.hatch.hooks\n"
+        "print(sorted(name for name in set(sys.modules) - before if name.startswith(('hatch_lower', 'torch'))))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    expected = ["hatch_lower", "hatch_lower.errors", "hatch_lower.hatch", "hatch_lower.hatch.hooks"]
+    assert found.strip() == str([*expected, "hatch_lower.hatch.plugin"])
+
+
+def test_the_hooks_process_imports_no_torch() -> None:
+    modules = ("eager", "project", "requirements", "tags", "terminal", "wheel")
+    imports = ", ".join(f"hatch_lower.hatch.{name}" for name in modules)
+    code = f"import sys, hatch_lower.build, {imports}\nprint('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert found.strip() == "False"
+
+
+def test_our_errors_are_all_rendered_at_the_door(make_project: MakeProject, lowering: Lowering) -> None:
+    lowering.error = ConfigError("Any of ours")
+    with pytest.raises(SystemExit):
+        build_wheel(make_project())

@@ -1,0 +1,107 @@
+"""Run-time requirements of the programs against the project's dependencies."""
+
+from __future__ import annotations
+
+import pytest
+
+from hatch_lower.errors import ConfigError
+from hatch_lower.hatch.requirements import find_unmet, requirements_to_add
+
+REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
+
+
+@pytest.mark.parametrize(
+    ("declared", "required"),
+    [
+        ("torch==2.13.*", "torch==2.13.*"),
+        ("torch==2.13.0", "torch==2.13.*"),
+        ("torch>=2.13,<2.14", "torch==2.13.*"),
+        ("torch >=2.13.0, <2.14", "torch==2.13.*"),
+        ("torch~=2.13.0", "torch==2.13.*"),
+        ("torch~=2.13.1", "torch==2.13.*"),
+        ("torch>=2.13,<3,!=2.14.*,!=2.15.*,<2.15", "torch==2.13.*"),
+        ("torch[opt-einsum]==2.13.*", "torch==2.13.*"),
+        ("Hatch_Lower>=0.1", "hatch-lower>=0.1"),
+        ("hatch-lower>=0.1.0", "hatch-lower>=0.1"),
+        ("hatch-lower~=0.1", "hatch-lower>=0.1"),
+        ("hatch-lower>0.1", "hatch-lower>=0.1"),
+        ("hatch-lower==0.3.2", "hatch-lower>=0.1"),
+        ("hatch-lower==0.1.*", "hatch-lower>=0.1"),
+        ("hatch-lower>=0.2,<1", "hatch-lower>=0.1,<1"),
+        ("anything", "anything"),
+        ("anything>=3", "anything"),
+    ],
+)
+def test_a_declared_dependency_implies(declared: str, required: str) -> None:
+    assert find_unmet([required], ["numpy", declared]) == ()
+
+
+@pytest.mark.parametrize(
+    ("declared", "required", "reason"),
+    [
+        ("numpy", "torch==2.13.*", "not among the dependencies"),
+        ("torch", "torch==2.13.*", "`torch` also allows 0"),
+        ("torch>=2.13", "torch==2.13.*", "`torch>=2.13` also allows 2.14"),
+        ("torch>=2.12,<2.14", "torch==2.13.*", "`torch<2.14,>=2.12` also allows 2.12"),
+        ("torch<2.14", "torch==2.13.*", "`torch<2.14` also allows 0"),
+        ("torch~=2.13", "torch==2.13.*", "`torch~=2.13` also allows 2.14"),
+        ("torch>=2.13,<=2.14", "torch==2.13.*", "`torch<=2.14,>=2.13` also allows 2.14"),
+        ("torch!=2.12.*", "torch==2.13.*", "`torch!=2.12.*` also allows 0"),
+        ("hatch-lower", "hatch-lower>=0.1", "`hatch-lower` also allows 0"),
+        ("hatch-lower>=0.0.9", "hatch-lower>=0.1", "`hatch-lower>=0.0.9` also allows 0.0.9"),
+        ("hatch-lower>=0.1.dev0", "hatch-lower>=0.1", "`hatch-lower>=0.1.dev0` also allows 0.1.dev0"),
+        ("hatch-lower<2,>=0.1", "hatch-lower>=0.1,<1", "`hatch-lower<2,>=0.1` also allows 1"),
+        (
+            'torch==2.13.*; sys_platform == "linux"',
+            "torch==2.13.*",
+            '`torch==2.13.*; sys_platform == "linux"` holds only where its marker does',
+        ),
+        (
+            "torch @ https://example.org/torch.whl",
+            "torch==2.13.*",
+            "`torch @ https://example.org/torch.whl` does not say which version it is",
+        ),
+        (
+            "hatch-lower>=0.1",
+            "hatch-lower[openvino]>=0.1",
+            "`hatch-lower>=0.1` does not ask for the extra `openvino`",
+        ),
+    ],
+)
+def test_a_declared_dependency_does_not_imply(declared: str, required: str, reason: str) -> None:
+    (unmet,) = find_unmet([required], [declared])
+    assert unmet.requirement == required
+    assert unmet.reason == reason
+
+
+def test_several_dependencies_on_one_package_hold_together() -> None:
+    assert find_unmet(["torch==2.13.*"], ["torch>=2.13", "torch<2.14"]) == ()
+
+
+def test_check_fails_with_the_lines_to_paste() -> None:
+    with pytest.raises(ConfigError) as caught:
+        requirements_to_add("check", REQUIRED, ["torch>=2.13"])
+    assert str(caught.value) == (
+        "The project's dependencies do not imply what its lowered programs need at run time\n"
+        "  where: project.dependencies\n"
+        "  found: `hatch-lower>=0.1`: not among the dependencies\n"
+        "    `torch==2.13.*`: `torch>=2.13` also allows 2.14\n"
+        "  to do: let `[project] dependencies` contain\n"
+        "    dependencies = [\n"
+        '        "hatch-lower>=0.1",\n'
+        '        "torch==2.13.*",\n'
+        "    ]\n"
+        '    or set `runtime-requirements` of the build hook `lower` to "add" or "off"'
+    )
+
+
+def test_check_passes_and_adds_nothing() -> None:
+    assert requirements_to_add("check", REQUIRED, ["hatch-lower>=0.1", "torch==2.13.*"]) == ()
+
+
+def test_add_gives_what_is_not_implied() -> None:
+    assert requirements_to_add("add", REQUIRED, ["hatch-lower>=0.1"]) == ("torch==2.13.*",)
+
+
+def test_off_looks_at_nothing() -> None:
+    assert requirements_to_add("off", REQUIRED, []) == ()

@@ -1,0 +1,38 @@
+"""The summary table and the choice of a reporter."""
+
+from __future__ import annotations
+
+import pytest
+from hatchling.bridge.app import Application
+
+from hatch_lower.events import LineReporter, LiveReporter
+from hatch_lower.hatch.terminal import reporter_for, summary_lines
+from hatch_lower.records import MethodRow
+
+
+def test_the_table_is_aligned() -> None:
+    rows = [
+        MethodRow("digits", "default", "forward", 12, 12, 3, 1_234_567, 10.5, 0),
+        MethodRow("digits", "default", "embed", 8, 7, 3, 1000, 0.25, 1),
+        MethodRow("digits", "portable", "forward", 12, 0, 0, 0, 0.0, 0, "manifest"),
+        MethodRow("digits", "other", "forward", 12, 12, 3, 5, 0.0, 3),
+    ]
+    assert summary_lines(rows) == [
+        "model   method   recipe    nodes  delegated  partitions      bytes  seconds",
+        "digits  forward  default      12         12           3  1,234,567    10.50  built",
+        "digits  embed    default       8          7           3      1,000     0.25  1 reused, 2 built",
+        "digits  forward  portable     12          0           0          0     0.00  built, manifest",
+        "digits  forward  other        12         12           3          5     0.00  reused",
+    ]
+
+
+def test_nothing_lowered_is_no_table() -> None:
+    assert summary_lines([]) == []
+
+
+def test_a_live_line_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(reporter_for(Application()), LineReporter)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert isinstance(reporter_for(Application()), LiveReporter)
+    monkeypatch.setenv("HATCH_QUIET", "1")
+    assert isinstance(reporter_for(Application()), LineReporter)

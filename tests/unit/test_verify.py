@@ -1,0 +1,349 @@
+"""Lowered against eager: what is compared, what is left out, and how a mismatch is told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+from hatch_lower.errors import VerificationError
+from hatch_lower.events import NullReporter
+from hatch_lower.export.capture import CapturedModel, capture_model
+from hatch_lower.export.inputs import example_case, random_case, resized_cases
+from hatch_lower.export.verify import CHECK_BYTES, Verification, check_tensors, verify_method
+from hatch_lower.model import Method, Model
+
+pytestmark = pytest.mark.torch
+
+HINT = (
+    "\n  to do: if the difference is acceptable, raise `rtol` and `atol` in the hook's table; if not, leave out"
+    " backends to find the one that computes it, and report it there"
+)
+
+
+class Counter(torch.nn.Module):
+    """Adds how often it was called; returns a view of its state too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.count += 1
+        return {"sum": x + self.count, "count": self.count}
+
+
+class Function(torch.nn.Module):
+    """Runs a function."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(x)
+
+
+@dataclass(eq=False)
+class Lowered:
+    """Stands for a loaded model: a copy of the module, changed in some way."""
+
+    module: torch.nn.Module
+    change: Callable[[Any], Any] = lambda result: result
+
+    def __post_init__(self) -> None:
+        self.fresh = copy.deepcopy(self.module)
+
+    def reset(self) -> None:
+        self.module = copy.deepcopy(self.fresh)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.change(self.module(*args, **kwargs))
+
+
+def captured(module: torch.nn.Module, *args: Any, dynamic_shapes: Any = None) -> CapturedModel:
+    method = Method(args, dynamic_shapes=dynamic_shapes)
+    return capture_model("net", Model(module.eval(), {"forward": method}), NullReporter())
+
+
+def verify(model: CapturedModel, lowered: Lowered, rtol: float = 1e-4, atol: float = 1e-5) -> Verification:
+    (method,) = model.methods
+    return verify_method(model, method, lowered, lowered.reset, recipe="default", rtol=rtol, atol=atol)
+
+
+def refuse(model: CapturedModel, lowered: Lowered) -> str:
+    with pytest.raises(VerificationError) as caught:
+        verify(model, lowered)
+    return str(caught.value)
+
+
+def changed(module: torch.nn.Module, change: Callable[[Any], Any], *args: Any, dynamic_shapes: Any = None) -> str:
+    """Return the error for a lowered module whose results were changed."""
+    return refuse(captured(module, *args, dynamic_shapes=dynamic_shapes), Lowered(module, change))
+
+
+def test_every_case_is_compared() -> None:
+    module = torch.nn.Linear(4, 3)
+    model = captured(module, torch.randn(2, 4), dynamic_shapes={"input": {0: Dim("batch", max=8)}})
+    result = verify(model, Lowered(module))
+    assert result == Verification(
+        ("example inputs", "example inputs, second call", "random inputs, seed 1", "batch = 3"), (), 0.0
+    )
+
+
+def test_the_largest_error_within_the_tolerance_is_told() -> None:
+    module = Function(lambda x: x * 1)
+    result = verify(captured(module, torch.ones(3)), Lowered(module, lambda y: y + 5e-6))
+    assert result.largest_error == pytest.approx(5e-6, rel=0.1)
+
+
+def test_state_of_both_sides_starts_fresh_and_goes_on() -> None:
+    module = Counter()
+    model = captured(module, torch.zeros(2))
+    assert not verify(model, Lowered(module)).notes
+    assert module.count == 0
+
+
+def test_state_that_does_not_go_on() -> None:
+    module = Counter()
+    lowered = Lowered(module)
+    original = lowered.fresh
+
+    def forget(result: Any) -> Any:
+        lowered.module = copy.deepcopy(original)
+        return result
+
+    lowered.change = forget
+    assert refuse(captured(module, torch.zeros(2)), lowered) == (
+        "the lowered method computes something else than the eager module\n"
+        "  where: model `net`, recipe `default`, method `forward`, example inputs, second call, output `['sum']`\n"
+        "  found: largest absolute error 1, largest relative error 0.5 (allowed: atol 1e-05, rtol 0.0001); 2 of 2"
+        f" values are wrong{HINT}"
+    )
+
+
+def test_outputs_that_the_next_call_overwrites() -> None:
+    module = Function(lambda x: x * 1)
+    arena = torch.zeros(2)
+    steps = iter([lambda y: arena.copy_(y), lambda y: (arena.zero_(), y)[1]])
+    message = changed(module, lambda y: next(steps)(y), torch.ones(2))
+    assert "method `forward`, example inputs, after a second call, its only output\n" in message
+
+
+def test_ready_programs_are_their_own_eager() -> None:
+    module = Counter()
+    program = torch.export.export(module, (torch.zeros(2),))
+    model = capture_model("net", {"forward": program}, NullReporter())
+    assert not verify(model, Lowered(module)).notes
+    assert program.state_dict["count"] == 0
+
+
+def test_a_size_that_eager_refuses_is_passed_over() -> None:
+    def even(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[0] % 2:
+            raise ValueError("odd")
+        return x + 1
+
+    module = Function(even)
+    model = captured(module, torch.zeros(4), dynamic_shapes={"x": {0: Dim("length", max=64)}})
+    assert verify(model, Lowered(module)).cases[-1] == "length = 8"
+
+
+def test_inputs_that_eager_refuses_are_noted() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and bool((x < 0).any()):
+            raise ValueError("negative")
+        return x + 1
+
+    module = Function(positive)
+    model = captured(module, torch.ones(64), dynamic_shapes={"x": {0: Dim("length", max=65)}})
+    result = verify(model, Lowered(module))
+    assert result.cases == ("example inputs", "example inputs, second call")
+    assert result.notes == (
+        "random inputs, seed 1: left out, for eager refuses them (ValueError: negative)",
+        "a second size of `length`: left out (ValueError: negative)",
+    )
+
+
+def test_a_lowered_method_that_fails() -> None:
+    module = Function(lambda x: x + 1)
+
+    def fail(result: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    assert changed(module, fail, torch.ones(2)) == (
+        "the lowered method fails where the eager module does not\n"
+        "  where: model `net`, recipe `default`, method `forward`, example inputs\n"
+        f"  found: RuntimeError: no such kernel{HINT}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "found"),
+    [
+        (lambda y: [y[0] + 1, y[1]], "`[0]`", "largest absolute error 1, largest relative error 1"),
+        (lambda y: [y[0], y[1].double()], "`[1]`", "dtype float32 in eager, float64 lowered"),
+        (lambda y: [y[0], y[1][:1]], "`[1]`", "shape [2] in eager, [1] lowered"),
+        (lambda y: [y[0] * float("nan"), y[1]], "`[0]`", "largest absolute error inf"),
+        (lambda y: [3, y[1]], "`[0]`", "`Tensor` in eager, `int` lowered"),
+    ],
+)
+def test_an_output_that_differs(change: Callable[[Any], Any], place: str, found: str) -> None:
+    message = changed(Function(lambda x: [x * 1, x + 1]), change, torch.ones(2))
+    assert f"method `forward`, example inputs, output {place}\n  found: {found}" in message
+    assert message.endswith(HINT)
+
+
+def test_another_structure() -> None:
+    assert changed(Function(lambda x: [x * 1, x + 1]), tuple, torch.ones(2)) == (
+        "the lowered method's outputs have another structure than eager's\n"
+        "  where: model `net`, recipe `default`, method `forward`, example inputs\n"
+        f"  found: eager [*, *], lowered (*, *){HINT}"
+    )
+
+
+def test_integers_are_compared_exactly() -> None:
+    message = changed(Function(lambda x: x * 1), lambda y: y + 1, torch.arange(3))
+    assert "  found: 3 of 3 values are different\n" in message
+
+
+def test_numbers_that_are_no_tensors() -> None:
+    module = Function(lambda x: (x * 1, 7))
+    assert not verify(captured(module, torch.ones(2)), Lowered(module)).notes
+    message = changed(module, lambda y: (y[0], 8), torch.ones(2))
+    assert "output `[1]`\n  found: 7 in eager, 8 lowered\n" in message
+
+
+def test_equal_nan_and_infinity_agree() -> None:
+    module = Function(lambda x: torch.stack((x.sqrt(), 1 / (x - x))))
+    assert verify(captured(module, torch.tensor([-1.0, 4.0])), Lowered(module)).largest_error == 0
+
+
+def test_inputs_that_are_changed_in_place_are_compared() -> None:
+    module = Function(lambda x: x.mul_(2))
+    example = torch.ones(2)
+    model = captured(module, example)
+    assert not verify(model, Lowered(module)).notes
+    assert torch.equal(example, torch.ones(2))
+    message = refuse(model, Lowered(Function(lambda x: x * 2)))
+    assert "method `forward`, example inputs, input `x`\n" in message
+
+
+def test_half_precision_has_wider_tolerances() -> None:
+    module = Function(lambda x: (x * 3).float())
+    example = torch.ones(4, dtype=torch.bfloat16)
+    assert verify(captured(module, example), Lowered(module, lambda y: y * 1.01)).largest_error > 0.01
+    message = changed(module, lambda y: y * 1.1, example)
+    assert "(allowed: atol 0.004, rtol 0.04)" in message
+
+
+def test_a_module_in_training_mode_is_told_so() -> None:
+    module = torch.nn.Dropout(0.5)
+    model = capture_model("net", Model(module, {"forward": Method((torch.ones(64),))}), NullReporter())
+    assert refuse(model, Lowered(module)).endswith(
+        "\n  to do: the module is in training mode; call `module.eval()` in the entry point"
+    )
+
+
+def test_a_module_that_cannot_be_copied() -> None:
+    class Locked(torch.nn.Linear):
+        def __deepcopy__(self, memo: object) -> Locked:
+            raise TypeError("locked")
+
+    module = Locked(2, 2)
+    model = captured(module, torch.ones(2))
+    with pytest.raises(VerificationError) as caught:
+        verify_method(model, model.methods[0], module, lambda: None, recipe="default", rtol=0, atol=0)
+    assert str(caught.value) == (
+        "the module cannot be copied, so that verifying it would change its state\n"
+        "  where: model `net`\n"
+        "  found: TypeError: locked\n"
+        "  to do: make `copy.deepcopy(module)` work, or set `verify = false`"
+    )
+
+
+def test_parameters_are_shared_with_eager_unless_they_change() -> None:
+    class Grows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.size.add_(1)
+            return x + self.size
+
+    module = Grows()
+    model = captured(module, torch.ones(2))
+    lowered = Lowered(module)
+    verify_method(model, model.methods[0], lowered, lowered.reset, recipe="default", rtol=0, atol=0, mutable={"size"})
+    assert torch.equal(module.size, torch.zeros(2))
+
+
+def test_random_inputs_are_of_the_same_specification() -> None:
+    module = Function(lambda x: x["ids"] + x["mask"] + x["image"])
+    example = {
+        "ids": torch.tensor([[5, 7, 9], [5, 5, 9]]),
+        "mask": torch.tensor([True, False, True]).expand(2, 3),
+        "image": torch.randn(3, 2, dtype=torch.float64).t(),
+    }
+    (method,) = captured(module, example).methods
+    one, same, other = (random_case(method, seed).args[0] for seed in (1, 1, 2))
+    for name, tensor in example.items():
+        assert one[name].shape == tensor.shape
+        assert one[name].stride() == tensor.stride()
+        assert one[name].dtype == tensor.dtype
+        assert torch.equal(one[name], same[name])
+    assert not torch.equal(one["image"], other["image"])
+    assert set(one["ids"].flatten().tolist()) <= {5, 7, 9}
+
+
+def test_a_second_size_holds_for_every_input_and_keeps_strides() -> None:
+    rows = Dim("rows", min=2, max=4)
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y[::2]
+
+    shapes = {"x": {0: rows}, "y": {0: 2 * rows}}
+    (method,) = captured(Net(), torch.zeros(3, 4).t(), torch.zeros(8, 3), dynamic_shapes=shapes).methods
+    ((name, cases),) = resized_cases(method, 1)
+    assert name == "rows"
+    assert [case.name for case in cases] == ["rows = 3", "rows = 2"]
+    assert [tuple(each.shape) for each in cases[0].args] == [(3, 3), (6, 3)]
+    assert cases[0].args[0].stride() == (1, 3)
+
+
+def test_dimensions_and_numbers_without_a_name() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            return x * times
+
+    shapes = {"x": {1: Dim.AUTO}, "times": Dim.DYNAMIC}
+    (method,) = captured(Net(), torch.zeros(3, 4), 5, dynamic_shapes=shapes).methods
+    cases = dict(resized_cases(method, 1))
+    assert sorted(cases) == ["times", "x.shape[1]"]
+    assert cases["times"][0].args[1] == 6
+    assert cases["x.shape[1]"][0].args[0].shape == (3, 5)
+    assert example_case(method).args[1] == 5
+
+
+def test_check_tensors() -> None:
+    module = Counter()
+    example = torch.arange(6.0).reshape(2, 3).t()
+    tensors, note = check_tensors(captured(module, example))
+    assert note == ""
+    assert sorted(tensors) == ["forward/input/0", "forward/output/0", "forward/output/1"]
+    assert torch.equal(tensors["forward/output/0"], example + 1)
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    assert module.count == 0
+
+
+def test_check_tensors_that_are_too_large() -> None:
+    tensors, note = check_tensors(captured(Function(lambda x: x + 1), torch.zeros(CHECK_BYTES // 4)))
+    assert tensors == {}
+    assert note == "no check data: example inputs and outputs take 2097152 bytes, more than 1048576"
