@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,36 +16,42 @@ def debug_report(debug: MethodDebug) -> list[dict[str, Any]]:
     """Return the instructions in the order of the plan; one that calls a delegate has the delegate's own `map`."""
     rows: list[dict[str, Any]] = []
     for path in sorted({*debug.instructions, *debug.delegates}, key=natural_order):
-        delegate = debug.delegates.get(path)
         row: dict[str, Any] = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
+        delegate = debug.delegates.get(path)
         if delegate is not None:
-            inner = delegate.map
+            inner = delegate.map or {}
+            # handles follow the graph, so this is nearly the order in which the delegate computes
+            ordered = sorted(inner, key=lambda key, inner=inner: (min(inner[key], default=0), natural_order(key)))
             row["backend"] = delegate.backend
-            row["map"] = inner and {key: origins(debug, inner[key]) for key in sorted(inner, key=natural_order)}
+            row["map"] = [{"id": key, "origins": origins(debug, inner[key])} for key in ordered]
         rows.append(row)
     return rows
 
 
 def debug_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a report as one table."""
-    cells: list[Sequence[str]] = [("instruction", "id", "op", "module", "source")]
+    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids."""
+    cells: list[tuple[str, str, str, str]] = []
+    headings: dict[int, list[str]] = {}
     for row in rows:
-        inner = row.get("map")
         if "backend" in row:
-            cells.append((row["instruction"], "", f"call of a delegate of `{row['backend']}`", "", ""))
-        if inner:
-            for key, listed in inner.items():
-                cells += origin_cells("", key, listed)
-        else:
-            cells += origin_cells("" if "backend" in row else row["instruction"], "", row["origins"])
-    return table_lines(cells)
+            headings.setdefault(len(cells), []).append(f"{row['instruction']}  delegate of `{row['backend']}`")
+        for each in row.get("map", ()):
+            headings.setdefault(len(cells), []).append(f"   {each['id']}")
+            cells += origin_cells("", each["origins"])
+        if not row.get("map"):
+            cells += origin_cells("" if "backend" in row else row["instruction"], row["origins"])
+    header, *lines = table_lines([("instruction", "op", "module", "source"), *cells])
+    yield header
+    for position, line in enumerate(lines):
+        yield from headings.get(position, ())
+        yield line
+    yield from headings.get(len(lines), ())
 
 
-def origin_cells(path: str, identifier: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each origin; only the first repeats what it belongs to."""
+def origin_cells(path: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each origin; only the first names the instruction."""
     for position, each in enumerate(listed):
-        first = position == 0
-        yield path if first else "", identifier if first else "", each["op"], each["module"], each["source"]
+        yield path if position == 0 else "", each["op"], each["module"], each["source"]
 
 
 def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
@@ -53,6 +60,6 @@ def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
     return [{"op": each.op, "module": each.module, "source": each.source} for each in found]
 
 
-def natural_order(text: str) -> list[tuple[int, int, str]]:
+def natural_order(text: str) -> list[tuple[int, str]]:
     """Return a sort key under which `10` comes after `9`, also within `4.true.10`."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in text.split(".")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text)]

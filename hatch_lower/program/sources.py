@@ -11,7 +11,9 @@ from torch.fx import Node
 
 from hatch_lower.debug import Origin
 
-__all__ = ["SourceRoots", "module_path"]
+__all__ = ["SourceRoots", "exported_op", "module_path"]
+
+OPERATOR = re.compile(r"\w+\.\w+\.\w+")
 
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
@@ -41,8 +43,8 @@ class SourceRoots:
         return ""
 
     def origin(self, node: Node, op: str) -> Origin:
-        """Return the debug map's record of a node."""
-        return Origin(op, module_path(node), self.source(node.meta.get("stack_trace")))
+        """Return the debug map's record of a node; `op` where it is unknown which exported operator it comes from."""
+        return Origin(exported_op(node) or op, module_path(node), self.source(node.meta.get("stack_trace")))
 
     def _relative(self, path: PurePath) -> str:
         """Return a path below a root; empty for a file of torch or of the standard library, or for generated code."""
@@ -66,3 +68,15 @@ def module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     return next((path for path in reversed(paths) if not path.startswith("_empty_nn_module_stack")), "")
+
+
+def exported_op(node: Node) -> str:
+    """Return the operator of the exported program that a node was decomposed from; empty if it is not known."""
+    ancestors = node.meta.get("from_node")
+    if not ancestors:
+        return ""
+    oldest = ancestors[-1]
+    while oldest.from_node:
+        oldest = oldest.from_node[-1]
+    target = str(oldest.target)
+    return target if OPERATOR.fullmatch(target) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def link_method(
     code: MethodCode, name: str, constants: Mapping[str, torch.Tensor], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
     """Return a method's function for one instance: its constants, its delegates' `run`, its lock."""
-    namespace: dict[str, Any] = {"__builtins__": {}, "__name__": "hatch_lower.program", **code.objects}
+    # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **code.objects}
     namespace.update({identifier: constants[constant] for identifier, constant in code.constants.items()})
     namespace.update({identifier: runs[index] for identifier, index in code.delegates.items()})
     if code.lock:

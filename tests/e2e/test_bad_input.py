@@ -11,7 +11,8 @@ from support.scenarios import Project, tree
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 TABLE = "tool.hatch.build.targets.wheel.hooks.lower"
-PROJECT_FILES = "pyproject.toml"
+PYPROJECT = "pyproject.toml"
+CORRECT_IT = "correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
 
 
 def message_of(project: Project, environment: dict[str, str] | None = None) -> str:
@@ -24,85 +25,186 @@ def message_of(project: Project, environment: dict[str, str] | None = None) -> s
     assert tree(project.root) == before
     _, found, paragraph = done.stderr.partition("hatch-lower: ")
     assert found, done.stderr
-    return paragraph.strip()
+    return "\n".join(line.rstrip() for line in paragraph.strip().splitlines())
 
 
+ACCEPTED = (
+    "return a `hatch_lower.Model`, a tuple `(module, example_args)`, a `torch.export.ExportedProgram`, "
+    "or a dict of method name to `ExportedProgram`"
+)
 ENTRY_POINTS = {
-    "gone": "",
-    "not_callable": "",
-    "raising": "",
-    "wrong_type": "",
-    "misfit": "",
-    "branching": "",
-    "constraint": "",
-    "missing_method": "",
-    "taken": "",
-    "crashing": "",
-    "killed": "",
+    "gone": """`bad_entry.model` has no attribute `gone`
+  where: entry point `bad_entry = bad_entry.model:gone`
+  to do: known: `Branching`, `FixedRows`, `Square`, `Taken`, `branching`, `constraint`, `crashing`, `killed`, `misfit`, \
+`missing_method`, `printing`, `raising`, `taken`, `wrong_type`""",
+    "not_callable": f"""an entry point must be a function without arguments
+  where: entry point `bad_entry = bad_entry.model:not_callable`
+  found: `bad_entry.model:not_callable` is 42
+  to do: define a function that builds the model; {ACCEPTED}""",
+    "raising": """the entry point failed
+  where: entry point `bad_entry = bad_entry.model:raising`, bad_entry/model.py:35
+  found: RuntimeError: the weights are not here""",
+    "wrong_type": f"""the entry point returned something that cannot be exported
+  where: entry point `bad_entry = bad_entry.model:wrong_type`
+  found: 42
+  to do: {ACCEPTED}""",
+    "misfit": """method `forward` does not run with its example inputs
+  where: model `bad_entry`, method `forward`
+  found: TypeError: Square.forward() takes 2 positional arguments but 3 were given
+  to do: correct `args` and `kwargs` of the `hatch_lower.Method`; the parameters are `x`""",
+    "branching": """torch.export cannot capture method `forward`
+  where: model `bad_entry`, method `forward`, bad_entry/model.py:19
+  found: GuardOnDataDependentSymNode: Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  \
+(Size-like symbols: none)
+  to do: the line depends on the values in a tensor; write it with `torch.cond`, `torch.where` or `torch._check`""",
+    "constraint": """the dynamic shapes of method `forward` do not hold
+  where: model `bad_entry`, method `forward`
+  found: Constraints violated (rows)!
+      - You marked rows as dynamic but your code specialized it to be a constant (3). If you're using mark_dynamic, \
+either remove it or use maybe_mark_dynamic. If you're using Dim.DYNAMIC, replace it with either Dim.STATIC or Dim.AUTO.
+    Suggested fixes:
+      rows = 3
+  to do: declare `dynamic_shapes` as torch suggests, or leave the dimension out of it to keep it fixed; \
+the parameters are `x`""",
+    "missing_method": """`Square` has no method `embed`
+  where: model `bad_entry`, method `embed`
+  to do: known: `forward`""",
+    "taken": """`recipe` is already an attribute of every loaded model
+  where: model `bad_entry`, method `recipe`
+  to do: rename it: `"run_recipe": Method(attribute="recipe", …)`""",
+    "killed": """the build process was killed (SIGKILL), most likely because it ran out of memory
+  where: model `bad_entry`, stage `discover` of `bad_entry`
+  to do: set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; \
+or build on a machine with more memory""",
 }
 
 
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
 def test_an_entry_point_that_cannot_be_lowered(project: Callable[[str], Project], entry: str) -> None:
     bad = project("bad_entry")
-    bad.edit(PROJECT_FILES, ":ENTRY", f":{entry}")
+    bad.edit(PYPROJECT, ":ENTRY", f":{entry}")
     assert message_of(bad) == ENTRY_POINTS[entry]
+
+
+def test_an_entry_point_that_crashes(project: Callable[[str], Project]) -> None:
+    bad = project("bad_entry")
+    bad.edit(PYPROJECT, ":ENTRY", ":crashing")
+    message = message_of(bad)
+    assert message.startswith(
+        """the build process crashed (SIGSEGV)
+  where: model `bad_entry`, stage `discover` of `bad_entry`
+  found: Fatal Python error: Segmentation fault
+"""
+    )
+    assert "in crashing" in message, "the model's own line"
+    assert message.endswith(
+        "to do: the last stage says which backend or operation was at work; lower the model without it to be sure"
+    )
 
 
 def test_a_module_that_is_missing(project: Callable[[str], Project]) -> None:
     bad = project("bad_entry")
-    bad.edit(PROJECT_FILES, "bad_entry.model:ENTRY", "bad_entry.modle:raising")
-    assert message_of(bad) == ""
+    bad.edit(PYPROJECT, "bad_entry.model:ENTRY", "bad_entry.modle:raising")
+    assert message_of(bad) == (
+        """there is no module `bad_entry.modle`
+  where: entry point `bad_entry = bad_entry.modle:raising`
+  found: looked in `.`
+  to do: did you mean `bad_entry.model`? known: `bad_entry.model`"""
+    )
 
 
 def test_a_module_whose_import_fails(project: Callable[[str], Project]) -> None:
-    assert message_of(project("raises_on_import")) == ""
+    assert message_of(project("raises_on_import")) == (
+        """importing `raises_on_import.model` failed, for there is no module `a_package_that_nobody_installed`
+  where: entry point `raises_on_import = raises_on_import.model:export`, raises_on_import/model.py:3
+  to do: if `a_package_that_nobody_installed` is a library, add it to `[build-system] requires`"""
+    )
 
 
 def test_an_entry_point_that_prints_does_not_reach_stdout(project: Callable[[str], Project]) -> None:
     printing = project("bad_entry")
-    printing.edit(PROJECT_FILES, ":ENTRY", ":printing")
+    printing.edit(PYPROJECT, ":ENTRY", ":printing")
     done = printing.build().check()
     assert "loading the weights" not in done.stdout
     assert "loading the weights" in done.stderr
 
 
 def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) -> None:
-    assert message_of(project("typo_key")) == ""
+    assert message_of(project("typo_key")) == (
+        f"""3 settings of the build hook `lower` are wrong
+  found: `{TABLE}.backend` is not a setting, found an array; did you mean `backends`? known: `atol`, `backends`, \
+`check`, `editable`, `inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, \
+`runtime-requirements`, `seed`, `timeout`, `verify`
+    `{TABLE}.jobs` must be an integer of at least 1, found the string "many"
+    `{TABLE}.recipes.portable.rtoll` is not a setting, found the number 0.1; did you mean `rtol`? known: `atol`, \
+`backends`, `rtol`, `verify`
+  to do: {CORRECT_IT}"""
+    )
 
 
 def test_an_unknown_backend(project: Callable[[str], Project]) -> None:
-    assert message_of(project("unknown_backend")) == ""
+    assert message_of(project("unknown_backend")) == (
+        f"""A setting of the build hook `lower` is wrong
+  found: `{TABLE}.backends[0]` names no installed backend, found `aotl`; did you mean `aoti`? known: `aoti`, `null`, \
+`reference`
+  to do: {CORRECT_IT}"""
+    )
 
 
 def test_an_unknown_recipe(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    bad.edit(PROJECT_FILES, 'backends = ["null"]', 'backends = ["null"]\nrecipe-order = ["defualt"]')
-    assert message_of(bad) == ""
+    bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nrecipe-order = ["defualt"]')
+    assert message_of(bad) == (
+        f"""A setting of the build hook `lower` is wrong
+  found: `{TABLE}.recipe-order[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
+  to do: {CORRECT_IT}"""
+    )
 
 
 def test_a_model_that_is_declared_twice(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    with (bad.root / PROJECT_FILES).open("a") as file:
+    with (bad.root / PYPROJECT).open("a") as file:
         file.write(f'\n[{TABLE}.models.tiny]\nexport = "tiny.model:export"\n')
-    assert message_of(bad) == ""
+    assert message_of(bad) == (
+        f"""A setting of the build hook `lower` is wrong
+  found: `{TABLE}.models.tiny.export` declares a model again that `project.entry-points."hatch_lower.models".tiny` \
+declares; keep one of the two
+  to do: {CORRECT_IT}"""
+    )
 
 
 def test_dependencies_that_do_not_imply_what_the_programs_need(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    bad.edit(PROJECT_FILES, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch"]')
-    assert message_of(bad) == ""
+    bad.edit(PYPROJECT, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch"]')
+    assert message_of(bad) == (
+        """The project's dependencies do not imply what its lowered programs need at run time
+  where: project.dependencies
+  found: `hatch-lower>=0.1`: not among the dependencies
+  to do: let `[project] dependencies` contain
+    dependencies = [
+        "hatch-lower>=0.1",
+    ]
+    or set `runtime-requirements` of the build hook `lower` to "add" or "off\""""
+    )
 
 
 def test_no_compiler(project: Callable[[str], Project]) -> None:
-    assert message_of(project("mixed"), {"CXX": "/nowhere/g++", "PATH": "/nowhere"}) == ""
+    assert message_of(project("mixed"), {"CXX": "/nowhere/g++", "PATH": "/nowhere"}) == (
+        """no C++ compiler was found, and the backend `aoti` needs one to build
+  found: CXX is '/nowhere/g++', which is no program
+  to do: install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path"""
+    )
 
 
 def test_a_time_limit(project: Callable[[str], Project], tmp_path_factory: pytest.TempPathFactory) -> None:
     slow = project("slow")
-    slow.edit(PROJECT_FILES, "backends = []", "backends = []\ntimeout = 8")
+    slow.edit(PYPROJECT, "backends = []", "backends = []\ntimeout = 8")
     marker = tmp_path_factory.mktemp("marker") / "marker"
-    assert message_of(slow, {"SLOW_MARKER": str(marker)}) == ""
+    assert message_of(slow, {"SLOW_MARKER": str(marker)}) == (
+        """the build process took longer than its time limit of 8 s
+  where: model `slow`, stage `discover` of `slow`
+  to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"""
+    )
 
 
 def test_a_failure_inside_finalize(project: Callable[[str], Project]) -> None:
@@ -114,15 +216,15 @@ def test_a_failure_inside_finalize(project: Callable[[str], Project]) -> None:
 
 def test_a_mismatch_with_eager(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
-    bad.edit(PROJECT_FILES, "verify = false        # the null backend computes nothing\n", "")
+    bad.edit(PYPROJECT, "verify = false        # the null backend computes nothing\n", "")
     assert message_of(bad) == ""
 
 
 def test_a_failed_model_keeps_what_another_had_finished(project: Callable[[str], Project]) -> None:
     both = project("tiny")
-    both.edit(PROJECT_FILES, 'tiny = "tiny.model:export"', 'tiny = "tiny.model:export"\nzz_gone = "tiny.model:gone"')
+    both.edit(PYPROJECT, 'tiny = "tiny.model:export"', 'tiny = "tiny.model:export"\nzz_gone = "tiny.model:gone"')
     message_of(both)
-    both.edit(PROJECT_FILES, '\nzz_gone = "tiny.model:gone"', "")
+    both.edit(PYPROJECT, '\nzz_gone = "tiny.model:gone"', "")
     both.build(environment={"HATCH_LOWER_CACHE": "frozen"}).check()
 
 

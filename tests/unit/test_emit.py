@@ -424,7 +424,7 @@ def test_the_debug_map_names_modules_and_lines() -> None:
     program = to_edge(export(Network(), (torch.ones(1, 2),)))
     debug = emit(method(program)).debug.methods["forward"]
     origins = [origin for path in debug.instructions for origin in debug.origins(path)]
-    linear = next(origin for origin in origins if origin.op == "aten.addmm.default")
+    linear = next(origin for origin in origins if origin.op == "aten.linear.default")
     relu = next(origin for origin in origins if origin.op == "aten.relu.default")
     assert linear.module == "layer"
     assert relu.module == ""

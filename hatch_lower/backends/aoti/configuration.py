@@ -141,6 +141,8 @@ def inductor_settings(isa: Isa) -> dict[str, Any]:
         "cpp.vec_isa_ok": True,
         "cpp.simdlen": None,
         "cpp.march": isa.march,
+        # Eager's rounding between operations on float16 and bfloat16, which kernels would otherwise leave out.
+        "emulate_precision_casts": True,
         # Nothing of this machine in the bytes, and nothing in inductor's own caches.
         "aot_inductor.model_name_for_generated_files": "partition",
         "aot_inductor.output_path": "partition",
