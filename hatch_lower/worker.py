@@ -54,6 +54,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGTERM, leave)
     end_with_parent()
+    # torch warns its users of what torch itself does when it copies a program
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
     reporter = PipeReporter(request.events)
     enter_project(request)
     try:

@@ -19,11 +19,9 @@ def debug_report(debug: MethodDebug) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
         delegate = debug.delegates.get(path)
         if delegate is not None:
-            inner = delegate.map or {}
-            # handles follow the graph, so this is nearly the order in which the delegate computes
-            ordered = sorted(inner, key=lambda key, inner=inner: (min(inner[key], default=0), natural_order(key)))
+            ordered = sorted((delegate.map or {}).items(), key=computing_order)
             row["backend"] = delegate.backend
-            row["map"] = [{"id": key, "origins": origins(debug, inner[key])} for key in ordered]
+            row["map"] = [{"id": key, "origins": origins(debug, handles)} for key, handles in ordered]
         rows.append(row)
     return rows
 
@@ -58,6 +56,12 @@ def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
     """Return what stands behind handles."""
     found = [debug.handles.get(handle, Origin("unknown")) for handle in handles]
     return [{"op": each.op, "module": each.module, "source": each.source} for each in found]
+
+
+def computing_order(entry: tuple[str, Sequence[int]]) -> tuple[int, list[tuple[int, str]]]:
+    """Return a sort key for a delegate's ids: handles follow the graph, so this is nearly how the delegate computes."""
+    identifier, handles = entry
+    return min(handles, default=0), natural_order(identifier)
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:

@@ -55,11 +55,12 @@ def find_model(name: str) -> InstalledModel:
     damaged: list[str] = []
     if not found and not colon:
         # a model that the build hook's table declares has no entry point
-        for distribution, each in recording().items():
-            try:
-                found += [models for models in [models_of(each)] if model in models]
-            except ProgramError:
-                damaged.append(distribution)
+        for owner, each in recording().items():
+            models = readable_models(each)
+            if models is None:
+                damaged.append(owner)
+            elif model in models:
+                found.append(models)
     if not found:
         raise not_found(name, model, declared, damaged)
     if len(found) > 1:
@@ -124,6 +125,14 @@ def models_of(distribution: importlib.metadata.Distribution) -> dict[str, Instal
     return models
 
 
+def readable_models(distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel] | None:
+    """Return the models of one distribution, or `None` if a manifest is damaged."""
+    try:
+        return models_of(distribution)
+    except ProgramError:
+        return None
+
+
 def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, str]]:
     """Yield the manifests and eager files that RECORD lists, each with its sha256 (empty where RECORD has none)."""
     lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if f"{FOLDER}/" in line]
@@ -179,11 +188,7 @@ def known_names() -> list[str]:
         if point.dist is not None:
             owners.setdefault(point.name, set()).add(normal_name(point.dist.name))
     for owner, distribution in recording().items():
-        try:
-            models = models_of(distribution)
-        except ProgramError:
-            continue  # whoever asks for that one is told what is wrong with it
-        for model in models:
+        for model in readable_models(distribution) or ():
             owners.setdefault(model, set()).add(normal_name(owner))
     return [model if len(each) == 1 else f"{owner}:{model}" for model, each in owners.items() for owner in sorted(each)]
 

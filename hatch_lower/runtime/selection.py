@@ -114,7 +114,7 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
 
 def requirement_reason(text: str, where: str) -> str | None:
     """Return why a requirement is not met here, or `None` if it is."""
-    from packaging.requirements import InvalidRequirement, Requirement  # most recipes have none
+    from packaging.requirements import InvalidRequirement, Requirement  # not needed by every recipe, and slow
 
     try:
         requirement = Requirement(text)

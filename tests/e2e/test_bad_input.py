@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.scenarios import Project, tree
@@ -35,8 +36,8 @@ ACCEPTED = (
 ENTRY_POINTS = {
     "gone": """`bad_entry.model` has no attribute `gone`
   where: entry point `bad_entry = bad_entry.model:gone`
-  to do: known: `Branching`, `FixedRows`, `Square`, `Taken`, `branching`, `constraint`, `crashing`, `killed`, `misfit`, \
-`missing_method`, `printing`, `raising`, `taken`, `wrong_type`""",
+  to do: known: `Branching`, `FixedRows`, `Square`, `Taken`, `branching`, `constraint`, `crashing`, `killed`, \
+`misfit`, `missing_method`, `printing`, `raising`, `taken`, `wrong_type`""",
     "not_callable": f"""an entry point must be a function without arguments
   where: entry point `bad_entry = bad_entry.model:not_callable`
   found: `bad_entry.model:not_callable` is 42
@@ -207,11 +208,46 @@ def test_a_time_limit(project: Callable[[str], Project], tmp_path_factory: pytes
     )
 
 
-def test_a_failure_inside_finalize(project: Callable[[str], Project]) -> None:
+def test_a_payload_path_that_the_wheel_has_already(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
     (bad.root / "tiny" / "_lowered").mkdir()
     (bad.root / "tiny" / "_lowered" / "manifest.json").write_text("{}")
-    assert message_of(bad) == ""
+    assert message_of(bad) == (
+        """The wheel already has a file `tiny/_lowered/manifest.json`, which is the path of a lowered program
+  where: tool.hatch.build.targets.wheel
+  to do: add `"tiny/_lowered/manifest.json"`, as it is called in the source tree, to `exclude` under \
+`[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"""
+    )
+
+
+# Runs between our two halves, and changes what the first has left for the second.
+MEDDLING_HOOK = """
+import tempfile
+from pathlib import Path
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class Meddling(BuildHookInterface):
+    def initialize(self, version, build_data):
+        for path in Path(tempfile.gettempdir()).glob("hatch-lower-*/payload/**/manifest.json"):
+            path.write_text("{}")
+"""
+
+
+def test_a_failure_inside_finalize(project: Callable[[str], Project], tmp_path: Path) -> None:
+    bad = project("tiny")
+    (bad.root / "hatch_build.py").write_text(MEDDLING_HOOK)
+    with (bad.root / PYPROJECT).open("a") as file:
+        file.write("\n[tool.hatch.build.targets.wheel.hooks.custom]\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    message = message_of(bad, {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"})
+    assert message.startswith(
+        "The file for `tiny/_lowered/manifest.json` no longer holds what was lowered: the cache is damaged\n"
+    )
+    assert message.endswith("to do: delete this file and build again")
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_mismatch_with_eager(project: Callable[[str], Project]) -> None:

@@ -26,7 +26,7 @@ def tensor_input(*shape: Any, dtype: str = "float32", stride: Sequence[Any] | No
     if stride is None:
         steps: list[Any] = []
         for size in reversed(shape):
-            last = (reversed(shape[len(shape) - len(steps) :]) if steps else [])
+            last = reversed(shape[len(shape) - len(steps) :]) if steps else []
             factors = [each for each in last if each != 1]
             steps.append(1 if not factors else factors[0] if len(factors) == 1 else product(*factors))
             del size
@@ -145,8 +145,6 @@ class Doubling(Delegate):
         return [each * 2 for each in inputs]
 
 
-def executor_of(
-    value: Any, *spans: torch.Tensor, delegates: Mapping[str, type[Delegate]] | None = None
-) -> Executor:
+def executor_of(value: Any, *spans: torch.Tensor, delegates: Mapping[str, type[Delegate]] | None = None) -> Executor:
     """Return an executor of a plan's JSON value."""
     return execute_plan(plan_of(value), spans, delegates or {"doubling": Doubling}, Path("/nowhere"))

@@ -280,13 +280,15 @@ def test_debug_shows_every_instruction_and_delegate_id(wheel: str) -> None:
 EXPECTED_DEBUG = """\
 digits.forward, recipe default
 
-instruction  id  op                            module     source
-0                call of a delegate of `aoti`
-             9   aten.mul.Tensor               net.scale  digits/model.py:7
-                 aten.relu.default             net.act    digits/model.py:8
-             10  aten.relu.default             net.act    digits/model.py:8
-2                aten.cumsum.default                      digits/model.py:31
-10               aten.cumsum.default                      digits/model.py:31
+instruction  op                   module     source
+0  delegate of `aoti`
+   9
+             aten.mul.Tensor      net.scale  digits/model.py:7
+             aten.relu.default    net.act    digits/model.py:8
+   10
+             aten.relu.default    net.act    digits/model.py:8
+2            aten.cumsum.default             digits/model.py:31
+10           aten.cumsum.default             digits/model.py:31
 """
 
 

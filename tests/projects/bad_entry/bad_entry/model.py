@@ -31,6 +31,14 @@ class Taken(torch.nn.Module):
         return x + 1
 
 
+class Counting(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
 def raising() -> Model:
     raise RuntimeError("the weights are not here")
 
@@ -81,3 +89,7 @@ def killed() -> Model:
 
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def counting() -> Model:
+    return Model(Counting().eval(), methods={"forward": Method(args=(torch.ones(2, 3),))})
