@@ -82,7 +82,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].meta.pop(TAG, None)
         if node.op == "get_attr":
-            attributes[str(node.target)] = attribute_of(owner.graph_module, str(node.target))
+            attributes[str(node.target)] = attribute_of(partition.module, str(node.target))
     output_specs = [
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(copies[value].name), specs[buffer.name].target)
         for buffer, value in partition.mutations

@@ -25,7 +25,7 @@ from hatch_lower.graph.state import CONSTANT_KINDS
 from hatch_lower.graph.surgery import copy_program
 from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.partition import Plan, plan_partitions
+from hatch_lower.lowering.partition import Partition, Plan, plan_partitions
 from hatch_lower.lowering.preprocess import Request, Response, preprocess_all
 from hatch_lower.lowering.splice import splice
 
@@ -102,7 +102,7 @@ def lower_methods(
     extracted = [
         (method, partition, extract(tagged[method].tagged_exported_program, partition))
         for method, plan in plans.items()
-        for partition in plan.partitions
+        for partition in plan.all_partitions()
     ]
     backends = {name: find_backend(name) for name in {partition.spec.backend_id: None for _, partition, _ in extracted}}
     requests = [
@@ -110,17 +110,17 @@ def lower_methods(
         for method, partition, program in extracted
     ]
     responses = preprocess_all(requests, store)
-    modules: dict[str, dict[str, LoweredBackendModule]] = {method: {} for method in plans}
+    modules: dict[Partition, LoweredBackendModule] = {}
     reused: dict[str, int] = dict.fromkeys(plans, 0)
     for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
-        modules[method][partition.tag] = make_module(program, request, response)
+        modules[partition] = make_module(program, request, response)
         reused[method] += response.reused
     return {
         method: Lowered(program)
         if method not in plans
         else Lowered(
-            splice(tagged[method].tagged_exported_program, plans[method], modules[method]),
-            partitions=len(plans[method].partitions),
+            splice(tagged[method].tagged_exported_program, plans[method], modules),
+            partitions=sum(1 for _ in plans[method].all_partitions()),
             reused=reused[method],
             delegated=count_operations(plans[method]),
             reasons=tagged[method].reasons,
@@ -188,7 +188,7 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
 
 def count_operations(plan: Plan) -> int:
     """Return how many operations are in partitions; a `getitem` computes nothing and does not count."""
-    nodes = (node for partition in plan.partitions for node in partition.nodes)
+    nodes = (node for partition in plan.all_partitions() for node in partition.nodes)
     return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
 

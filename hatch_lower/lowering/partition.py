@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DelegationSpec
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.state import CONSTANT_KINDS
+from hatch_lower.graph.surgery import attribute_of
 
 __all__ = ["TAG", "Partition", "Plan", "plan_partitions"]
 
 TAG = "delegation_tag"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Partition:
-    """The nodes of one tag.
+    """The nodes of one tag in one graph; a tag that is also in a nested graph is another partition there.
 
     Args:
+        module: the graph module that they are in.
         tag: the partitioner's name for it.
         spec: its backend and options.
         nodes: its operations, in graph order.
@@ -37,6 +39,7 @@ class Partition:
         mutations: owned buffers and the operations whose values are written back to them.
     """
 
+    module: GraphModule
     tag: str
     spec: DelegationSpec
     nodes: list[Node] = field(default_factory=list)
@@ -48,15 +51,23 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All partitions of a program, and an order of its operations in which each partition runs as one.
+    """All partitions of a graph, and an order of its operations in which each partition runs as one.
 
     Args:
         partitions: in the order in which they run.
         order: operations outside partitions, and partitions.
+        nested: plans of the branches and bodies of control flow outside partitions, by attribute name.
     """
 
     partitions: tuple[Partition, ...]
     order: tuple[Node | Partition, ...]
+    nested: Mapping[str, Plan]
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """Yield the partitions of this graph, then those of nested graphs."""
+        yield from self.partitions
+        for plan in self.nested.values():
+            yield from plan.all_partitions()
 
 
 def plan_partitions(program: ExportedProgram, tags: Mapping[str, DelegationSpec]) -> Plan:
@@ -66,20 +77,34 @@ def plan_partitions(program: ExportedProgram, tags: Mapping[str, DelegationSpec]
         PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
             from its `getitem`, or partitions that depend on each other in a circle.
     """
-    partitions = group_nodes(program, tags)
+    return plan_graph(program.graph_module, tags, program)
+
+
+def plan_graph(module: GraphModule, tags: Mapping[str, DelegationSpec], program: ExportedProgram | None) -> Plan:
+    """Return the plan of one graph; only that of a `program` has constants to own."""
+    signature = None if program is None else program.graph_signature
+    constants = frozenset(
+        spec.arg.name for spec in (signature.input_specs if signature else ()) if spec.kind in CONSTANT_KINDS
+    )
+    partitions = group_nodes(module, tags, constants)
     member = {node: partition for partition in partitions for node in partition.nodes}
-    order = order_operations(program, member)
-    decide_ownership(program, member)
+    order = order_operations(module, member)
+    if program is not None:
+        decide_ownership(program, member)
     collect_borders(member, partitions)
-    return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order))
+    nested: dict[str, Plan] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node not in member and node.target not in nested:
+            found = attribute_of(module, node.target)
+            if isinstance(found, GraphModule):
+                nested[node.target] = plan_graph(found, tags, None)
+    return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
 
-def group_nodes(program: ExportedProgram, tags: Mapping[str, DelegationSpec]) -> list[Partition]:
+def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[str]) -> list[Partition]:
     """Return the partitions with their operations; graph attributes belong to their user's partition."""
-    constants = set(program.graph_signature.inputs_to_parameters) | set(program.graph_signature.inputs_to_buffers)
-    constants |= set(program.graph_signature.inputs_to_lifted_tensor_constants)
     found: dict[str, Partition] = {}
-    for node in program.graph.nodes:
+    for node in module.graph.nodes:
         tag = node.meta.get(TAG)
         if node.op == "get_attr":
             tag = common_tag(node)
@@ -98,7 +123,7 @@ def group_nodes(program: ExportedProgram, tags: Mapping[str, DelegationSpec]) ->
             )
         if node.op != "placeholder":
             require_whole(node, tag)
-            found.setdefault(tag, Partition(tag, tags[tag])).nodes.append(node)
+            found.setdefault(tag, Partition(module, tag, tags[tag])).nodes.append(node)
     return list(found.values())
 
 
@@ -125,12 +150,12 @@ def require_whole(node: Node, tag: str) -> None:
             )
 
 
-def order_operations(program: ExportedProgram, member: Mapping[Node, Partition]) -> list[Node | Partition]:
+def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> list[Node | Partition]:
     """Order operations and partitions so that each comes after what it needs; earlier in the graph comes first."""
     units: dict[int, Node | Partition] = {}
     unit_of: dict[Node, int] = {}
     first: dict[str, int] = {}
-    for position, node in enumerate(program.graph.nodes):
+    for position, node in enumerate(module.graph.nodes):
         if node.op in ("placeholder", "output"):
             continue
         partition = member.get(node)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.export.graph_signature import (
     OutputKind,
     OutputSpec,
 )
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from hatch_lower.graph.surgery import attribute_of, graph_modules, rebuild_program
 from hatch_lower.lowering.extract import argument_of
@@ -25,52 +26,82 @@ from hatch_lower.lowering.partition import TAG, Partition, Plan
 __all__ = ["splice"]
 
 
-def splice(program: ExportedProgram, plan: Plan, modules: Mapping[str, LoweredBackendModule]) -> ExportedProgram:
+@dataclass(slots=True)
+class Splicer:
+    """Rebuilds the graphs of one program.
+
+    Args:
+        modules: the lowered module of each partition.
+        handle: the highest debug handle so far, over all graphs of the program.
+    """
+
+    modules: Mapping[Partition, LoweredBackendModule]
+    handle: int
+
+    def rebuild(
+        self, root: GraphModule, plan: Plan, dropped: Set[Node]
+    ) -> tuple[Graph, dict[Node, Node], dict[str, Any]]:
+        """Return a new graph without its output, the new node for each value that is still there, and attributes."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        attributes: dict[str, Any] = {}
+        for node in root.graph.find_nodes(op="placeholder"):
+            if node not in dropped:
+                copies[node] = copy_node(graph, node, copies)
+        number = first_free_number(root)
+        for unit in plan.order:
+            if isinstance(unit, Partition):
+                name = f"lowered_module_{number}"
+                number += 1
+                self.handle += 1
+                attributes[name] = self.modules[unit]
+                call_partition(graph, unit, name, self.handle, copies)
+                continue
+            copies[unit] = copy_node(graph, unit, copies)
+            if unit.op == "get_attr" and unit.target not in attributes:
+                target = str(unit.target)
+                nested = plan.nested.get(target)
+                found = attribute_of(root, target)
+                attributes[target] = found if nested is None else self.rebuild_nested(found, nested)
+        graph._codegen = root.graph._codegen
+        return graph, copies, attributes
+
+    def rebuild_nested(self, root: GraphModule, plan: Plan) -> GraphModule:
+        """Return a branch or body of control flow with its partitions replaced."""
+        graph, copies, attributes = self.rebuild(root, plan, frozenset())
+        output = root.graph.output_node()
+        graph.output(map_arg(output.args[0], copies.__getitem__)).meta.update(output.meta)
+        module = GraphModule(attributes, graph)
+        module.meta.update(root.meta)
+        return module
+
+
+def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
     """Return `program` with each partition replaced by a call of its lowered module.
 
     Args:
         program: the tagged program that `plan` was made from.
-        plan: its partitions and their order.
-        modules: tag to lowered module.
+        plan: its partitions and their order, nested graphs included.
+        modules: the lowered module of each partition.
 
     Returns:
         A program without the constants, and without the buffer updates, that delegates own.
     """
     root = program.graph_module
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    attributes: dict[str, Any] = {}
     owned = {node for partition in plan.partitions for node in partition.owned}
     inside = {node for partition in plan.partitions for node in partition.nodes}
     dropped = {node for node in owned if all(user in inside for user in node.users)}
-    consumed = {(buffer.name, value) for partition in plan.partitions for buffer, value in partition.mutations}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    consumed_targets = {specs[name].target for name, _ in consumed}
+    consumed = {specs[buffer.name].target for partition in plan.partitions for buffer, _ in partition.mutations}
 
-    placeholders = [node for node in root.graph.nodes if node.op == "placeholder"]
-    for node in placeholders:
-        if node not in dropped:
-            copies[node] = copy_node(graph, node, copies)
-    handle = highest_handle(root)
-    number = first_free_number(root)
-    for unit in plan.order:
-        if isinstance(unit, Partition):
-            name = f"lowered_module_{number}"
-            number, handle = number + 1, handle + 1
-            attributes[name] = modules[unit.tag]
-            call_partition(graph, unit, name, handle, copies)
-        else:
-            copies[unit] = copy_node(graph, unit, copies)
-            if unit.op == "get_attr":
-                attributes[str(unit.target)] = attribute_of(root, str(unit.target))
-
+    graph, copies, attributes = Splicer(modules, highest_handle(root)).rebuild(root, plan, dropped)
     output = root.graph.output_node()
     values = output.args[0]
     assert isinstance(values, (list, tuple))
     kept_values: list[Any] = []
     output_specs: list[OutputSpec] = []
     for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
-        if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in consumed_targets:
+        if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in consumed:
             continue
         new = copies[value] if isinstance(value, Node) else value
         kept_values.append(new)
@@ -78,12 +109,12 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[str, LoweredBa
         output_specs.append(OutputSpec(spec.kind, argument, spec.target))
     graph.output(tuple(kept_values)).meta.update(output.meta)
 
+    placeholders = root.graph.find_nodes(op="placeholder")
     input_specs: list[InputSpec] = [
         spec
         for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True)
         if node not in dropped
     ]
-    graph._codegen = root.graph._codegen
     needed = {spec.target for spec in input_specs if spec.kind is not InputKind.USER_INPUT}
     return rebuild_program(
         program,
