@@ -46,7 +46,7 @@ def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> Exp
         aten = decompose(program, keep)
         replace_targets(aten.graph_module)
         assign_debug_handles(aten.graph_module)
-        return rebuild_program(aten, aten.graph_module, verifier=EdgeVerifier)
+        return rebuild_program(aten, aten.graph_module, aten.graph, verifier=EdgeVerifier)
     except Exception as error:
         raise EdgeError(
             "the exported program could not be converted to the edge dialect",

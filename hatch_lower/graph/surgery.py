@@ -54,6 +54,13 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
         module: what to copy, with the graph modules nested in it.
         map_target: applied to the target of every `call_function` node.
     """
+    copy = GraphModule(*copy_graph(module, map_target))
+    copy.meta.update(module.meta)
+    return copy
+
+
+def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, Any], Graph]:
+    """Return the attributes and the graph of a copy."""
     attributes: dict[str, Any] = {}
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -67,24 +74,33 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
             attributes[node.target] = copy_graph_module(found, map_target) if nested else found
         copies[node] = copied
     graph._codegen = module.graph._codegen
-    copy = GraphModule(attributes, graph)
-    copy.meta.update(module.meta)
-    return copy
+    return attributes, graph
 
 
 def rebuild_program(
     program: ExportedProgram,
-    module: GraphModule,
+    root: GraphModule | dict[str, Any],
+    graph: Graph,
     *,
     signature: ExportGraphSignature | None = None,
     state_dict: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
-    """Return `program` with another graph module, and where given another signature, state or dialect verifier."""
-    return ExportedProgram(
-        root=module,
-        graph=module.graph,
+    """Return `program` with another graph, and where given another signature, state or dialect verifier.
+
+    Args:
+        program: gives what is not given.
+        root: what the graph's attributes are found in; a dictionary saves torch making a module of it twice.
+        graph: the new graph; it belongs to the result.
+        signature: its signature.
+        state_dict: its parameters and persistent buffers.
+        constants: its other tensors.
+        verifier: its dialect's.
+    """
+    rebuilt = ExportedProgram(
+        root=root,
+        graph=graph,
         graph_signature=program.graph_signature if signature is None else signature,
         state_dict=dict(program.state_dict if state_dict is None else state_dict),
         range_constraints=program.range_constraints,
@@ -93,6 +109,8 @@ def rebuild_program(
         constants=dict(program.constants if constants is None else constants),
         verifiers=program.verifiers if verifier is None else [verifier],
     )
+    rebuilt.graph_module.meta.update(program.graph_module.meta)
+    return rebuilt
 
 
 def copy_program(
@@ -101,4 +119,4 @@ def copy_program(
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
     """Return a program with its own graphs that shares every tensor with `program`."""
-    return rebuild_program(program, copy_graph_module(program.graph_module, map_target), verifier=verifier)
+    return rebuild_program(program, *copy_graph(program.graph_module, map_target), verifier=verifier)

@@ -93,7 +93,8 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
     tensors = {str(specs[node.name].target): constant_of(owner, specs[node.name]) for node in owned}
     in_state = {name for name in tensors if name in owner.state_dict}
     return make_program(
-        GraphModule(attributes, graph),
+        attributes,
+        graph,
         ExportGraphSignature(input_specs, output_specs),
         {name: tensor for name, tensor in tensors.items() if name in in_state},
         {name: tensor for name, tensor in tensors.items() if name not in in_state},
@@ -109,7 +110,8 @@ def copy_placeholder(graph: Graph, node: Node) -> Node:
 
 
 def make_program(
-    module: GraphModule,
+    attributes: dict[str, Any],
+    graph: Graph,
     signature: ExportGraphSignature,
     state_dict: dict[str, Any],
     constants: dict[str, Any],
@@ -122,8 +124,8 @@ def make_program(
     out_spec = pytree.tree_flatten((0,) * results)[1]
     entry = ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))
     return ExportedProgram(
-        root=module,
-        graph=module.graph,
+        root=attributes,
+        graph=graph,
         graph_signature=signature,
         state_dict=state_dict,
         range_constraints=owner.range_constraints,
@@ -143,7 +145,7 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     handles: dict[int, int] = {}
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
-    module, renamed = localise_graph(program.graph_module, names, handles)
+    attributes, graph, renamed = localise_graph(program.graph_module, names, handles)
     tensors = [constant_of(program, spec) for spec in specs]
     if weight_free:
         tensors = stand_ins(tensors)
@@ -165,7 +167,7 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
             for spec in program.graph_signature.output_specs
         ],
     )
-    return LocalProgram(make_program(module, signature, state_dict, constants, program), tuple(handles))
+    return LocalProgram(make_program(attributes, graph, signature, state_dict, constants, program), tuple(handles))
 
 
 def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
@@ -175,7 +177,7 @@ def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
 
 def localise_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
-) -> tuple[GraphModule, dict[str, str]]:
+) -> tuple[dict[str, Any], Graph, dict[str, str]]:
     """Return a graph under local names with nothing in its metadata but values and local handles.
 
     Args:
@@ -184,7 +186,7 @@ def localise_graph(
         handles: the owner's handles to local ones; extended.
 
     Returns:
-        The copy, and the local name of each of its nodes.
+        The copy's attributes and graph, and the local name of each of its nodes.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -201,7 +203,9 @@ def localise_graph(
         elif node.op == "get_attr":
             target = f"g{len(attributes)}"
             found = attribute_of(module, node.target)
-            attributes[target] = localise_graph(found, {}, handles)[0] if isinstance(found, GraphModule) else found
+            if isinstance(found, GraphModule):
+                found = GraphModule(*localise_graph(found, {}, handles)[:2])
+            attributes[target] = found
             copied = graph.get_attr(target)
         else:
             args = torch.fx.map_arg(node.args, copies.__getitem__)
@@ -213,4 +217,4 @@ def localise_graph(
             copied.meta["val"] = node.meta["val"]
         copies[node] = copied
         renamed[node.name] = copied.name
-    return GraphModule(attributes, graph), renamed
+    return attributes, graph, renamed

@@ -118,7 +118,8 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     needed = {spec.target for spec in input_specs if spec.kind is not InputKind.USER_INPUT}
     return rebuild_program(
         program,
-        GraphModule(attributes, graph),
+        attributes,
+        graph,
         signature=ExportGraphSignature(input_specs, output_specs),
         state_dict={name: value for name, value in program.state_dict.items() if name in needed},
         constants={name: value for name, value in program.constants.items() if name in needed},

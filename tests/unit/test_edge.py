@@ -92,10 +92,11 @@ def test_the_way_back_to_aten() -> None:
 def test_the_dialect_refuses_bare_operators_and_missing_handles() -> None:
     program = to_edge(exported())
     with pytest.raises(SpecViolationError, match="is not an edge operator"):
-        rebuild_program(to_aten(program), to_aten(program).graph_module, verifier=EdgeVerifier)
+        aten = to_aten(program)
+        rebuild_program(aten, aten.graph_module, aten.graph, verifier=EdgeVerifier)
     next(node for node in program.graph.nodes if node.op == "call_function").meta.pop("debug_handle")
     with pytest.raises(SpecViolationError, match="has no debug handle"):
-        rebuild_program(program, program.graph_module, verifier=EdgeVerifier)
+        rebuild_program(program, program.graph_module, program.graph, verifier=EdgeVerifier)
 
 
 def test_digests_of_tensors_see_contents_layout_and_type() -> None:
