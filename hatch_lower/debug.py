@@ -74,7 +74,7 @@ class DelegateMappingBuilder:
         if (nodes is None) == (handles is None):
             found = "neither" if nodes is None else "both"
             raise DebugError(
-                "A debug map entry needs either nodes or debug handles",
+                "a debug map entry needs either nodes or debug handles",
                 where=where,
                 found=found,
                 hint="pass exactly one of `nodes` and `handles`",
@@ -82,7 +82,7 @@ class DelegateMappingBuilder:
         kept = sorted({handle for handle in given_handles(nodes, handles) if handle is not None})
         if not kept:
             raise DebugError(
-                "A debug map entry has no debug handle",
+                "a debug map entry has no debug handle",
                 where=where,
                 found="only nodes or handles without a number",
                 hint="pass nodes of the edge program, whose `meta` has a `debug_handle`",
@@ -96,19 +96,19 @@ class DelegateMappingBuilder:
         if self._generated_identifiers:
             if identifier is not None:
                 raise DebugError(
-                    "A builder that generates identifiers was given one",
+                    "a builder that generates identifiers was given one",
                     found=repr(identifier),
                     hint="leave `identifier` out, or make the builder with `generated_identifiers=False`",
                 )
             return self._next_identifier
         if identifier is None:
             raise DebugError(
-                "A debug map entry has no identifier",
+                "a debug map entry has no identifier",
                 hint="pass `identifier`, or make the builder with `generated_identifiers=True`",
             )
         if identifier in self._handles:
             raise DebugError(
-                "A delegate instruction has two debug map entries",
+                "a delegate instruction has two debug map entries",
                 found=repr(identifier),
                 hint="pass all nodes of one instruction in one call",
             )
@@ -185,7 +185,7 @@ class MethodDebug:
             handles = None if delegate is None or delegate.map is None else delegate.map.get(str(identifier))
         if handles is None:
             name = f"instruction {path!r}" if identifier is None else f"delegate instruction {identifier!r} of {path!r}"
-            raise DebugError("The debug map has no such instruction", found=name)
+            raise DebugError("the debug map has no such instruction", found=name)
         return tuple(self.handles[handle] for handle in handles)
 
 
@@ -239,7 +239,7 @@ def read_debug(data: bytes, where: str) -> DebugMap:
         raise damaged(where, f"schema {schema!r}")
     if schema > DEBUG_SCHEMA:
         raise ProgramError(
-            "The debug map needs a newer hatch-lower",
+            "the debug map needs a newer hatch-lower",
             where=where,
             found=f"schema {schema}; this version reads up to {DEBUG_SCHEMA}",
             hint="upgrade hatch-lower",
@@ -253,7 +253,7 @@ def read_debug(data: bytes, where: str) -> DebugMap:
 def damaged(where: str, found: str) -> ProgramError:
     """Return the error for a file that is not what was written."""
     return ProgramError(
-        "The debug map is damaged", where=where, found=found, hint="install the package again, or build it again"
+        "the debug map is damaged", where=where, found=found, hint="install the package again, or build it again"
     )
 
 

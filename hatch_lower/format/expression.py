@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -126,14 +127,19 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
     texts = [expression_text(each, names) for each in expression.args]
     match expression.op:
         case "add" | "sub":
-            return (" + " if expression.op == "add" else " - ").join(
-                [texts[0], *(_grouped(each, text) for each, text in zip(expression.args[1:], texts[1:], strict=True))]
-            )
+            return texts[0] + "".join(map(partial(_term, expression.op), expression.args[1:], texts[1:]))
         case "max" | "min":
             return f"{expression.op}({', '.join(texts)})"
     grouped = [_grouped(each, text) for each, text in zip(expression.args, texts, strict=True)]
     joints = {"mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
     return f"-{grouped[0]}" if expression.op == "neg" else joints[expression.op].join(grouped)
+
+
+def _term(op: str, expression: Expression, text: str) -> str:
+    """Return a further term of a sum, with its sign."""
+    if op == "add" and isinstance(expression, int) and expression < 0:
+        return f" - {-expression}"
+    return f"{' + ' if op == 'add' else ' - '}{_grouped(expression, text)}"
 
 
 def _grouped(expression: Expression, text: str) -> str:

@@ -73,7 +73,7 @@ def literal_argument(value: Any, where: str) -> Literal:
     if isinstance(value, torch.memory_format) and name in MEMORY_FORMATS:
         return Special("memory_format", name)
     raise EdgeError(
-        "A literal in the graph cannot be packaged",
+        "a literal in the graph cannot be packaged",
         where=where,
         found=f"{type(value).__name__} {value!s:.200}",
         hint="plans hold numbers, strings, dtypes, layouts, memory formats and the device `cpu`",

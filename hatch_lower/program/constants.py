@@ -93,7 +93,7 @@ def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor]
         known = tensors.setdefault(use.plan_name, use.tensor)
         if not is_same(known, use.tensor):
             raise EdgeError(
-                f"Two methods have different tensors under the name `{use.name}`",
+                f"two methods have different tensors under the name `{use.name}`",
                 where=f"method `{use.method}`",
                 hint="export all methods of a model from one module",
             )
@@ -173,7 +173,7 @@ def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not known or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         kind = f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}"
         raise EdgeError(
-            "A constant is not a plain tensor on the CPU, and cannot be packaged",
+            "a constant is not a plain tensor on the CPU, and cannot be packaged",
             where=f"`{name}`",
             found=kind,
             hint="move the module to the CPU, and make it of dense tensors, before it is exported",

@@ -133,7 +133,7 @@ class DelegateTable:
         result = module.result
         if result.data_store_output is not None:
             raise BackendError(
-                "A backend returned named data beside its blob, which is not packaged",
+                "a backend returned named data beside its blob, which is not packaged",
                 where=f"backend `{module.backend_id}`",
                 hint="put the data into `processed_bytes`",
             )
@@ -152,7 +152,7 @@ class DelegateTable:
             key = digest_of([entry.backend, file, names, entry.info, repr(needs)])
         except (TypeError, ValueError) as error:
             raise BackendError(
-                "A backend returned facts for its run half that are no JSON",
+                "a backend returned facts for its run half that are no JSON",
                 where=f"backend `{module.backend_id}`, `PreprocessResult.info`",
                 found=str(error),
                 hint="use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
@@ -178,7 +178,7 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
             continue
         if spec.kind not in CONSTANT_KINDS:
             raise EdgeError(
-                "A method uses a constant that is no tensor",
+                "a method uses a constant that is no tensor",
                 where=f"method `{method}`, `{spec.target}`",
                 found=spec.kind.name.lower(),
                 hint="plans hold tensors only; script objects cannot be packaged",
@@ -309,7 +309,7 @@ def user_output(spec: OutputSpec, argument: Argument, where: str) -> Argument:
     """
     if spec.kind is not OutputKind.USER_OUTPUT:
         raise EdgeError(
-            "A method has an output that only training needs",
+            "a method has an output that only training needs",
             where=where,
             found=spec.kind.name.lower(),
             hint="export the method for inference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,7 @@ class GraphEmitter:
         self._path = path
         self._prefix = prefix
         self._known: dict[Node, Argument] = {}
+        self._results: dict[Any, list[Argument]] = {}
         self._inputs: list[int] = []
         self._instructions: list[Instruction] = []
         self._slots = 0
@@ -147,11 +149,15 @@ class GraphEmitter:
             self._known[node] = self._emit_cond(node)
         elif target is torch.ops.higher_order.while_loop:
             self._known[node] = self._emit_while(node)
+        elif target is torch.ops.higher_order.auto_functionalized_v2:
+            self._results[node] = self._emit_in_place(node)
+        elif target is operator.getitem and node.args[0] in self._results:
+            self._known[node] = self._result(*node.args)
         elif target in PYTHON_FUNCTIONS:
             self._known[node] = self._emit_python(node, PYTHON_FUNCTIONS[target])
         else:
             raise EdgeError(
-                "A method uses an operation that a plan cannot express",
+                "a method uses an operation that a plan cannot express",
                 where=self._where(node),
                 found=f"`{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}`",
                 hint="plans hold ATen and custom operators, arithmetic on sizes, `torch.cond` and `while_loop`",
@@ -202,6 +208,38 @@ class GraphEmitter:
         mapped = None if debug is None else {str(key): tuple(value) for key, value in debug.items()}
         self._context.delegates[self._next_path()] = DelegateDebug(module.backend_id, mapped)
         return self._append(lambda out: DelegateCall(number, args, inputs, out), tuple(sorted(handles)))
+
+    def _emit_in_place(self, node: Node) -> list[Argument]:
+        """Emit a custom operator that changes arguments, on copies of them; return its results, then the copies."""
+        overload: Any = node.args[0]
+        given = dict(node.kwargs)
+        bases: Any = given.pop("_all_bases")
+        schema = overload._schema
+        changed = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+        places: dict[str, Any] = {name: given.pop(f"_{name}_base_index", None) for name in changed}
+        if any(key.startswith("_") for key in given) or any(
+            not isinstance(each, int | None) for each in places.values()
+        ):
+            raise EdgeError(
+                "a custom operator changes a view or a list of tensors, which a plan cannot express",
+                where=self._where(node),
+                found=f"`{op_name(overload)}`",
+                hint="pass it whole tensors, or let it return new ones",
+            )
+        copies = [self._append(clone_of(base), ()) for base in self._arguments(bases, node)]
+        values = {name: self._argument(value, node) for name, value in given.items()}
+        values |= {name: None if place is None else copies[place] for name, place in places.items()}
+        kwargs = tuple(sorted(values.items()))
+        name = op_name(overload)
+        self._note_undelegated(node, name)
+        result = self._append(lambda out: OpCall(name, (), kwargs, out), self._handles(node, name))
+        count = len(schema.returns)
+        results = [self._append(item_of(result, index), ()) for index in range(count)] if count > 1 else [result]
+        return [*results, *copies]
+
+    def _result(self, producer: Any, index: Any) -> Argument:
+        """Return one of the results that were emitted for a node that has no slot of its own."""
+        return self._results[producer][int(index)]
 
     def _emit_cond(self, node: Node) -> Argument:
         arguments: tuple[Any, ...] = node.args
@@ -273,6 +311,16 @@ def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
 def always_holds(condition: Any, symbols: Symbols) -> bool:
     """Return whether an assertion's condition is true for all inputs that are in range."""
     return symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition)
+
+
+def clone_of(argument: Argument) -> Callable[[int], Instruction]:
+    """Return what makes the instruction that copies a tensor."""
+    return lambda out: OpCall("aten.clone.default", (argument,), (), out)
+
+
+def item_of(sequence: Argument, index: int) -> Callable[[int], Instruction]:
+    """Return what makes the instruction that takes one of several results."""
+    return lambda out: PythonCall("getitem", (sequence, index), out)
 
 
 def conversion_of(value: Any) -> str | None:

@@ -39,7 +39,7 @@ def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) 
     positional, keyword = program.call_spec.in_spec.children()
     if len(names) != positional.num_children:
         raise EdgeError(
-            "The names of a method's positional arguments do not fit its example arguments",
+            "the names of a method's positional arguments do not fit its example arguments",
             where=where,
             found=f"{len(names)} names, {positional.num_children} arguments",
         )
@@ -83,7 +83,7 @@ def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
     if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
         return Container("object", (*children, *(None for _ in absent)), (*keys, *absent), qualified_name(kind))
     raise EdgeError(
-        "A method takes or returns a container that a plan cannot describe",
+        "a method takes or returns a container that a plan cannot describe",
         where=where,
         found=f"`{qualified_name(kind if isinstance(kind, type) else type(kind))}`",
         hint="use tuples, lists, dictionaries with string or integer keys, named tuples, dataclasses (registered with "
@@ -108,7 +108,7 @@ def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
     for key in keys:
         if type(key) not in (str, int):
             raise EdgeError(
-                "A dictionary has a key that is neither a string nor an integer",
+                "a dictionary has a key that is neither a string nor an integer",
                 where=where,
                 found=repr(key),
                 hint="use strings as keys",
@@ -159,7 +159,7 @@ def value_input(value: Any, symbols: Symbols, where: str) -> Input:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.device.type != "cpu":
             raise EdgeError(
-                "A tensor is not a dense tensor on the CPU",
+                "a tensor is not a dense tensor on the CPU",
                 where=where,
                 found=f"layout {value.layout}, on {value.device}",
                 hint="export the model on the CPU",
@@ -170,7 +170,7 @@ def value_input(value: Any, symbols: Symbols, where: str) -> Input:
         return SymbolInput(symbols.expr(value))
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise EdgeError(
-            "An input is a symbolic number that is not an integer",
+            "an input is a symbolic number that is not an integer",
             where=where,
             found=f"{type(value).__name__} {value}",
             hint="pass it as a 0-d tensor",

@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
+import torch
 from torch.fx import Node
 
 from hatch_lower.debug import Origin
@@ -26,10 +27,13 @@ class SourceRoots:
     """
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
+        standard = Path(sysconfig.get_path("stdlib"))
         installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-        listed = {root.absolute() for root in roots} | {root.resolve() for root in [*roots, *installed]}
-        self._roots = sorted(listed | set(installed), key=lambda root: (-len(root.parts), root))
-        self._standard = (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("stdlib")).resolve())
+        known = [*roots, *installed, standard]
+        listed = {root.absolute() for root in known} | {root.resolve() for root in known}
+        self._roots = sorted(listed, key=lambda root: (-len(root.parts), root))
+        self._standard = {standard.absolute(), standard.resolve()}
+        self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[1])
 
     def source(self, stack_trace: str | None) -> str:
         """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own.
@@ -47,19 +51,13 @@ class SourceRoots:
         return Origin(exported_op(node) or op, module_path(node), self.source(node.meta.get("stack_trace")))
 
     def _relative(self, path: PurePath) -> str:
-        """Return a path below a root; empty for a file of torch or of the standard library, or for generated code."""
-        if path.name.startswith("<") or (not path.is_absolute() and path.parts[0] == "torch"):
+        """Return a path below a root; empty for torch, this package and the standard library, and generated code."""
+        relative_torch = not path.is_absolute() and path.parts[0] == "torch"
+        if path.name.startswith("<") or relative_torch or any(path.is_relative_to(each) for each in self._machinery):
             return ""
         for root in self._roots:
             if path.is_relative_to(root):
-                below = path.relative_to(root)
-                return (
-                    ""
-                    if below.parts[0] in ("torch", "hatch_lower") and "site-packages" in root.parts
-                    else below.as_posix()
-                )
-        if any(path.is_relative_to(root) for root in self._standard):
-            return ""
+                return "" if root in self._standard else path.relative_to(root).as_posix()
         return path.name if path.is_absolute() else path.as_posix()
 
 

@@ -154,7 +154,7 @@ class Symbols:
 
     def _unsupported(self, expr: sympy.Expr) -> EdgeError:
         return EdgeError(
-            "A size depends on the inputs in a way that a plan cannot express",
+            "a size depends on the inputs in a way that a plan cannot express",
             where=self._where,
             found=f"`{expr}`",
             hint="compute it from sizes by +, -, *, //, %, ** with a constant, max and min",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.digest import canonical_json
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.runtime.executor import Executor, execute_plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from hatch_lower.runtime.executor import Executor
 
 BATCH = {"s0": {"min": 1, "max": 1024, "name": "batch"}}
 
@@ -23,15 +26,17 @@ def product(*factors: Any) -> Any:
 
 def tensor_input(*shape: Any, dtype: str = "float32", stride: Sequence[Any] | None = None) -> dict[str, Any]:
     """Return an INPUT, contiguous unless strides are given."""
-    if stride is None:
-        steps: list[Any] = []
-        for size in reversed(shape):
-            last = reversed(shape[len(shape) - len(steps) :]) if steps else []
-            factors = [each for each in last if each != 1]
-            steps.append(1 if not factors else factors[0] if len(factors) == 1 else product(*factors))
-            del size
-        stride = list(reversed(steps))
-    return {"kind": "tensor", "dtype": dtype, "shape": list(shape), "stride": list(stride), "device": "cpu"}
+    steps = contiguous(shape) if stride is None else list(stride)
+    return {"kind": "tensor", "dtype": dtype, "shape": list(shape), "stride": steps, "device": "cpu"}
+
+
+def contiguous(shape: Sequence[Any]) -> list[Any]:
+    """Return contiguous strides, as expressions where sizes are."""
+    strides: list[Any] = []
+    for index in range(len(shape)):
+        factors = [size for size in shape[index + 1 :] if size != 1]
+        strides.append(product(*factors) if len(factors) > 1 else factors[0] if factors else 1)
+    return strides
 
 
 def parameter(name: str, tree: Any = "*", kind: str = "positional") -> dict[str, Any]:
@@ -93,7 +98,7 @@ def method(
 
 def constant(storage: int, *shape: int, stride: Sequence[int] | None = None, **fields: Any) -> dict[str, Any]:
     """Return a constant, contiguous unless strides are given."""
-    strides = list(torch.empty(shape, device="meta").stride()) if stride is None else list(stride)
+    strides = [math.prod(shape[index + 1 :]) for index in range(len(shape))] if stride is None else list(stride)
     base = {"storage": storage, "dtype": "float32", "shape": list(shape), "stride": strides}
     return {**base, "offset": 0, "mutable": False, **fields}
 
@@ -147,4 +152,6 @@ class Doubling(Delegate):
 
 def executor_of(value: Any, *spans: torch.Tensor, delegates: Mapping[str, type[Delegate]] | None = None) -> Executor:
     """Return an executor of a plan's JSON value."""
+    from hatch_lower.runtime.executor import execute_plan
+
     return execute_plan(plan_of(value), spans, delegates or {"doubling": Doubling}, Path("/nowhere"))

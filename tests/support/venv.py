@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,11 @@ def installer_environment(wheelhouse: Path) -> dict[str, str]:
 
 
 def make_wheelhouse(folder: Path) -> Path:
-    """Build hatch-lower's own wheel into `folder`: a new place for each run, for pip remembers wheels by their path."""
+    """Build hatch-lower's own wheel into a new folder below `folder`.
+
+    Installers remember a wheel by its path and version, so the path must be one that never was.
+    """
+    made = Path(tempfile.mkdtemp(dir=folder))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    run([*command, "--wheel-dir", folder, REPOSITORY]).check()
-    return folder
+    run([*command, "--wheel-dir", made, REPOSITORY]).check()
+    return made

@@ -14,15 +14,22 @@ from typing import Any
 
 import pytest
 import torch
+from elftools.elf.constants import P_FLAGS
+from elftools.elf.elffile import ELFFile
 from torch import Tensor, nn
+from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
 
 from hatch_lower.backend.api import CompileSpec, PartitionResult, PreprocessResult, Target
 from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.lowering.lower import lower_methods
+from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = [
@@ -134,6 +141,19 @@ def test_a_library_holds_no_path_of_the_build(built: Built) -> None:
         assert path.encode() not in library
 
 
+def test_a_library_needs_torch_and_the_c_runtime_and_no_executable_stack(built: Built) -> None:
+    with built.blob("net").path.open("rb") as file:
+        library = ELFFile(file)
+        needed = {tag.needed for tag in library.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
+        stack = next(segment for segment in library.iter_segments() if segment["p_type"] == "PT_GNU_STACK")
+        assert not stack["p_flags"] & P_FLAGS.PF_X
+        assert library.get_section_by_name(".note.gnu.build-id") is None
+        assert not list(library.get_section_by_name(".dynamic").iter_tags("DT_RUNPATH"))
+    allowed = {"libtorch", "libtorch_cpu", "libc", "libgcc_s", "libgomp", "libm", "libstdc++", "ld-linux-x86-64"}
+    assert "libtorch_cpu.so" in needed
+    assert {name.partition(".so")[0] for name in needed} <= set(allowed)
+
+
 def test_every_dynamic_size_gives_eagers_numbers(built: Built) -> None:
     net = Net(5).eval()
     program = export_net(5)
@@ -169,7 +189,9 @@ def test_sizes_and_inputs_come_back_as_eager_gives_them(built: Built) -> None:
 FRESH = """
 import json, sys, torch
 from pathlib import Path
+from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.runtime.delegates import DelegateBlob
 delegate = AotiDelegate.load(DelegateBlob(Path(sys.argv[1]), json.loads(sys.argv[2])), [])
 x = torch.randn(512, 1024)
@@ -232,6 +254,23 @@ def test_bytes_do_not_depend_on_weights_names_folders_or_hash_seed(built: Built,
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == hashlib.sha256(built.results["net"].processed_bytes).hexdigest()
     assert not list(tmp_path.glob("hatch-lower-aoti-*"))
+
+
+@pytest.mark.parametrize("isa", ["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_the_instruction_set_is_given_and_not_probed(isa: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = find_compiler(ISAS[isa])
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        pytest.fail(f"a process was started: {args}")
+
+    with inductor_isolated(ISAS[isa], compiler.program, tmp_path):
+        compiler.compile_command("a.cpp", "a.o", optimize=True)  # asks the compiler once which kind it is
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+        vectors = cpu_vec_isa.pick_vec_isa()
+        assert bool(vectors) == (isa in ("x86-64-v3", "x86-64-v4"))
+        flags = [flag for flag in compiler.compile_command("a.cpp", "a.o", optimize=True) if flag.startswith("-m")]
+    assert flags[0] == f"-march={isa}"
+    assert not any("bf16" in flag or "native" in flag for flag in flags)
 
 
 # What is taken.
@@ -349,6 +388,56 @@ def test_a_partition_takes_no_size_that_its_tensors_do_not_show() -> None:
     result, groups = partition(program)
     assert "it takes a symbolic size that no tensor beside it has" in result.reasons.values()
     assert "relu" in groups["aoti_0"]
+
+
+class Parts(nn.Module):
+    """Two partitions that share a constant, with state, and with a size that comes from outside the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Parameter(torch.randn(4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        a = torch.relu(x + self.shared) + self.calls
+        values, _ = torch.linalg.eigh(a.t() @ a)
+        return (torch.sigmoid(a * values) + self.shared).view(1, x.shape[0], 4).expand(2, -1, -1).sum(0)
+
+
+class Runner(torch.fx.Interpreter):
+    """Runs a lowered program with its delegates, one set of constants for all."""
+
+    def __init__(self, program: ExportedProgram, constants: Mapping[str, Tensor], folder: Path) -> None:
+        super().__init__(program.graph_module)
+        self.delegates: dict[int, AotiDelegate] = {}
+        for index, module in enumerate(program.graph_module.children()):
+            assert isinstance(module, LoweredBackendModule)
+            path = folder / f"{index}.so"
+            path.write_bytes(module.processed_bytes)
+            tensors = [constants[name] for name in module.constants]
+            self.delegates[id(module)] = AotiDelegate.load(DelegateBlob(path, module.result.info), tensors)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.higher_order.executorch_call_delegate:
+            return self.delegates[id(args[0])].run(list(args[1:]))
+        return super().call_function(target, args, kwargs)
+
+
+@pytest.mark.slow
+def test_partitions_share_constants_and_read_sizes_off_their_tensors(tmp_path: Path) -> None:
+    module = Parts().eval()
+    program = export(module, torch.ones(3, 4), dynamic_shapes={"x": {0: Dim("rows", min=1, max=99)}})
+    lowered = lower_methods({"forward": program}, {"forward": AotiBackend.partitioner({})})["forward"]
+    assert lowered.partitions == 2
+    constants = {name: tensor.detach().clone() for name, tensor in program.state_dict.items()}
+    runner = Runner(lowered.program, constants, tmp_path)
+    for rows in (3, 1, 2, 99):
+        x = torch.randn(rows, 4)
+        (result,) = runner.run(x)
+        torch.testing.assert_close(result, module(x).detach(), rtol=1e-4, atol=1e-4)
+    assert constants["calls"].item() == 4
 
 
 # What cannot be.

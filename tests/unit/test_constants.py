@@ -173,7 +173,7 @@ def test_one_name_for_two_tensors_is_refused() -> None:
             [ConstantUse("forward", "weight", torch.ones(3)), ConstantUse("embed", "weight", torch.zeros(3))]
         )
     assert str(caught.value) == (
-        "Two methods have different tensors under the name `weight`\n  where: method `embed`\n"
+        "two methods have different tensors under the name `weight`\n  where: method `embed`\n"
         "  to do: export all methods of a model from one module"
     )
 
@@ -189,7 +189,7 @@ def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, found: s
     with pytest.raises(EdgeError) as caught:
         collect({"net.weight": tensor})
     assert str(caught.value) == (
-        "A constant is not a plain tensor on the CPU, and cannot be packaged\n  where: `net.weight`\n"
+        "a constant is not a plain tensor on the CPU, and cannot be packaged\n  where: `net.weight`\n"
         f"  found: {found}\n"
         "  to do: move the module to the CPU, and make it of dense tensors, before it is exported"
     )

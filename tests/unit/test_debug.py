@@ -60,38 +60,38 @@ def test_the_returned_mapping_is_a_copy() -> None:
         (
             True,
             {},
-            "A debug map entry needs either nodes or debug handles\n"
+            "a debug map entry needs either nodes or debug handles\n"
             "  where: delegate instruction 0\n  found: neither\n  to do: pass exactly one of `nodes` and `handles`",
         ),
         (
             False,
             {"nodes": node(1), "handles": 1, "identifier": "a"},
-            "A debug map entry needs either nodes or debug handles\n"
+            "a debug map entry needs either nodes or debug handles\n"
             "  where: delegate instruction 'a'\n  found: both\n  to do: pass exactly one of `nodes` and `handles`",
         ),
         (
             True,
             {"nodes": [node(None)]},
-            "A debug map entry has no debug handle\n  where: delegate instruction 0\n"
+            "a debug map entry has no debug handle\n  where: delegate instruction 0\n"
             "  found: only nodes or handles without a number\n"
             "  to do: pass nodes of the edge program, whose `meta` has a `debug_handle`",
         ),
         (
             True,
             {"handles": 1, "identifier": 2},
-            "A builder that generates identifiers was given one\n  found: 2\n"
+            "a builder that generates identifiers was given one\n  found: 2\n"
             "  to do: leave `identifier` out, or make the builder with `generated_identifiers=False`",
         ),
         (
             False,
             {"handles": 1},
-            "A debug map entry has no identifier\n"
+            "a debug map entry has no identifier\n"
             "  to do: pass `identifier`, or make the builder with `generated_identifiers=True`",
         ),
         (
             False,
             {"handles": 1, "identifier": "taken"},
-            "A delegate instruction has two debug map entries\n  found: 'taken'\n"
+            "a delegate instruction has two debug map entries\n  found: 'taken'\n"
             "  to do: pass all nodes of one instruction in one call",
         ),
     ],
@@ -128,7 +128,7 @@ def test_origins_of_instructions_and_delegate_instructions() -> None:
     assert method.origins("4.true.0") == (Origin("aten.relu.default"),)
     assert method.origins("1", 0) == (Origin("aten.relu.default"),)
     assert [origin.op for origin in method.origins("1", "kernel")] == ["aten.conv2d.default", "aten.relu.default"]
-    with pytest.raises(DebugError, match="The debug map has no such instruction\n  found: instruction '9'"):
+    with pytest.raises(DebugError, match="the debug map has no such instruction\n  found: instruction '9'"):
         method.origins("9")
     with pytest.raises(DebugError, match="no such instruction\n  found: delegate instruction 7 of '1'"):
         method.origins("1", 7)
@@ -155,13 +155,13 @@ def test_origins_of_instructions_and_delegate_instructions() -> None:
 def test_damaged_files_are_refused(change: Any) -> None:
     value = json.loads(write_debug(example()))
     change(value)
-    with pytest.raises(ProgramError, match="The debug map is damaged\n  where: default"):
+    with pytest.raises(ProgramError, match="the debug map is damaged\n  where: default"):
         read_debug(json.dumps(value).encode(), "default.debug.json")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{", b"3"])
 def test_other_files_are_refused(data: bytes) -> None:
-    with pytest.raises(ProgramError, match="The debug map is damaged"):
+    with pytest.raises(ProgramError, match="the debug map is damaged"):
         read_debug(data, "default.debug.json")
 
 
@@ -169,6 +169,6 @@ def test_a_newer_schema_is_refused() -> None:
     with pytest.raises(ProgramError) as caught:
         read_debug(b'{"schema":2}', "digits/default.debug.json")
     assert str(caught.value) == (
-        "The debug map needs a newer hatch-lower\n  where: digits/default.debug.json\n"
+        "the debug map needs a newer hatch-lower\n  where: digits/default.debug.json\n"
         "  found: schema 2; this version reads up to 1\n  to do: upgrade hatch-lower"
     )

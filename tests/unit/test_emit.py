@@ -15,6 +15,7 @@ import torch
 from support.backends import TagBy, everything
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
+from transformers.modeling_outputs import BaseModelOutput
 
 from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
 from hatch_lower.debug import read_debug, write_debug
@@ -42,6 +43,17 @@ class Scores:
 
 
 pytree.register_dataclass(Scores)
+
+
+@torch.library.custom_op("hatch_lower_tests::add_to", mutates_args=("total",))
+def add_to(total: torch.Tensor, amount: float) -> torch.Tensor:
+    total.add_(amount)
+    return total.sum() * 2
+
+
+@add_to.register_fake
+def _(total: torch.Tensor, amount: float) -> torch.Tensor:
+    return total.new_empty(())
 
 
 class Opaque:
@@ -245,8 +257,7 @@ def test_named_tuples_dataclasses_and_ordered_dictionaries() -> None:
 
 
 def test_model_outputs_of_transformers() -> None:
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-    made = module(lambda self, x: outputs.BaseModelOutput(last_hidden_state=x * 2))
+    made = module(lambda self, x: BaseModelOutput(last_hidden_state=x * 2))
     check(made, (torch.ones(2),))
 
 
@@ -360,6 +371,31 @@ def test_complex_numbers() -> None:
 
 def test_random_numbers() -> None:
     check(module(lambda self, x: x + torch.rand(3)), (torch.ones(3),), (torch.ones(3),))
+
+
+def in_place(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = x.clone()
+    twice = add_to(total, 2.0)
+    thrice = add_to(self.b_total, 1.0)
+    return total, twice, thrice
+
+
+def test_custom_operators_that_change_their_arguments() -> None:
+    emitted = check(module(in_place, b_total=torch.zeros(2)), *[(torch.ones(3),)] * 3)
+    names = [each.op for each in emitted.plan.methods["forward"].graph.instructions if isinstance(each, OpCall)]
+    assert names.count("hatch_lower_tests.add_to.default") == 2
+
+
+def test_a_custom_operator_that_changes_a_view_is_refused() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        total = x.clone()
+        add_to(total[1:], 2.0)
+        return total
+
+    with pytest.raises(EdgeError) as caught:
+        emit(method(export(module(forward), (torch.ones(3),)).run_decompositions()))
+    assert caught.value.what == "a custom operator changes a view or a list of tensors, which a plan cannot express"
+    assert caught.value.found == "`hatch_lower_tests.add_to.default`"
 
 
 def test_half_precision_and_integers() -> None:
@@ -491,7 +527,7 @@ def test_delegates_their_constants_and_blobs() -> None:
     debug = emitted.debug.methods["forward"]
     assert [each.backend for each in debug.delegates.values()] == ["Described", "Described"]
     path = next(iter(debug.delegates))
-    assert [origin.module for origin in debug.origins(path)] == ["layers.0", "layers.0"] or debug.origins(path)
+    assert [origin.module for origin in debug.origins(path)] == ["layers.0"]
     assert debug.origins(path, 0)[0].module == "layers.0"
     assert [each.name for each in debug.undelegated] == ["sin", "sin_1"]
 
@@ -548,12 +584,12 @@ class BadFacts(BackendDetails):
     [
         (
             "NamedData",
-            "A backend returned named data beside its blob, which is not packaged\n  where: backend `NamedData`\n"
+            "a backend returned named data beside its blob, which is not packaged\n  where: backend `NamedData`\n"
             "  to do: put the data into `processed_bytes`",
         ),
         (
             "BadFacts",
-            "A backend returned facts for its run half that are no JSON\n"
+            "a backend returned facts for its run half that are no JSON\n"
             "  where: backend `BadFacts`, `PreprocessResult.info`\n"
             "  found: Out of range float values are not JSON compliant: nan\n"
             "  to do: use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
@@ -578,7 +614,7 @@ def test_an_unknown_container_is_refused() -> None:
     with pytest.raises(EdgeError) as caught:
         emit(method(program))
     assert str(caught.value) == (
-        "A method takes or returns a container that a plan cannot describe\n  where: model.forward, result\n"
+        "a method takes or returns a container that a plan cannot describe\n  where: model.forward, result\n"
         f"  found: `{__name__}:Opaque`\n  to do: {CONTAINERS}"
     )
 
@@ -588,7 +624,7 @@ def test_a_dictionary_key_of_another_type_is_refused() -> None:
     with pytest.raises(EdgeError) as caught:
         emit(method(program))
     assert str(caught.value) == (
-        "A dictionary has a key that is neither a string nor an integer\n  where: model.forward, result\n"
+        "a dictionary has a key that is neither a string nor an integer\n  where: model.forward, result\n"
         "  found: (1, 2)\n  to do: use strings as keys"
     )
 
@@ -598,7 +634,7 @@ def test_names_that_do_not_fit_the_arguments_are_refused() -> None:
     with pytest.raises(EdgeError) as caught:
         emit(replace(method(program), parameters=("x", "y")))
     assert str(caught.value) == (
-        "The names of a method's positional arguments do not fit its example arguments\n  where: model.forward\n"
+        "the names of a method's positional arguments do not fit its example arguments\n  where: model.forward\n"
         "  found: 2 names, 1 arguments"
     )
 
@@ -611,7 +647,7 @@ def test_an_unknown_operation_is_refused() -> None:
         emit(method(program))
     text = str(caught.value)
     assert text.startswith(
-        "A method uses an operation that a plan cannot express\n  where: model.forward, node `relu` (test_emit.py:"
+        "a method uses an operation that a plan cannot express\n  where: model.forward, node `relu` (test_emit.py:"
     )
     assert text.endswith(
         "\n  found: `torch.nn.functional.relu`\n"
@@ -623,7 +659,7 @@ def test_a_literal_that_a_plan_cannot_hold_is_refused() -> None:
     program = export(module(lambda self, x: x + 1), (torch.ones(3),)).run_decompositions()
     (node,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
     node.args = (node.args[0], torch.device("meta"))
-    with pytest.raises(EdgeError, match="A literal in the graph cannot be packaged") as caught:
+    with pytest.raises(EdgeError, match="a literal in the graph cannot be packaged") as caught:
         emit(method(program))
     assert caught.value.found == "device meta"
 

@@ -64,7 +64,8 @@ def test_the_schema_and_the_reader_agree(table: dict[str, Any], valid: bool) -> 
     assert (is_valid(table), not problems) == (valid, valid)
 
 
-def test_the_example_in_the_reference_is_valid() -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", reference_markdown(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])
+def test_the_examples_in_the_documents_are_valid(page: str) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     project = tomllib.loads(example)
     assert is_valid(project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["lower"])

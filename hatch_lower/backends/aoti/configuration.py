@@ -176,7 +176,7 @@ def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
     """Pin inductor's settings, instruction set and compiler, and keep its files in `folder`; restore all at the end."""
     from torch._inductor import config, cpu_vec_isa
 
-    vectors = [getattr(cpu_vec_isa, isa.vectors)()] if isa.vectors else []
+    vectors = [pinned_vectors(getattr(cpu_vec_isa, isa.vectors))] if isa.vectors else []
     probe = cpu_vec_isa.valid_vec_isa_list
     module: Any = cpu_vec_isa
     # A user's setting of the capability would be looked up among the given vectors and warned about.
@@ -191,6 +191,14 @@ def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
     finally:
         module.valid_vec_isa_list = probe
         set_environment(saved)
+
+
+def pinned_vectors(kind: type[Any]) -> Any:
+    """Return inductor's description of vector registers, without its probes.
+
+    Asked whether it is there, it would compile and run a program, and add what else this machine's processor has.
+    """
+    return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:

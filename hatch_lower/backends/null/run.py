@@ -29,7 +29,7 @@ class NullDelegate(Delegate):
             ProgramError: always.
         """
         raise ProgramError(
-            "The null backend computes nothing",
+            "the null backend computes nothing",
             where="backend `null`",
             hint="lower the model with another backend; this one is for tests of the build",
         )

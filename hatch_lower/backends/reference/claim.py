@@ -29,7 +29,7 @@ def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
     if options:
         names = ", ".join(f"`{name}`" for name in sorted(options))
         raise BackendError(
-            f"The backend `{backend}` has no options", found=names, hint=f'name it without a table: `"{backend}"`'
+            f"the backend `{backend}` has no options", found=names, hint=f'name it without a table: `"{backend}"`'
         )
 
 

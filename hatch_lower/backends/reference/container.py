@@ -24,7 +24,7 @@ def split_blob(data: bytes, where: str) -> tuple[bytes, bytes]:
     end = LENGTH_BYTES + length
     if len(data) < LENGTH_BYTES or end > len(data):
         raise ProgramError(
-            "A delegate of the reference backend is damaged",
+            "a delegate of the reference backend is damaged",
             where=where,
             found=f"{len(data)} bytes instead of at least {end}",
             hint="install the package again, or build it again",

@@ -61,7 +61,7 @@ def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
         spans = [tensors[storage.key].view(getattr(torch, storage.dtype)) for storage in plan.storages]
     except (KeyError, RuntimeError, SafetensorError) as error:
         raise ProgramError(
-            "The weights of a delegate of the reference backend are damaged",
+            "the weights of a delegate of the reference backend are damaged",
             where=where,
             found=f"{type(error).__name__}: {error}",
             hint="install the package again, or build it again",
@@ -69,7 +69,7 @@ def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
     lengths = [span.numel() for span in spans]
     if lengths != [storage.length for storage in plan.storages]:
         raise ProgramError(
-            "The weights of a delegate of the reference backend are damaged",
+            "the weights of a delegate of the reference backend are damaged",
             where=where,
             found=f"tensors of {lengths} elements",
             hint="install the package again, or build it again",

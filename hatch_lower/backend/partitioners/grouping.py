@@ -1,0 +1,301 @@
+"""Grouping: which operations run as one partition. Linear in the graph, and never circular.
+
+Each operation gets a level that grows only where a path passes from an operation that is not taken to one that is.
+Taken operations of one level form a partition. A path that leaves a partition either passes through an operation that
+is not taken, or enters a partition of a higher level; from both it comes back only to higher levels, so no two
+partitions need each other. No division into fewer partitions exists: along the path that gives an operation its level,
+each level must be a partition of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Graph, Node
+
+__all__ = ["Grouping", "group_nodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Partitions and the groups that cannot be in one.
+
+    Args:
+        partitions: nodes in graph order; a partition needs results of earlier ones only.
+        given_up: members of groups that cannot be in one partition, to the reason.
+    """
+
+    partitions: tuple[tuple[Node, ...], ...]
+    given_up: dict[Node, str] = field(default_factory=dict)
+
+
+def group_nodes(
+    graph: Graph,
+    supports: Callable[[Node], bool],
+    groups: Sequence[Collection[Node]] = (),
+    leaves: Iterable[Node] = (),
+    *,
+    connected: bool = False,
+) -> Grouping:
+    """Divide the supported operations of a graph into as few partitions as possible.
+
+    The time is linear in the graph's edges. Only groups that a path leaves through an unsupported operation and comes
+    back to cost more: a pass over what is entangled with them for each group that has to be given up.
+
+    Args:
+        graph: in topological order; it is not changed.
+        supports: says of an operation whether it can be taken by itself. It is asked once of each operation; a
+            `getitem` goes where the operation with several results goes, whatever it says.
+        groups: operations that are taken together or, unless supported, not at all. Groups that overlap are one.
+        leaves: placeholders and graph attributes to put where their first user is; others are left out.
+        connected: make a partition of each connected part, where independent parts would else share one.
+    """
+    atoms = find_atoms(graph, supports, groups)
+    atoms.settle()
+    levels = atoms.levels()
+    part_of = {node: part for node, atom in atoms.of.items() if (part := levels[atom]) is not None}
+    for node in leaves:
+        if node.op in ("placeholder", "get_attr"):
+            user = next((user for user in node.users if user in part_of), None)
+            if user is not None:
+                part_of[node] = part_of[user]
+    if connected:
+        together = [[atoms.heads[atom] for atom in unit] for unit in atoms.units if len(unit) > 1]
+        part_of = connected_parts(graph, part_of, together)
+    parts: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node in part_of:
+            parts.setdefault(part_of[node], []).append(node)
+    given_up = {node: atoms.reasons[atom] for node, atom in atoms.of.items() if atom in atoms.reasons}
+    kept = {node: reason for node, reason in given_up.items() if node not in part_of}
+    return Grouping(tuple(tuple(parts[number]) for number in sorted(parts)), kept)
+
+
+class Atoms:
+    """Operations that cannot be separated, as numbers: each with the `getitem` nodes that take its results apart.
+
+    Groups are further vertices after the atoms, with edges to and from their members, so that whatever lies on a
+    path between members of a group is strongly connected with them.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[Node, int] = {}
+        self.heads: list[Node] = []
+        self.alone: list[bool] = []
+        self.followers: list[list[int]] = []
+        self.members: list[list[int]] = []
+        self.taken: list[bool] = []
+        self.units: list[list[int]] = []
+        self.reasons: dict[int, str] = {}
+
+    def settle(self) -> None:
+        """Decide which atoms are taken, and which units (atoms of entangled groups are one) they form, in order."""
+        count = len(self.heads)
+        if not self.members:
+            self.units = [[atom] for atom in range(count)]
+            return
+        pending = self.components(range(len(self.followers)))
+        while pending:
+            unit = pending.pop()
+            group = self.misfit(unit) if len(unit) > 1 else None
+            if group is None:
+                atoms = [vertex for vertex in unit if vertex < count]
+                if atoms:
+                    self.units.append(atoms)
+            else:
+                pending += self.components(vertex for vertex in unit if vertex != group)
+
+    def components(self, vertices: Iterable[int]) -> list[list[int]]:
+        """Return the strongly connected components among `vertices`, the last in topological order first (Tarjan)."""
+        inside = set(vertices)
+        number: dict[int, int] = {}
+        lowest: dict[int, int] = {}
+        open_vertices: list[int] = []
+        closed: set[int] = set()
+        found: list[list[int]] = []
+        for root in sorted(inside):
+            if root in number:
+                continue
+            number[root] = lowest[root] = len(number)
+            open_vertices.append(root)
+            walk = [(root, iter(self.followers[root]))]
+            while walk:
+                vertex, following = walk[-1]
+                for follower in following:
+                    if follower not in inside or follower in closed:
+                        continue
+                    if follower not in number:
+                        number[follower] = lowest[follower] = len(number)
+                        open_vertices.append(follower)
+                        walk.append((follower, iter(self.followers[follower])))
+                        break
+                    lowest[vertex] = min(lowest[vertex], number[follower])
+                else:
+                    walk.pop()
+                    if walk:
+                        lowest[walk[-1][0]] = min(lowest[walk[-1][0]], lowest[vertex])
+                    if lowest[vertex] == number[vertex]:
+                        component = [open_vertices.pop()]
+                        while component[-1] != vertex:
+                            component.append(open_vertices.pop())
+                        closed.update(component)
+                        found.append(sorted(component))
+        return found
+
+    def misfit(self, unit: Sequence[int]) -> int | None:
+        """Return a group that makes it impossible to take a strongly connected unit whole, or `None`.
+
+        A unit that holds an atom that is not taken holds a circle through it. The group is one on a circle with as few
+        groups as possible, so that a group is given up for its own sake before it is for another's.
+        """
+        count = len(self.heads)
+        outside = next((vertex for vertex in unit if vertex < count and not self.taken[vertex]), None)
+        if outside is None:
+            return None
+        path = self.circle(outside, set(unit))
+        group = max(vertex for vertex in path if vertex >= count)
+        place = path.index(group)
+        way = [vertex for vertex in path[place + 1 :] + path[:place] if vertex < count]
+        proof = " → ".join(f"`{self.heads[vertex].name}`" for vertex in way)
+        self.give_up(group, f"its group cannot run as one call: a path leaves it and comes back, {proof}")
+        return group
+
+    def give_up(self, group: int, reason: str) -> None:
+        """Take the members of a group only if they are supported by themselves."""
+        for atom in self.members[group - len(self.heads)]:
+            self.taken[atom] = self.alone[atom]
+            self.reasons[atom] = reason
+        self.followers[group] = []
+
+    def circle(self, start: int, inside: set[int]) -> list[int]:
+        """Return a circle from `start` within `inside` that passes through as few groups as possible."""
+        count = len(self.heads)
+        before: dict[int, int] = {}
+        cost = {start: 0}
+        queue = deque([(0, start)])
+        while queue:
+            spent, vertex = queue.popleft()
+            if spent > cost[vertex]:
+                continue
+            step = int(vertex >= count)
+            for follower in self.followers[vertex]:
+                if follower == start:
+                    path = [vertex]
+                    while path[-1] != start:
+                        path.append(before[path[-1]])
+                    return path[::-1]
+                if follower in inside and spent + step < cost.get(follower, len(self.followers) + 1):
+                    cost[follower] = spent + step
+                    before[follower] = vertex
+                    if step:
+                        queue.append((spent + step, follower))
+                    else:
+                        queue.appendleft((spent, follower))
+        raise AssertionError("a strongly connected component without a circle")
+
+    def levels(self) -> list[int | None]:
+        """Return the level of each taken atom."""
+        count = len(self.heads)
+        wanted = [-1] * count  # of what comes before: the highest level, one more behind what is not taken
+        levels: list[int | None] = [None] * count
+        for unit in self.units:
+            taken = self.taken[unit[0]]
+            level = max(max(wanted[atom] for atom in unit), 0 if taken else -1)
+            for atom in unit:
+                levels[atom] = level if taken else None
+                for follower in self.followers[atom]:
+                    if follower < count:
+                        step = int(not taken and self.taken[follower])
+                        wanted[follower] = max(wanted[follower], level + step)
+        return levels
+
+
+def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> Atoms:
+    """Return the atoms of a graph, which of them are taken, and the groups as far as all their members can be."""
+    atoms = Atoms()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, Node) and source in atoms.of:
+            atoms.of[node] = atoms.of[source]
+            continue
+        atoms.of[node] = len(atoms.heads)
+        atoms.heads.append(node)
+        atoms.alone.append(bool(supports(node)))
+        atoms.followers.append([])
+    for node, atom in atoms.of.items():
+        for source in node.all_input_nodes:
+            before = atoms.of.get(source, atom)
+            if before != atom:
+                atoms.followers[before].append(atom)
+    atoms.taken = list(atoms.alone)
+    listed = {node for group in groups for node in group}
+    for members in merge_groups([{atoms.of[node] for node in group if node in atoms.of} for group in groups]):
+        headless = [atoms.heads[atom] for atom in members if not atoms.alone[atom] and atoms.heads[atom] not in listed]
+        if headless:
+            reason = f"its group holds a result of `{headless[0].name}` without the operation"
+            atoms.reasons.update(dict.fromkeys(members, reason))
+            continue
+        vertex = len(atoms.followers)
+        atoms.followers.append(members)
+        atoms.members.append(members)
+        for atom in members:
+            atoms.taken[atom] = True
+            atoms.followers[atom].append(vertex)
+    return atoms
+
+
+def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
+    """Return groups in their order, with those that overlap as one."""
+    parent = list(range(len(groups)))
+
+    def root(group: int) -> int:
+        while parent[group] != group:
+            parent[group] = parent[parent[group]]
+            group = parent[group]
+        return group
+
+    owner: dict[int, int] = {}
+    for number, members in enumerate(groups):
+        for atom in members:
+            first, second = sorted((root(owner.setdefault(atom, number)), root(number)))
+            parent[second] = first
+    merged: dict[int, list[int]] = {}
+    for atom, number in sorted(owner.items()):
+        merged.setdefault(root(number), []).append(atom)
+    return [merged[number] for number in sorted(merged)]
+
+
+def connected_parts(graph: Graph, part_of: dict[Node, int], together: Sequence[Sequence[Node]]) -> dict[Node, int]:
+    """Return partitions split into their connected parts, still in an order in which they can run.
+
+    Args:
+        graph: what they are of.
+        part_of: node to the number of its partition.
+        together: nodes of one partition that count as connected.
+    """
+    parent = {node: node for node in part_of}
+
+    def root(node: Node) -> Node:
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for node, part in part_of.items():
+        for source in node.all_input_nodes:
+            if part_of.get(source) == part:
+                parent[root(node)] = root(source)
+    for nodes in together:
+        for node in nodes[1:]:
+            parent[root(node)] = root(nodes[0])
+    first: dict[Node, tuple[int, int]] = {}
+    for position, node in enumerate(graph.nodes):
+        if node in part_of:
+            first.setdefault(root(node), (part_of[node], position))
+    order = {node: number for number, node in enumerate(sorted(first, key=first.__getitem__))}
+    return {node: order[root(node)] for node in part_of}

@@ -1,0 +1,69 @@
+"""Operators by name: one way to say `aten.add.Tensor`, whatever dialect a graph or a list is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+from torch.fx.node import _get_qualified_name
+
+__all__ = ["OperatorSet", "operator_name", "torch_operator"]
+
+
+def torch_operator(target: Any) -> Any:
+    """Return the torch overload behind an operator of the edge or a backend's dialect, or the target itself."""
+    found = getattr(target, "_op", None)  # torch's own overloads have one too, which is none
+    return found if isinstance(found, OpOverload) else target
+
+
+def operator_name(target: Any) -> str:
+    """Return `aten.add.Tensor` for an overload of any dialect, `aten.add` for a packet, `_operator.getitem` for a
+    function; a name loses the module that holds it."""
+    found = torch_operator(target)
+    if isinstance(found, OpOverload):
+        return f"{found._schema.name.replace('::', '.')}.{found._schema.overload_name or 'default'}"
+    if isinstance(found, OpOverloadPacket):
+        return found._qualified_op_name.replace("::", ".")
+    if isinstance(found, str):
+        return strip_module(found)
+    name = str(getattr(found, "__name__", found))
+    return name if "." in name else strip_module(_get_qualified_name(found))
+
+
+def strip_module(name: str) -> str:
+    """Return the part of `torch.ops.aten.add` or `executorch.exir.dialects.edge._ops.aten.add` after the `ops`."""
+    parts = name.split(".")
+    place = next((index for index, part in enumerate(parts) if part in ("ops", "_ops")), None)
+    if place is None:
+        return name
+    return ".".join(parts[place + 1 :]).removeprefix("edge.")
+
+
+class OperatorSet:
+    """Operators, to ask whether a node calls one of them.
+
+    Args:
+        operators: overloads or packets of any dialect, functions, or names; a packet stands for all its overloads.
+    """
+
+    def __init__(self, operators: Iterable[Any]) -> None:
+        self.operators = tuple(operators)
+        self._names = frozenset(operator_name(each) for each in self.operators)
+
+    def __contains__(self, node: Node) -> bool:
+        if node.op != "call_function":
+            return False
+        name = operator_name(node.target)
+        if name in self._names:
+            return True
+        return isinstance(torch_operator(node.target), OpOverload) and name.rpartition(".")[0] in self._names
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def overloads(self) -> list[OpOverload]:
+        """Return the torch overloads among them, as they were given."""
+        found = (torch_operator(each) for each in self.operators)
+        return [each for each in found if isinstance(each, OpOverload)]

@@ -1,0 +1,138 @@
+"""Manifests: what is written is read back, and nothing else is read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from hatch_lower.digest import canonical_json
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.manifest import read_manifest, write_manifest
+
+WHERE = "digits/_lowered/manifest.json"
+DIGEST = "0123456789abcdef" * 4
+
+
+def file_value(path: str, **more: str) -> dict[str, Any]:
+    return {"path": path, "size": 3, "sha256": DIGEST, **more}
+
+
+def manifest_value() -> dict[str, Any]:
+    recipe = {
+        "plan": file_value("digits/default.json"),
+        "debug": file_value("digits/default.debug.json"),
+        "delegates": [file_value(f"digits/delegates/{DIGEST}.so")],
+        "backends": ["aoti"],
+        "requirements": ["torch==2.13.*"],
+        "target": {"system": "Linux", "machine": "x86_64", "isa": "x86-64-v3"},
+        "methods": {"forward": {"nodes": 9, "delegated": 8, "partitions": 1}},
+    }
+    portable = {**recipe, "delegates": [], "backends": [], "requirements": [], "target": None}
+    model = {
+        "order": ["default", "portable"],
+        "constants": file_value("digits/constants.safetensors", header_sha256=DIGEST),
+        "check": None,
+        "recipes": {"default": recipe, "portable": portable},
+    }
+    return {
+        "schema": 1,
+        "distribution": "digits",
+        "version": "1.0",
+        "hatch_lower": "0.1.0",
+        "torch": "2.13.0",
+        "tools": {"g++": "12.2.0"},
+        "models": {"digits": model},
+    }
+
+
+def test_reading_a_written_manifest_gives_an_equal_manifest() -> None:
+    data = canonical_json(manifest_value())
+    manifest = read_manifest(data, WHERE)
+    assert write_manifest(manifest) == data
+    assert read_manifest(write_manifest(manifest), WHERE) == manifest
+
+
+def test_a_newer_schema() -> None:
+    with pytest.raises(ProgramError) as caught:
+        read_manifest(canonical_json({"schema": 7}), WHERE)
+    assert str(caught.value) == (
+        "a packaged program needs a newer hatch-lower\n"
+        "  where: digits/_lowered/manifest.json\n"
+        "  found: schema 7; this hatch-lower reads schema 1\n"
+        "  to do: upgrade hatch-lower"
+    )
+
+
+MODEL = ("models", "digits")
+RECIPE = (*MODEL, "recipes", "default")
+AT_MODEL = f"{WHERE}: models['digits']"
+AT_RECIPE = f"{AT_MODEL}.recipes['default']"
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "where", "found"),
+    [
+        (("models",), [], WHERE, "a list of 0 instead of an object"),
+        (("version",), "", WHERE, "'' instead of a text"),
+        (("tools",), {"g++": 12}, f"{WHERE}: tools", "12 instead of a text"),
+        ((*MODEL, "order"), ["default"], f"{AT_MODEL}.order", "a load order that does not name every recipe once"),
+        ((*MODEL, "constants"), file_value("x"), f"{AT_MODEL}.constants", "the key `header_sha256` is missing"),
+        ((*MODEL, "check"), file_value("../x"), f"{AT_MODEL}.check", "'../x' instead of a relative path without `..`"),
+        (
+            (*MODEL, "check"),
+            file_value("a/./x"),
+            f"{AT_MODEL}.check",
+            "'a/./x' instead of a relative path without `..`",
+        ),
+        ((*MODEL, "check"), file_value("C:x"), f"{AT_MODEL}.check", "'C:x' instead of a relative path without `..`"),
+        ((*MODEL, "check"), file_value("/x"), f"{AT_MODEL}.check", "'/x' instead of a relative path without `..`"),
+        ((*MODEL, "check"), file_value("x\0"), f"{AT_MODEL}.check", "'x\\x00' instead of a text"),
+        ((*RECIPE, "plan", "sha256"), "AB", f"{AT_RECIPE}.plan", "'AB' instead of a sha256"),
+        ((*RECIPE, "plan", "size"), -1, f"{AT_RECIPE}.plan", f"-1 instead of an integer from 0 to {2**63 - 1}"),
+        ((*RECIPE, "delegates"), {}, AT_RECIPE, "an object instead of a list"),
+        ((*RECIPE, "requirements"), [1], f"{AT_RECIPE}.requirements", "1 instead of a text"),
+        ((*RECIPE, "target"), "Linux", f"{AT_RECIPE}.target", "'Linux' instead of an object"),
+        (
+            (*RECIPE, "methods", "forward", "nodes"),
+            None,
+            f"{AT_RECIPE}.methods['forward']",
+            f"None instead of an integer from 0 to {2**63 - 1}",
+        ),
+    ],
+)
+def test_a_malformed_manifest_says_where_and_what(path: tuple[str, ...], new: Any, where: str, found: str) -> None:
+    value = copy.deepcopy(manifest_value())
+    owner = value
+    for key in path[:-1]:
+        owner = owner[key]
+    owner[path[-1]] = new
+    with pytest.raises(ProgramError) as caught:
+        read_manifest(canonical_json(value), WHERE)
+    assert str(caught.value) == (
+        "a packaged program file is damaged\n"
+        f"  where: {where}\n"
+        f"  found: {found}\n"
+        "  to do: install the distribution again; if that does not help, build its wheel again"
+    )
+
+
+def test_every_truncation_is_refused() -> None:
+    data = canonical_json(manifest_value())
+    for end in range(len(data) - 1):  # the last byte is a newline
+        with pytest.raises(ProgramError):
+            read_manifest(data[:end], WHERE)
+
+
+def test_every_flipped_byte_is_read_or_refused() -> None:
+    data = canonical_json(manifest_value())
+    for index in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[index] ^= 1 << bit
+            try:
+                manifest = read_manifest(bytes(damaged), WHERE)
+            except ProgramError:
+                continue
+            write_manifest(manifest)
