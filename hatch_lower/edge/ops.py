@@ -1,134 +1,124 @@
-"""Edge operators: `ops.edge.aten.add.Tensor` stands for torch's `aten.add.Tensor` in an edge program.
+"""The dialects' operators by name: `ops.edge.aten.add.Tensor`, `ops.backend.<library>.<operator>.<overload>`.
 
-An edge overload is an object of its own, so a graph says by its targets that it is in the edge dialect. Each exists
-once: identity is equality, and a name always gives the same object.
+Everything below `ops` is made when it is first asked for, and a name always gives the same object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import copyreg
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.library import Library
 
-__all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "edge_overload", "ops"]
+from hatch_lower.edge.backend_ops import BackendOpOverload, BackendOpOverloadPacket, has_kernel
+from hatch_lower.edge.faults import LibraryError
+from hatch_lower.edge.overloads import SOURCE, EdgeOpOverload, EdgeOpOverloadPacket
+
+__all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge_overload", "ops"]
+
+PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
+    {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
+)
+BACKEND_LIBRARIES = ("executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY")
+
+Pattern = TypeVar("Pattern", bound=Callable[..., Any])
 
 
-class EdgeOpOverload:
-    """One edge operator; calling it runs the torch overload, and other attributes are the torch overload's.
+class _OpNamespace:
+    """The operators of one torch namespace in one dialect.
 
     Args:
-        op: the torch overload that it stands for.
+        dialect: the dialect's name.
+        name: the namespace's name.
     """
 
-    def __init__(self, op: OpOverload) -> None:
-        self._op = op
-        namespace, name = op._schema.name.split("::")
-        overload = op._schema.overload_name or "default"
-        self.__name__ = f"{namespace}.{name}.{overload}"
-        self.__qualname__ = self.__name__
-        self.__module__ = "hatch_lower.edge.ops.edge"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._op(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_op":
-            raise AttributeError(name)
-        return getattr(self._op, name)
-
-    def __copy__(self) -> EdgeOpOverload:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> EdgeOpOverload:
-        return self
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        return (edge_overload, (self._op,))
-
-    def __repr__(self) -> str:
-        return f"<EdgeOpOverload: {self.__name__}>"
-
-    def __str__(self) -> str:
-        return self.__name__
-
-
-class EdgeOpOverloadPacket:
-    """All overloads of one edge operator, by attribute."""
-
-    def __init__(self, packet: OpOverloadPacket) -> None:
-        self._packet = packet
-        self._overloads: dict[str, EdgeOpOverload] = {}
-        self.__name__ = packet._qualified_op_name.replace("::", ".")
-
-    @property
-    def op(self) -> Any:
-        """The torch packet's raw operator."""
-        return self._packet.op
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_packet", "_overloads"):
-            raise AttributeError(name)
-        found = getattr(self._packet, name)
-        if not isinstance(found, OpOverload):
-            return found
-        overload = EdgeOpOverload(found)
-        setattr(self, name, overload)
-        self._overloads[name] = overload
-        return overload
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._overloads)
-
-    def __hash__(self) -> int:
-        return hash(self._packet)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EdgeOpOverloadPacket) and self._packet is other._packet
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._packet(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<EdgeOpOverloadPacket: {self.__name__}>"
-
-
-class EdgeNamespace:
-    """The edge operators of one torch namespace."""
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, dialect: str, name: str) -> None:
+        self._dialect = dialect
         self._name = name
+        self._made: dict[str, EdgeOpOverloadPacket] = {}
+        self._dir: list[str] = []
 
     def __getattr__(self, name: str) -> EdgeOpOverloadPacket:
+        if name == "__file__":
+            return SOURCE  # type: ignore[return-value]
+        if name in ("_dialect", "_name", "_made", "_dir"):
+            raise AttributeError(name)
         # not refused by its underscores: ATen has operators named `__and__`
         found = getattr(getattr(torch.ops, self._name), name)
         if not isinstance(found, OpOverloadPacket):
             raise AttributeError(name)
-        packet = EdgeOpOverloadPacket(found)
-        setattr(self, name, packet)
-        return packet
+        made = self._made.get(name)
+        if made is None or made._packet is not found:  # torch makes an operator anew whose library was made anew
+            made = self._made[name] = PACKETS[self._dialect](found)
+            self._dir = list(self._made)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+    def __repr__(self) -> str:
+        return f"<{self._dialect} operators of {self._name}>"
 
 
-class EdgeDialect:
-    """The torch namespaces, as edge operators."""
+class _DialectNamespace:
+    """The torch namespaces in one dialect.
 
-    def __getattr__(self, name: str) -> EdgeNamespace:
-        if name.startswith("__"):
+    Args:
+        name: the dialect's name.
+        libraries: the namespaces that it has; `None`: all.
+    """
+
+    def __init__(self, name: str, libraries: list[str] | None = None) -> None:
+        self._name = name
+        self._libraries = libraries
+        self._dir: list[str] = []
+
+    def __getattr__(self, name: str) -> _OpNamespace:
+        if name == "__file__":
+            return SOURCE  # type: ignore[return-value]
+        if name.startswith("__") or name in ("_name", "_libraries", "_dir"):
             raise AttributeError(name)
-        namespace = EdgeNamespace(name)
-        setattr(self, name, namespace)
-        return namespace
+        if self._libraries is not None and name not in self._libraries:
+            raise LibraryError(
+                f"the library `{name}` does not belong to {self._name} ops",
+                found=", ".join(f"`{each}`" for each in self._libraries),
+                hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
+            )
+        made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
+        self._dir.append(name)
+        return made  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+    def __repr__(self) -> str:
+        return f"<operators of the dialect {self._name}>"
 
 
-class Dialects:
+class _Ops:
     """The root of all dialects' operators."""
 
     def __init__(self) -> None:
-        self.edge = EdgeDialect()
+        self._dir: list[str] = []
+
+    def __getattr__(self, name: str) -> _DialectNamespace:
+        if name.startswith("__") or name == "_dir":
+            raise AttributeError(name)
+        dialect = _DialectNamespace(name, list(BACKEND_LIBRARIES) if name == "backend" else None)
+        made = self.__dict__.setdefault(name, dialect)
+        self._dir.append(name)
+        return made  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
 
 
-ops = Dialects()
+ops = _Ops()
 
 
 def edge_overload(op: OpOverload) -> EdgeOpOverload:
@@ -137,3 +127,54 @@ def edge_overload(op: OpOverload) -> EdgeOpOverload:
     packet = getattr(getattr(ops.edge, namespace), name)
     overload: EdgeOpOverload = getattr(packet, op._schema.overload_name or "default")
     return overload
+
+
+def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Pattern], Pattern]:
+    """Make the decorated function, a pattern of operators, the meaning of a backend operator.
+
+    The operator is then `ops.backend.<library>.<name>.<overload>` and its `_equivalent_callable` the function. It runs
+    the function if it has no kernel that it could be traced with.
+
+    Args:
+        library: a `torch.library.Library`; its namespace becomes one of the backend dialect's.
+        schema_or_name: a schema to define, or `name` or `name.overload` of an operator that the library has.
+
+    Raises:
+        AttributeError: if the library has no operator of that name.
+    """
+
+    def bind(pattern: Pattern) -> Pattern:
+        libraries = ops.backend._libraries
+        if libraries is not None and library.ns not in libraries:
+            libraries.append(library.ns)
+        name, overload = define_operator(library, schema_or_name)
+        op = getattr(getattr(getattr(torch.ops, library.ns), name), overload)
+        if not has_kernel(op):
+            library.impl(op, pattern, "CompositeImplicitAutograd")
+        bound: BackendOpOverload = getattr(getattr(getattr(ops.backend, library.ns), name), overload)
+        bound._equivalent_callable = pattern
+        return pattern
+
+    return bind
+
+
+def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
+    """Return an operator's name and overload name, and define it if its schema is given."""
+    try:
+        schema = torch._C.parse_schema(schema_or_name)
+    except RuntimeError:
+        name, _, overload = schema_or_name.rpartition("::")[2].partition(".")
+    else:
+        library.define(schema_or_name)
+        name, overload = schema.name.rpartition("::")[2], schema.overload_name
+    return name, overload or "default"
+
+
+def restore(overload: EdgeOpOverload) -> tuple[Any, ...]:
+    """Return how pickle finds an operator again: by its name."""
+    return operator.attrgetter(f"{overload._dialect}.{overload.__name__}"), (ops,)
+
+
+copyreg.pickle(_Ops, lambda root: "ops")
+copyreg.pickle(EdgeOpOverload, restore)
+copyreg.pickle(BackendOpOverload, restore)

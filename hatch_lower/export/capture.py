@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
+from torch.fx.proxy import _register_stack_trace_anchor
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
@@ -133,6 +134,7 @@ def capture_method(
     args, kwargs = tuple(declared.args), dict(declared.kwargs)
     check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     call = method_of(model, name, module, declared.attribute or name)
+    keep_source_lines(module, call)
     before = tensor_versions(module)
     try:
         with torch.no_grad(), forward_replaced(module, call):
@@ -150,6 +152,16 @@ def capture_method(
         parameters=positional_names(inspect.signature(call), len(args)),
         dimensions=dimension_names(program, declared.dynamic_shapes, inspect.signature(call), args, kwargs),
     )
+
+
+def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+    """Let torch record the lines of a module's own functions; by itself it records those of `forward` only."""
+    functions = [getattr(call, "__func__", call)]
+    for kind in {type(each): None for each in module.modules()}:
+        if not kind.__module__.startswith("torch."):
+            functions += [value for value in vars(kind).values() if inspect.isfunction(value)]
+    for function in functions:
+        _register_stack_trace_anchor(function)
 
 
 def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,20 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from hatch_lower.graph.tensors import span_length, storage_key
 
-__all__ = ["CONSTANT_KINDS", "Layout", "constant_of", "constant_specs", "layouts", "mutated_targets", "stand_ins"]
+__all__ = [
+    "CONSTANT_KINDS",
+    "STATE_MUTATIONS",
+    "Layout",
+    "constant_of",
+    "constant_specs",
+    "layouts",
+    "mutated_targets",
+    "shared_state",
+    "stand_ins",
+]
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +55,28 @@ def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 
 
 def mutated_targets(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the buffers that a call of the program changes."""
+    """Return the names of the buffers and parameters that a call of the program changes."""
     specs = program.graph_signature.output_specs
-    return frozenset(spec.target for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION and spec.target)
+    return frozenset(spec.target for spec in specs if spec.kind in STATE_MUTATIONS and spec.target)
+
+
+def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
+    """Return the storage keys of state that has several views: in several methods, or under several names.
+
+    State is memory that a method changes. Where it has one view only, it may live inside a delegate's blob.
+    """
+    changed: set[int] = set()
+    views: dict[int, int] = {}
+    for program in programs:
+        used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
+        mutated = mutated_targets(program)
+        for spec in constant_specs(program):
+            if spec.arg.name in used or spec.target in mutated:
+                key = storage_key(constant_of(program, spec))
+                views[key] = views.get(key, 0) + 1
+                if spec.target in mutated:
+                    changed.add(key)
+    return frozenset(key for key in changed if views[key] > 1)
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:

@@ -31,6 +31,10 @@ from hatch_lower.lowering.partition import TAG, Partition
 
 __all__ = ["LocalProgram", "argument_of", "extract", "localise"]
 
+MUTATIONS = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+}
 CONSTANT_ORDER = {kind: position for position, kind in enumerate(CONSTANT_KINDS)}
 
 
@@ -84,7 +88,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
         if node.op == "get_attr":
             attributes[str(node.target)] = attribute_of(partition.module, str(node.target))
     output_specs = [
-        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(copies[value].name), specs[buffer.name].target)
+        OutputSpec(MUTATIONS[specs[buffer.name].kind], TensorArgument(copies[value].name), specs[buffer.name].target)
         for buffer, value in partition.mutations
     ]
     output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(copies[node]), None) for node in partition.outputs]

@@ -21,7 +21,7 @@ from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.canonical import structure_digest
-from hatch_lower.graph.state import CONSTANT_KINDS
+from hatch_lower.graph.state import CONSTANT_KINDS, shared_state
 from hatch_lower.graph.surgery import copy_program
 from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -95,8 +95,15 @@ def lower_methods(
             hint="name a partitioner for existing methods only",
         )
     tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
+    used = (spec.backend_id for result in tagged.values() for spec in result.partition_tags.values())
+    backends = {name: find_backend(name) for name in dict.fromkeys(used)}
+    shared = shared_state(programs.values())
     plans = {
-        method: plan_partitions(result.tagged_exported_program, result.partition_tags)
+        method: plan_partitions(
+            result.tagged_exported_program,
+            result.partition_tags,
+            lambda backend_id, state: state in shared and not backends[backend_id].weight_free,
+        )
         for method, result in tagged.items()
     }
     extracted = [
@@ -104,7 +111,6 @@ def lower_methods(
         for method, plan in plans.items()
         for partition in plan.all_partitions()
     ]
-    backends = {name: find_backend(name) for name in {partition.spec.backend_id: None for _, partition, _ in extracted}}
     requests = [
         make_request(method, partition.spec, backends[partition.spec.backend_id], program)
         for method, partition, program in extracted

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DelegationSpec
 from hatch_lower.errors import PartitionError
-from hatch_lower.graph.state import CONSTANT_KINDS
+from hatch_lower.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
 from hatch_lower.graph.surgery import attribute_of
+from hatch_lower.graph.tensors import storage_key
 
 __all__ = ["TAG", "Partition", "Plan", "plan_partitions"]
 
@@ -70,34 +71,43 @@ class Plan:
             yield from plan.all_partitions()
 
 
-def plan_partitions(program: ExportedProgram, tags: Mapping[str, DelegationSpec]) -> Plan:
+def plan_partitions(
+    program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, int], bool]
+) -> Plan:
     """Group tagged nodes, decide the ownership of constants, and order everything.
+
+    Args:
+        program: the tagged program.
+        tags: what each tag means.
+        kept: whether state must stay outside a backend's delegates; takes the backend's id and the state's storage key.
 
     Raises:
         PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
             from its `getitem`, or partitions that depend on each other in a circle.
     """
-    return plan_graph(program.graph_module, tags, program)
+    specs = program.graph_signature.input_specs
+    constants = frozenset(spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS)
+    return plan_graph(program.graph_module, tags, constants, lambda member: decide_ownership(program, member, kept))
 
 
-def plan_graph(module: GraphModule, tags: Mapping[str, DelegationSpec], program: ExportedProgram | None) -> Plan:
-    """Return the plan of one graph; only that of a `program` has constants to own."""
-    signature = None if program is None else program.graph_signature
-    constants = frozenset(
-        spec.arg.name for spec in (signature.input_specs if signature else ()) if spec.kind in CONSTANT_KINDS
-    )
+def plan_graph(
+    module: GraphModule,
+    tags: Mapping[str, DelegationSpec],
+    constants: frozenset[str],
+    own: Callable[[Mapping[Node, Partition]], None],
+) -> Plan:
+    """Return the plan of one graph and of those nested in it, which have no constants of their own."""
     partitions = group_nodes(module, tags, constants)
     member = {node: partition for partition in partitions for node in partition.nodes}
     order = order_operations(module, member)
-    if program is not None:
-        decide_ownership(program, member)
+    own(member)
     collect_borders(member, partitions)
     nested: dict[str, Plan] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr" and node not in member and node.target not in nested:
             found = attribute_of(module, node.target)
             if isinstance(found, GraphModule):
-                nested[node.target] = plan_graph(found, tags, None)
+                nested[node.target] = plan_graph(found, tags, frozenset(), lambda member: None)
     return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
 
@@ -217,19 +227,22 @@ def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, i
     )
 
 
-def decide_ownership(program: ExportedProgram, member: Mapping[Node, Partition]) -> None:
+def decide_ownership(
+    program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, int], bool]
+) -> None:
     """Give every partition the tagged constants that it uses.
 
     A constant that several partitions use is owned by each: its tensor is shared, not copied. A buffer that the program
     changes is owned only by a partition that holds all its users and computes its new value; otherwise its state must
-    stay where everyone sees it, in the program.
+    stay where everyone sees it, in the program. So must state that other methods see, unless it is bound to the
+    backend's delegates when they are loaded.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     signature = program.graph_signature
     new_values = {
         spec.target: nodes[spec.arg.name]
         for spec in signature.output_specs
-        if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(spec.arg, TensorArgument)
+        if spec.kind in STATE_MUTATIONS and isinstance(spec.arg, TensorArgument)
     }
     for spec in signature.input_specs:
         if spec.kind not in CONSTANT_KINDS:
@@ -238,6 +251,9 @@ def decide_ownership(program: ExportedProgram, member: Mapping[Node, Partition])
         if node.meta.get(TAG) is None and not node.meta.get("shared_delegation_tags"):
             continue
         owners = {member[user].tag: member[user] for user in node.users if user in member}
+        place = storage_key(constant_of(program, spec))
+        if any(kept(partition.spec.backend_id, place) for partition in owners.values()):
+            continue
         value = new_values.get(spec.target)
         if value is not None:
             inside = all(user in member for user in node.users) and len(owners) == 1

@@ -13,11 +13,11 @@ from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
     InputSpec,
-    OutputKind,
     OutputSpec,
 )
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from hatch_lower.graph.state import STATE_MUTATIONS
 from hatch_lower.graph.surgery import attribute_of, graph_modules, rebuild_program
 from hatch_lower.lowering.extract import argument_of
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
@@ -101,7 +101,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     kept_values: list[Any] = []
     output_specs: list[OutputSpec] = []
     for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
-        if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in consumed:
+        if spec.kind in STATE_MUTATIONS and spec.target in consumed:
             continue
         new = copies[value] if isinstance(value, Node) else value
         kept_values.append(new)

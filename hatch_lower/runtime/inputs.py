@@ -24,7 +24,7 @@ from hatch_lower.runtime.binding import bind_symbols
 from hatch_lower.runtime.names import Names, expression_code
 from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
-__all__ = ["InputWriter", "delegate_input_lines", "tuple_code"]
+__all__ = ["InputWriter", "delegate_input_lines", "expressions_of", "tuple_code"]
 
 
 class InputWriter:

@@ -43,7 +43,7 @@ def test_an_edge_operator_exists_once_and_stands_for_torchs() -> None:
     assert add is edge_overload(torch.ops.aten.add.Tensor)
     assert copy.deepcopy(add) is add
     assert (str(add), add.__name__) == ("aten.add.Tensor", "aten.add.Tensor")
-    assert add._schema is torch.ops.aten.add.Tensor._schema
+    assert add._schema == torch.ops.aten.add.Tensor._schema
     torch.testing.assert_close(add(torch.ones(2), 2), torch.full((2,), 3.0))
     assert getattr(ops.edge.aten, "no_such_operator", None) is None
     assert getattr(ops.edge.aten.add, "no_such_overload", None) is None

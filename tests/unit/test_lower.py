@@ -174,6 +174,37 @@ def test_a_buffer_that_two_partitions_use_stays_in_the_program() -> None:
         torch.testing.assert_close(run(x), eager(x))
 
 
+class Tally(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+class Peek(torch.nn.Module):
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self.count = tally.count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.count
+
+
+@pytest.mark.parametrize(("backend", "owned"), [("RecordingBackend", True), ("RecordingWeightsBackend", False)])
+def test_state_that_two_methods_see_goes_into_no_blob(backend: str, owned: bool) -> None:
+    tally, x = Tally(), torch.randn(3)
+    programs = {"forward": edge(tally, x), "peek": edge(Peek(tally), x)}
+    partitioner = TagBy(everything, backend)
+    lowered = lower_methods(programs, {"forward": partitioner, "peek": partitioner})
+    kept = {name for each in lowered.values() for name in each.program.state_dict}
+    assert kept == (set() if owned else {"count"})
+    alone = lower_methods({"forward": programs["forward"]}, {"forward": partitioner})["forward"]
+    assert set(alone.program.state_dict) == set()
+
+
 def test_symbolic_sizes_cross_the_border() -> None:
     class Halves(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
