@@ -22,6 +22,7 @@ __all__ = [
     "AllowedDtypeSet",
     "FunctionDtypeConstraint",
     "constraint_of",
+    "full_name",
     "is_tensor_type",
     "result_name",
     "tensor_names",
@@ -169,10 +170,16 @@ def tensor_names(schema: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (*(argument.name for argument in tensors if argument.name not in optional), *results), optional
 
 
+def full_name(op: OpOverload) -> str:
+    """Return `aten::add.Tensor`, or `aten::abs` for a nameless overload."""
+    overload = op._schema.overload_name
+    return f"{op._schema.name}.{overload}" if overload else str(op._schema.name)
+
+
 def constraint_of(op: OpOverload) -> FunctionDtypeConstraint:
     """Return an operator's constraint: from the table, else any regular dtype for each of its tensors."""
     essential, optional = tensor_names(op._schema)
-    entry = _edge_dialect_info.get(op.name())
+    entry = _edge_dialect_info.get(full_name(op))
     if entry is None:
         row = {name: f"T{index}" for index, name in enumerate((*essential, *optional))}
         return FunctionDtypeConstraint(essential, optional, dict.fromkeys(row.values(), REGULAR_DTYPES), [row])

@@ -150,7 +150,8 @@ def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Patte
         name, overload = define_operator(library, schema_or_name)
         op = getattr(getattr(getattr(torch.ops, library.ns), name), overload)
         if not has_kernel(op):
-            library.impl(op, pattern, "CompositeImplicitAutograd")
+            register: Any = library.impl
+            register(op, pattern, "CompositeImplicitAutograd")
         bound: BackendOpOverload = getattr(getattr(getattr(ops.backend, library.ns), name), overload)
         bound._equivalent_callable = pattern
         return pattern
@@ -165,7 +166,8 @@ def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
     except RuntimeError:
         name, _, overload = schema_or_name.rpartition("::")[2].partition(".")
     else:
-        library.define(schema_or_name)
+        define: Any = library.define
+        define(schema_or_name)
         name, overload = schema.name.rpartition("::")[2], schema.overload_name
     return name, overload or "default"
 

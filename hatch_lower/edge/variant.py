@@ -60,7 +60,7 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
             return found
     kind = variant.name.capitalize()
     raise VariantError(
-        f"{kind} variant of operator {op.name()} can't be found",
+        f"{kind} variant of operator {op._schema.name} can't be found",
         found="\n".join(str(each._schema) for each in overloads),
         hint="register an overload with the same arguments, or leave the operator as it is",
     )

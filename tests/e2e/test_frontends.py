@@ -22,7 +22,6 @@ def environment_of(project: Project, wheelhouse: Path, tmp_path: Path) -> dict[s
         "HATCH_CACHE_DIR": str(tmp_path / "hatch-cache"),
         "HATCH_CONFIG": str(config),
         "HATCH_DATA_DIR": str(tmp_path / "hatch-data"),
-        "UV_PYTHON": sys.executable,
     }
     return project.environment({**own, **installer_environment(wheelhouse)})
 
@@ -34,7 +33,7 @@ def frontend_command(frontend: str, project: Project) -> list[str | Path]:
         "hatch": [tools / "hatch", "build", "-t", "wheel", project.dist],
         "build": [sys.executable, "-m", "build", "--outdir", project.dist],
         "pip": [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", project.dist, "."],
-        "uv": [tools / "uv", "build", "--out-dir", project.dist],
+        "uv": [tools / "uv", "build", "--python", sys.executable, "--out-dir", project.dist],
     }[frontend]
 
 

@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from hatch_lower.backend.api import CompileSpec, PartitionResult, PreprocessResult, Target
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
+from hatch_lower.backends.aoti.record import refuse_extern
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.edge.convert import to_edge
@@ -334,6 +335,7 @@ class Refused(nn.Module):
             torch.nonzero(x) + 1,
             nn.functional.dropout(x, 0.5, training=False) * 3,
             torch.sort(x, stable=True)[0] + 1,
+            torch.median(x, 1)[0] + 1,
         )
 
 
@@ -345,6 +347,7 @@ def test_reasons_say_why_an_operation_is_not_taken() -> None:
     assert "has the type complex64" in texts
     assert "the result of `aten.nonzero.default` has a size that depends on its input's contents" in texts
     assert "`aten.sort.stable` is excluded by the recipe" in texts
+    assert "inductor has no native code for `aten.median.dim`" in texts
     taken = {name for names in groups.values() for name in names}
     assert taken
     assert not taken & set(result.reasons)
@@ -494,6 +497,16 @@ def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert caught.value.found == "out of ideas"
     assert list(tmp_path.iterdir()) == [compiler]
     assert dict(os.environ) == before
+
+
+def test_an_operation_without_a_native_call_is_named() -> None:
+    with pytest.raises(BackendError) as caught:
+        refuse_extern('{"nodes": [{"node": {"target": "aten::median.dim", "inputs": []}}]}')
+    assert str(caught.value) == (
+        "inductor has no native call for an operation of a partition\n"
+        "  found: aten::median.dim\n"
+        "  to do: leave it out with the backend's option `exclude`"
+    )
 
 
 def test_the_fingerprint_holds_the_tools_versions() -> None:

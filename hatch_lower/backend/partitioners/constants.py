@@ -82,19 +82,20 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
         The names of the new placeholders.
 
     Raises:
-        PartitionError: for a placeholder that is no constant.
+        PartitionError: for a placeholder that is no constant, or one whose value the program changes.
     """
     names = set(candidates)
+    changed = mutated_targets(exported_program)
     specs: list[InputSpec] = []
     created: set[str] = set()
     signature = exported_program.graph_signature
     for node, spec in zip(placeholders_of(exported_program), signature.input_specs, strict=True):
         if node.name in names:
-            if spec.kind not in CONSTANT_KINDS:
+            if spec.kind not in CONSTANT_KINDS or spec.target in changed:
                 raise PartitionError(
-                    f"the placeholder `{node.name}` is no parameter, buffer or lifted tensor",
-                    found=spec.kind.name,
-                    hint="duplicate the placeholders of constants only",
+                    f"the placeholder `{node.name}` is no constant",
+                    found="a buffer that the program changes" if spec.target in changed else spec.kind.name,
+                    hint="duplicate placeholders of parameters, lifted tensors and buffers that do not change",
                 )
             copies = copy_for_users(node)
             created.update(copies)

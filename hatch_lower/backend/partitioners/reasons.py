@@ -71,7 +71,7 @@ class WhyNoPartition:
     def __call__(self, node: Node, reason: str) -> None:
         self.node = node
         self.reason = reason
-        self.logger.debug("%s", self)
+        self.logger.debug("%s", str(self))
         if self.reporter is not None:
             self.reporter.report_reject(node, reason)
 

@@ -45,9 +45,9 @@ def generate(prepared: Prepared) -> Generated:
     with recording() as records, torch.no_grad():
         try:
             compile_fx_aot(prepared.module, list(prepared.inputs))
-        except BackendError:
-            raise
         except Exception as error:
+            if (ours := find_backend_error(error)) is not None:
+                raise ours from None
             raise BackendError(
                 "inductor could not lower a partition",
                 found=f"{type(error).__name__}: {first_lines(str(error))}",
@@ -60,6 +60,13 @@ def generate(prepared: Prepared) -> Generated:
             hint="leave the operation out with the backend's option `exclude`",
         )
     return records[0]
+
+
+def find_backend_error(error: BaseException | None) -> BackendError | None:
+    """Return the error of ours that inductor wrapped into its own, if there is one."""
+    while error is not None and not isinstance(error, BackendError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @contextmanager

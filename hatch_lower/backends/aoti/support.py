@@ -126,7 +126,7 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"the result of `{name}` has a size that depends on its input's contents"
     if op._schema.is_mutable:
         return f"`{name}` changes its input"
-    if op in KEPT_OPERATORS or has_native_code(op):
+    if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
     return f"inductor has no native code for `{name}`"
 
@@ -166,6 +166,14 @@ def is_random(op: OpOverload, node: Node) -> bool:
     return True
 
 
+def needs_missing_function(op: OpOverload, node: Node) -> bool:
+    """Return whether inductor's lowering would call libtorch in a way that has no C function."""
+    if op is torch.ops.aten.avg_pool1d.default:
+        kernel = node.args[1] if len(node.args) > 1 else node.kwargs.get("kernel_size")
+        return not isinstance(kernel, (list, tuple)) or any(not isinstance(each, int) or each > 25 for each in kernel)
+    return op is torch.ops.aten.median.dim
+
+
 @cache
 def has_native_code(op: OpOverload) -> bool:
     """Return whether inductor has a lowering, a decomposition, or a C function of libtorch for an operator."""
@@ -176,4 +184,13 @@ def has_native_code(op: OpOverload) -> bool:
         return False
     if str(op) in inductor_fallback_ops or op in decomposition.decompositions:
         return True
-    return op in lowering.lowerings and op not in lowering.fallbacks
+    if op in lowering.lowerings:
+        return op not in lowering.fallbacks
+    # A composite (`upsample_nearest2d.vec`) becomes the overload that computes it.
+    default = getattr(op.overloadpacket, "default", op)
+    return default is not op and is_composite(op) and has_native_code(default)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Return whether an operator is defined by other operators."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "CompositeImplicitAutograd")
