@@ -1,4 +1,4 @@
-"""Resident memory after loading and running both methods and both recipes against the weights once."""
+"""Physical memory after loading and running both methods and both recipes against the weights once."""
 
 from __future__ import annotations
 

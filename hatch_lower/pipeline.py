@@ -23,6 +23,7 @@ from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
+from hatch_lower.export.source import is_out_of_memory
 from hatch_lower.export.verify import check_tensors, verify_method
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import read_plan
@@ -220,6 +221,8 @@ def lower_with(
     except LowerError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise BackendError(
             f"the backend `{backend}` failed",
             where=where,

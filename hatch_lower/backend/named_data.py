@@ -168,7 +168,10 @@ class NamedDataStore:
 
 def blob_of(data: bytes | torch.Tensor) -> bytes:
     """Return the bytes of data; a tensor's as they lie in memory."""
-    return bytes(span_bytes(data.detach().cpu())) if isinstance(data, torch.Tensor) else bytes(data)
+    if not isinstance(data, torch.Tensor):
+        return bytes(data)
+    local = data.detach().cpu()  # named, for the span does not keep it alive
+    return bytes(span_bytes(local))
 
 
 def merge_layouts(key: str, one: TensorLayout | None, other: TensorLayout | None) -> TensorLayout | None:

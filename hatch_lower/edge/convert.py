@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,30 +12,83 @@ from torch._export.verifier import Verifier
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Node
+from torch.fx.traceback import get_current_meta
 
 from hatch_lower.edge.ops import EdgeOpOverload, edge_overload
 from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.errors import EdgeError
 from hatch_lower.graph.surgery import copy_program, graph_modules, rebuild_program
 
-__all__ = ["decompose", "to_aten", "to_edge"]
+__all__ = [
+    "assign_debug_handles",
+    "decompose",
+    "fill_debug_handles",
+    "generate_missing_debug_handles",
+    "to_aten",
+    "to_edge",
+]
+
+KEPT = "hatch_lower_kept"
+"""Marks, in the metadata of an exported operation, that it stays whole; torch copies it nowhere."""
+
+Wanted = Callable[[Node], bool]
 
 
-def decompose(program: ExportedProgram, keep: Sequence[OpOverload]) -> ExportedProgram:
-    """Return `program` in core ATen ops, functional, with the ops of `keep` left whole."""
+def decompose(
+    program: ExportedProgram, keep: Sequence[OpOverload], keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({})
+) -> ExportedProgram:
+    """Return `program` in core ATen ops, functional, with some ops left whole.
+
+    Args:
+        program: as exported.
+        keep: ops of which each operation is left whole.
+        keep_nodes: ops of which those operations are left whole for which the function returns true.
+    """
     table: Any = default_decompositions()
     for op in keep:
         table.pop(op, None)
+    some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
+    if some:
+        program = copy_program(program)
+        mark_kept(program.graph_module, some)
+        for op in some:
+            table[op] = partial(decompose_unmarked, op, table[op])
     decomposed: ExportedProgram = program.run_decompositions(table)
     return decomposed
 
 
-def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> ExportedProgram:
+def mark_kept(module: GraphModule, some: Mapping[OpOverload, Wanted]) -> None:
+    """Mark the operations that stay whole, in place."""
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            wanted = some.get(node.target) if node.op == "call_function" else None
+            if wanted is not None and wanted(node):
+                node.meta[KEPT] = node.target
+
+
+def decompose_unmarked(op: OpOverload, decomposition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Decompose an operation unless the exported one that torch is at is marked.
+
+    It is called while torch traces the program operation by operation; what torch is told is "not implemented", and
+    it keeps the operation. Other operations of the same kind that decompositions call are none of the program's.
+    """
+    if get_current_meta().get(KEPT) is op:
+        return NotImplemented
+    return decomposition(*args, **kwargs)
+
+
+def to_edge(
+    program: ExportedProgram,
+    *,
+    keep: Sequence[OpOverload] = (),
+    keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({}),
+) -> ExportedProgram:
     """Convert an exported program to the edge dialect.
 
     Args:
         program: as `torch.export.export` returns it.
         keep: ops that are not decomposed, because a backend takes them whole.
+        keep_nodes: ops of which a backend takes some operations whole, and which: a function of the exported node.
 
     Returns:
         A program of edge operators in which every operation has `meta["debug_handle"]`: operations that come from the
@@ -43,10 +98,12 @@ def to_edge(program: ExportedProgram, *, keep: Sequence[OpOverload] = ()) -> Exp
         EdgeError: if torch cannot decompose the program, or the result breaks a rule of the dialect.
     """
     try:
-        aten = decompose(program, keep)
+        aten = decompose(program, keep, keep_nodes)
         replace_targets(aten.graph_module)
         assign_debug_handles(aten.graph_module)
         return rebuild_program(aten, aten.graph_module, aten.graph, verifier=EdgeVerifier)
+    except EdgeError:
+        raise
     except Exception as error:
         raise EdgeError(
             "the exported program could not be converted to the edge dialect",
@@ -90,6 +147,25 @@ def assign_debug_handles(module: GraphModule) -> None:
         for node in each.graph.nodes:
             if node.op == "call_function":
                 node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
+
+
+def generate_missing_debug_handles(ep: ExportedProgram) -> None:
+    """Give every node without a debug handle, or with 0, one of its own after the highest, in place.
+
+    Args:
+        ep: a program; its inputs and outputs get handles too.
+    """
+    fill_debug_handles(ep.graph_module, lambda node: True)
+
+
+def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool]) -> None:
+    """Give the chosen nodes without a debug handle one of their own after the highest, in place."""
+    nodes = [node for each in graph_modules(module) for node in each.graph.nodes]
+    highest = max((node.meta.get("debug_handle") or 0 for node in nodes), default=0)
+    for node in nodes:
+        if chosen(node) and not node.meta.get("debug_handle"):
+            highest += 1
+            node.meta["debug_handle"] = highest
 
 
 def source_of(node: Node) -> Hashable:

@@ -128,7 +128,8 @@ def core_operators() -> list[OpOverload]:
     for name in sorted(dir(torch.ops.aten)):
         packet = getattr(torch.ops.aten, name)
         if isinstance(packet, torch._ops.OpOverloadPacket):
-            overloads = [getattr(packet, each) for each in packet.overloads()]
+            names: Any = packet.overloads
+            overloads = [getattr(packet, each) for each in names()]
             found += [op for op in overloads if torch.Tag.core in op.tags and not has_out(op)]
     return sorted(found, key=full_name)
 

@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 __all__ = [
     "attribute_of",
     "copy_graph_module",
+    "copy_node",
     "copy_program",
     "graph_modules",
     "nested_graph_modules",
@@ -59,13 +60,23 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
     return copy
 
 
+def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+    """Copy a node under its own name, by which signatures refer to it.
+
+    torch gives a copy another name where its own is that of a Python built-in, as with a parameter called `input`.
+    """
+    copied = graph.node_copy(node, copies.__getitem__)
+    copied.name = node.name
+    return copied
+
+
 def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, Any], Graph]:
     """Return the attributes and the graph of a copy."""
     attributes: dict[str, Any] = {}
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
-        copied = graph.node_copy(node, copies.__getitem__)
+        copied = copy_node(graph, node, copies)
         if node.op == "call_function":
             copied.target = map_target(node.target)
         elif node.op == "get_attr" and node.target not in attributes:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from hatch_lower.graph.state import STATE_MUTATIONS
-from hatch_lower.graph.surgery import attribute_of, graph_modules, rebuild_program
+from hatch_lower.graph.surgery import attribute_of, copy_node, graph_modules, rebuild_program
 from hatch_lower.lowering.extract import argument_of
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.lowering.partition import TAG, Partition, Plan
@@ -47,7 +47,7 @@ class Splicer:
         attributes: dict[str, Any] = {}
         for node in root.graph.find_nodes(op="placeholder"):
             if node not in dropped:
-                copies[node] = copy_node(graph, node, copies)
+                copies[node] = copy_untagged(graph, node, copies)
         number = first_free_number(root)
         for unit in plan.order:
             if isinstance(unit, Partition):
@@ -57,7 +57,7 @@ class Splicer:
                 attributes[name] = self.modules[unit]
                 call_partition(graph, unit, name, self.handle, copies)
                 continue
-            copies[unit] = copy_node(graph, unit, copies)
+            copies[unit] = copy_untagged(graph, unit, copies)
             if unit.op == "get_attr" and unit.target not in attributes:
                 target = str(unit.target)
                 nested = plan.nested.get(target)
@@ -126,9 +126,9 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     )
 
 
-def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     """Copy a node that stays, without its tag."""
-    copied = graph.node_copy(node, copies.__getitem__)
+    copied = copy_node(graph, node, copies)
     copied.meta.pop(TAG, None)
     copied.meta.pop("shared_delegation_tags", None)
     return copied

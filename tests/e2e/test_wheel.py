@@ -84,6 +84,12 @@ def test_a_portable_model_takes_keywords_and_gives_nested_outputs(
     compare(clean, tmp_path, "dynamic", "default", calls)
 
 
+def test_a_parameter_may_be_named_like_a_builtin(project: Callable[[str], Project]) -> None:
+    sequential = project("tiny")
+    sequential.edit("tiny/model.py", "Model(Tiny().eval()", "Model(torch.nn.Sequential(Tiny()).eval()")
+    sequential.wheel()  # the parameter of `torch.nn.Sequential.forward` is `input`
+
+
 def test_nothing_that_builds_is_installed_with_a_model(clean: VirtualEnvironment, tmp_path: Path) -> None:
     listed = json.loads(clean.run("-m", "pip", "list", "--format=json", cwd=tmp_path).check().stdout)
     names = {row["name"] for row in listed}

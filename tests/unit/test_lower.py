@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.cache.store import Store
-from hatch_lower.edge.convert import to_edge
+from hatch_lower.edge.convert import to_aten, to_edge
 from hatch_lower.errors import BackendError, CacheError, PartitionError
 from hatch_lower.lowering.lower import (
     MethodProgramsPartitionerSpec,
@@ -203,6 +203,18 @@ def test_state_that_two_methods_see_goes_into_no_blob(backend: str, owned: bool)
     assert kept == (set() if owned else {"count"})
     alone = lower_methods({"forward": programs["forward"]}, {"forward": partitioner})["forward"]
     assert set(alone.program.state_dict) == set()
+
+
+def test_parameters_may_be_named_like_built_in_functions() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, input: torch.Tensor, max: torch.Tensor) -> torch.Tensor:
+            return torch.sin(input) + torch.cos(max)
+
+    args = torch.randn(3), torch.randn(3)
+    program = edge(Named(), *args)
+    lowered = to_backend(program, TagBy(lambda node: "part" if "sin" in str(node.target) else None))
+    torch.testing.assert_close(to_aten(program).module()(*args), Named()(*args))
+    torch.testing.assert_close(lowered.module()(*args), Named()(*args))
 
 
 def test_symbolic_sizes_cross_the_border() -> None:

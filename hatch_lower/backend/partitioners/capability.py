@@ -88,16 +88,20 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
             connected=self.skip_horizontal_fusion,
         )
         self.refusals = {node.name: reason for node, reason in grouping.given_up.items()}
-        idle = OperatorSet([*NON_COMPUTE_OPERATORS, *self.non_compute_ops])
-        single = OperatorSet(self.allowed_single_node_partition_ops)
+        counts = self.count_computing()
         proposed: list[Partition] = []
         for nodes in grouping.partitions:
-            computing = sum((node not in idle) + (node in single) for node in nodes if node.op == "call_function")
-            if self.allows_single_node_partition or computing > 1:
+            if self.allows_single_node_partition or sum(map(counts, nodes)) > 1:
                 proposed.append(Partition(id=len(proposed), nodes=nodes))
             else:
                 self.refusals.update({node.name: ONE_OPERATION for node in nodes})
         return proposed
+
+    def count_computing(self) -> Callable[[Node], int]:
+        """Return a function that counts a node as 0 if it computes nothing, as 2 if it may be alone, else as 1."""
+        idle = OperatorSet([*NON_COMPUTE_OPERATORS, *self.non_compute_ops])
+        single = OperatorSet(self.allowed_single_node_partition_ops)
+        return lambda node: (node not in idle) + (node in single) if node.op == "call_function" else 0
 
 
 class GroupBasedPartitioner(CapabilityBasedPartitioner):

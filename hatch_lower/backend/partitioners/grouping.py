@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
@@ -54,7 +54,6 @@ def group_nodes(
         connected: make a partition of each connected part, where independent parts would else share one.
     """
     atoms = find_atoms(graph, supports, groups)
-    atoms.settle()
     levels = atoms.levels()
     part_of = {node: part for node, atom in atoms.of.items() if (part := levels[atom]) is not None}
     for node in leaves:
@@ -63,8 +62,7 @@ def group_nodes(
             if user is not None:
                 part_of[node] = part_of[user]
     if connected:
-        together = [[atoms.heads[atom] for atom in unit] for unit in atoms.units if len(unit) > 1]
-        part_of = connected_parts(graph, part_of, together)
+        part_of = connected_parts(graph, part_of, atoms.entangled)
     parts: dict[int, list[Node]] = {}
     for node in graph.nodes:
         if node in part_of:
@@ -88,62 +86,65 @@ class Atoms:
         self.followers: list[list[int]] = []
         self.members: list[list[int]] = []
         self.taken: list[bool] = []
-        self.units: list[list[int]] = []
+        self.entangled: list[list[Node]] = []
         self.reasons: dict[int, str] = {}
 
-    def settle(self) -> None:
-        """Decide which atoms are taken, and which units (atoms of entangled groups are one) they form, in order."""
+    def settle(self) -> Iterator[list[int]]:
+        """Decide which groups are taken; yield units in topological order. Atoms of entangled groups are one unit."""
         count = len(self.heads)
         if not self.members:
-            self.units = [[atom] for atom in range(count)]
+            yield from ([atom] for atom in range(count))
             return
-        pending = self.components(range(len(self.followers)))
+        pending = [self.components(range(len(self.followers)))]
         while pending:
-            unit = pending.pop()
+            unit = next(pending[-1], None)
+            if unit is None:
+                pending.pop()
+                continue
             group = self.misfit(unit) if len(unit) > 1 else None
-            if group is None:
-                atoms = [vertex for vertex in unit if vertex < count]
-                if atoms:
-                    self.units.append(atoms)
-            else:
-                pending += self.components(vertex for vertex in unit if vertex != group)
+            if group is not None:
+                pending.append(self.components([vertex for vertex in unit if vertex != group]))
+            elif unit[0] < count:
+                yield [vertex for vertex in unit if vertex < count]
 
-    def components(self, vertices: Iterable[int]) -> list[list[int]]:
-        """Return the strongly connected components among `vertices`, the last in topological order first (Tarjan)."""
+    def components(self, vertices: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the strongly connected components among `vertices` in topological order (Tarjan's algorithm)."""
         inside = set(vertices)
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
+        edge: dict[int, int] = {}
         open_vertices: list[int] = []
-        closed: set[int] = set()
-        found: list[list[int]] = []
-        for root in sorted(inside):
-            if root in number:
-                continue
-            number[root] = lowest[root] = len(number)
-            open_vertices.append(root)
-            walk = [(root, iter(self.followers[root]))]
+        closed: list[int] = []  # all components, the last in topological order first
+        starts: list[int] = []
+        done: set[int] = set()
+        for root in vertices:
+            walk = [] if root in number else [root]
             while walk:
-                vertex, following = walk[-1]
-                for follower in following:
-                    if follower not in inside or follower in closed:
-                        continue
-                    if follower not in number:
-                        number[follower] = lowest[follower] = len(number)
-                        open_vertices.append(follower)
-                        walk.append((follower, iter(self.followers[follower])))
-                        break
-                    lowest[vertex] = min(lowest[vertex], number[follower])
+                vertex = walk[-1]
+                if vertex not in number:
+                    number[vertex] = lowest[vertex] = len(number)
+                    edge[vertex] = 0
+                    open_vertices.append(vertex)
+                following = self.followers[vertex]
+                while edge[vertex] < len(following):
+                    follower = following[edge[vertex]]
+                    if follower in inside and follower not in done:
+                        if follower not in number:
+                            walk.append(follower)
+                            break
+                        lowest[vertex] = min(lowest[vertex], lowest[follower])
+                    edge[vertex] += 1
                 else:
                     walk.pop()
-                    if walk:
-                        lowest[walk[-1][0]] = min(lowest[walk[-1][0]], lowest[vertex])
                     if lowest[vertex] == number[vertex]:
-                        component = [open_vertices.pop()]
-                        while component[-1] != vertex:
-                            component.append(open_vertices.pop())
-                        closed.update(component)
-                        found.append(sorted(component))
-        return found
+                        starts.append(len(closed))
+                        while not closed or closed[-1] != vertex:
+                            closed.append(open_vertices.pop())
+                            done.add(closed[-1])
+        end = len(closed)
+        for start in reversed(starts):
+            yield sorted(closed[start:end])
+            end = start
 
     def misfit(self, unit: Sequence[int]) -> int | None:
         """Return a group that makes it impossible to take a strongly connected unit whole, or `None`.
@@ -199,17 +200,22 @@ class Atoms:
     def levels(self) -> list[int | None]:
         """Return the level of each taken atom."""
         count = len(self.heads)
-        wanted = [-1] * count  # of what comes before: the highest level, one more behind what is not taken
+        behind_taken = [-1] * count  # the highest level directly before each atom
+        behind_refused = [-1] * count  # the same, before operations that are not taken
         levels: list[int | None] = [None] * count
-        for unit in self.units:
+        for unit in self.settle():
+            if len(unit) > 1:
+                self.entangled.append([self.heads[atom] for atom in unit])
+            level = max(max(behind_taken[atom], behind_refused[atom]) for atom in unit)
             taken = self.taken[unit[0]]
-            level = max(max(wanted[atom] for atom in unit), 0 if taken else -1)
+            if taken:
+                level = max(0, level, *[behind_refused[atom] + 1 for atom in unit])
+            passed = behind_taken if taken else behind_refused
             for atom in unit:
                 levels[atom] = level if taken else None
                 for follower in self.followers[atom]:
-                    if follower < count:
-                        step = int(not taken and self.taken[follower])
-                        wanted[follower] = max(wanted[follower], level + step)
+                    if follower < count and passed[follower] < level:
+                        passed[follower] = level
         return levels
 
 

@@ -7,11 +7,19 @@ import torch
 from hatch_lower import Method, Model
 
 
-def make() -> torch.nn.Module:
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(*each) for each in [(256, 512), (512, 512), (512, 10)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+def make() -> Network:
     """Return the network with the same weights each time."""
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(512, 10)).eval()
+    return Network().eval()
 
 
 def example() -> torch.Tensor:
