@@ -104,7 +104,8 @@ class HookTable:
     module. `skip`: nothing."""
     inputs: tuple[str, ...] = ()
     """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
-    if version control ignores them: weights, most often."""
+    if version control ignores them: weights, most often. Hatchling asks a hook about source distributions only where it
+    is configured for them: an empty table `[tool.hatch.build.targets.sdist.hooks.lower]` does that."""
     pass_env: tuple[str, ...] = ()
     """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
     `HOME`, temporary and cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash

@@ -149,7 +149,7 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     handles: dict[int, int] = {}
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
-    attributes, graph, renamed = localise_graph(program.graph_module, names, handles)
+    attributes, graph, renamed = localise_graph(program.graph_module, dict(names), handles)
     tensors = [constant_of(program, spec) for spec in specs]
     if weight_free:
         tensors = stand_ins(tensors)
@@ -157,13 +157,13 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     constants: dict[str, Any] = {}
     targets = {}
     for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
-        targets[spec.target] = f"c{index}"
+        targets.setdefault(spec.target, f"c{index}")
         if spec.kind is InputKind.PARAMETER and not isinstance(tensor, torch.nn.Parameter):
             tensor = torch.nn.Parameter(tensor, requires_grad=False)
         (state_dict if spec.target in program.state_dict else constants)[f"c{index}"] = tensor
     signature = ExportGraphSignature(
         [
-            InputSpec(spec.kind, rename(spec.arg, renamed), targets.get(spec.target), spec.persistent)
+            InputSpec(spec.kind, rename(spec.arg, renamed), names.get(spec.arg.name), spec.persistent)
             for spec in program.graph_signature.input_specs
         ],
         [

@@ -33,3 +33,245 @@ PerMethod = Mapping[str, Sequence[Any]]
 
 WHOLE_NAMESPACES = ("quantized_decomposed",)
 """Operators that may stay whole without being delegated: they say how values are quantised."""
+
+NEVER_KEPT = ("aten::item", "aten::unbind.int")
+"""Operators that an edge program cannot hold whole, whoever asks: they are decomposed all the same."""
+
+
+class NotDelegatedError(EdgeError, RuntimeError):
+    """An operator was kept whole for a backend that then did not take it."""
+
+
+class MethodNameError(EdgeError, KeyError):
+    """A model has no method of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCompileConfig:
+    """How programs are converted and checked."""
+
+    _check_ir_validity: bool = True
+    """Whether finished programs are checked against the rules of the dialect."""
+    _skip_dim_order: bool = False
+    """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
+    _core_aten_ops_exception_list: Sequence[OpOverload] = ()
+    """Operators that may stand in the programs although they are not core ATen."""
+    preserve_ops: Sequence[OpOverload] = ()
+    """Operators that are left whole in all programs, whether a backend takes them or not."""
+
+    def exempt(self) -> frozenset[OpOverload]:
+        """Return the operators that need not be core ATen."""
+        return frozenset((*self._core_aten_ops_exception_list, *self.preserve_ops))
+
+
+class ExecutorchBackendConfig:
+    """Options of ExecuTorch's own program format, taken so that calls can stay as they are; they have no effect."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A model's lowered methods, as they are packaged.
+
+    Args:
+        programs: method name to lowered program.
+        constant_methods: method name to the value that it returns.
+        reasons: method name to node name to the reasons why no backend took it.
+    """
+
+    programs: Mapping[str, ExportedProgram]
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods."""
+        return set(self.programs)
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return a method's lowered program."""
+        return program_of(self.programs, method_name)
+
+
+class EdgeProgramManager:
+    """The edge programs of a model's methods; each step returns a new manager and leaves this one as it is.
+
+    Args:
+        edge_programs: the program of `forward`, or method name to program.
+        constant_methods: method name to the value that it returns.
+        compile_config: how programs are checked.
+        ops_set_to_not_decompose: operators that need not be core ATen, because backends asked to keep them whole.
+        reasons: method name to node name to the reasons why no backend took it so far.
+
+    Raises:
+        EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
+    """
+
+    def __init__(
+        self,
+        edge_programs: Programs,
+        constant_methods: Mapping[str, Any] | None = None,
+        compile_config: EdgeCompileConfig | None = None,
+        ops_set_to_not_decompose: Iterable[OpOverload] = (),
+        reasons: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.compile_config = EdgeCompileConfig() if compile_config is None else compile_config
+        self._edge_programs = by_method(edge_programs)
+        self._config_methods = dict(constant_methods or {})
+        self._kept = frozenset(ops_set_to_not_decompose)
+        self._reasons = dict(reasons or {})
+        if self.compile_config._check_ir_validity:
+            self.verify(self.compile_config)
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods."""
+        return set(self._edge_programs)
+
+    @property
+    def config_methods(self) -> set[str]:
+        """The names of the methods that return a constant."""
+        return set(self._config_methods)
+
+    @property
+    def _named_data_store(self) -> NamedDataStore:
+        """The named data of all delegates of all methods."""
+        store = NamedDataStore()
+        for program in self._edge_programs.values():
+            for module in lowered_modules(program):
+                if module.named_data_store_output is not None:
+                    store.merge_named_data_store(module.named_data_store_output)
+        return store
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return a method's program.
+
+        Raises:
+            MethodNameError: a `KeyError`, if there is no such method.
+        """
+        return program_of(self._edge_programs, method_name)
+
+    def transform(
+        self,
+        passes: Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass,
+        compile_config: EdgeCompileConfig | None = None,
+    ) -> EdgeProgramManager:
+        """Run passes over all methods, or over those named.
+
+        Args:
+            passes: a list, one list for each method, or a `PassManager`.
+            compile_config: how the results are checked; by default as before.
+
+        Raises:
+            EdgeError: as `transform_program`.
+        """
+        chosen = per_method(passes, self._edge_programs, "passes")
+        programs = {
+            name: transform_program(program, chosen[name]) if chosen.get(name) else program
+            for name, program in self._edge_programs.items()
+        }
+        config = self.compile_config if compile_config is None else compile_config
+        return EdgeProgramManager(programs, self._config_methods, config, self._kept, self._reasons)
+
+    def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
+        """Lower all methods by one partitioner, or those named each by its own.
+
+        Raises:
+            PartitionError, BackendError: as `lower_methods`.
+        """
+        if isinstance(partitioner, Partitioner):
+            partitioner = dict.fromkeys(self._edge_programs, partitioner)
+        lowered = lower_methods(self._edge_programs, partitioner)
+        config = replace(self.compile_config, _check_ir_validity=False)
+        programs = {name: each.program for name, each in lowered.items()}
+        reasons = {name: merge_reasons(self._reasons.get(name, {}), each) for name, each in lowered.items()}
+        return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons)
+
+    def to_program(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
+        """Return the methods as they are packaged; `hatch_lower.program.emit` writes them."""
+        return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
+
+    def verify(self, config: EdgeCompileConfig) -> None:
+        """Check all programs against the rules of the dialect.
+
+        Raises:
+            EdgeViolationError: that names the method.
+        """
+        for name, program in self._edge_programs.items():
+            try:
+                verify_edge(program, exempt=config.exempt() | self._kept)
+            except EdgeViolationError as error:
+                where = f"method `{name}`, {error.where}"
+                raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
+
+
+def to_edge(
+    programs: Programs,
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Convert exported programs to the edge dialect.
+
+    Args:
+        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
+        constant_methods: method name to the value that it returns.
+        compile_config: what stays whole, and what is checked.
+        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
+
+    Raises:
+        EdgeError: if a program cannot be converted.
+        EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
+    """
+    refuse_etrecord(generate_etrecord)
+    config = EdgeCompileConfig() if compile_config is None else compile_config
+    edge = {name: convert_program(each, keep=list(config.preserve_ops)) for name, each in by_method(programs).items()}
+    return EdgeProgramManager(edge, constant_methods, config)
+
+
+def to_edge_transform_and_lower(
+    programs: Programs,
+    transform_passes: Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass | None = None,
+    partitioner: Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]] | None = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Convert exported programs to the edge dialect, run passes, and lower them by several partitioners in turn.
+
+    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
+
+    Args:
+        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
+        transform_passes: run over the edge programs before the partitioners.
+        partitioner: for all methods, or for those named.
+        constant_methods: method name to the value that it returns.
+        compile_config: what stays whole in any case, and what is checked in the end.
+        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
+
+    Raises:
+        NotDelegatedError: a `RuntimeError`, if an operation that was kept whole for a backend was not taken by any.
+        EdgeError, PartitionError, BackendError: as the single steps.
+    """
+    refuse_etrecord(generate_etrecord)
+    config = EdgeCompileConfig() if compile_config is None else compile_config
+    exported = by_method(programs)
+    chosen = per_method(partitioner, exported, "partitioners")
+    edge: dict[str, ExportedProgram] = {}
+    wishes: dict[str, Wishes] = {}
+    for name, program in exported.items():
+        wishes[name] = Wishes.of(program, chosen.get(name, ()))
+        keep = [*config.preserve_ops, *wishes[name].whole]
+        edge[name] = convert_program(wishes[name].program, keep=keep, keep_nodes=wishes[name].some)
+    kept = {op for each in wishes.values() for op in each.wanted_by}
+    manager = EdgeProgramManager(edge, constant_methods, replace(config, _check_ir_validity=False), kept)
+    if transform_passes is not None:
+        manager = manager.transform(transform_passes)
+    for number in range(max(map(len, chosen.values()), default=0)):
+        turn = {name: each[number] for name, each in chosen.items() if number < len(each)}
+        manager = manager.to_backend(turn)
+    for name, program in manager._edge_programs.items():
+        refuse_undelegated(name, program, wishes[name], config.preserve_ops, manager._reasons.get(name, {}))
+    return EdgeProgramManager(manager._edge_programs, constant_methods, config, kept, manager._reasons)
