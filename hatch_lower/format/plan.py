@@ -10,7 +10,8 @@ from hatch_lower.digest import canonical_json
 from hatch_lower.format.arguments import Argument, ConstantName, Value, argument_json, read_argument
 from hatch_lower.format.constants import Constant, Storage, constant_json, read_constant, read_storage, storage_json
 from hatch_lower.format.delegates import DelegateEntry, TargetEntry, delegate_json, read_delegate
-from hatch_lower.format.graph import Graph, Scope, graph_json, read_graph
+from hatch_lower.format.graph import Graph, graph_json
+from hatch_lower.format.graph_reader import Scope, read_graph
 from hatch_lower.format.inputs import (
     Input,
     Symbol,

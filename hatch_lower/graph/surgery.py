@@ -61,12 +61,13 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
 
 
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
-    """Copy a node under its own name, by which signatures refer to it.
+    """Copy a node; a placeholder keeps its name, by which signatures refer to it.
 
-    torch gives a copy another name where its own is that of a Python built-in, as with a parameter called `input`.
+    torch would give it another where its own is that of a Python built-in, as with a parameter called `input`.
     """
     copied = graph.node_copy(node, copies.__getitem__)
-    copied.name = node.name
+    if node.op == "placeholder":
+        copied.name = node.name
     return copied
 
 

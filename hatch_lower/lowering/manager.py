@@ -5,41 +5,30 @@ A façade over `hatch_lower.edge` and the lowering flow, with the names that Exe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch._ops import OpOverload
-from torch.export import ExportedProgram, default_decompositions
-from torch.fx import Node
+from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import Partitioner
 from hatch_lower.backend.named_data import NamedDataStore
-from hatch_lower.edge.convert import decompose
 from hatch_lower.edge.convert import to_edge as convert_program
 from hatch_lower.edge.faults import EdgeViolationError
-from hatch_lower.edge.ops import EdgeOpOverload
 from hatch_lower.edge.verify import verify_edge
-from hatch_lower.errors import EdgeError
-from hatch_lower.graph.surgery import graph_modules
+from hatch_lower.errors import EdgeError, nearest
+from hatch_lower.graph.surgery import attribute_of, graph_modules
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.transform import Pass, transform_program
+from hatch_lower.lowering.wishes import Wishes, refuse_undelegated
 
 __all__ = ["EdgeCompileConfig", "EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]
 
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
-PerMethod = Mapping[str, Sequence[Any]]
-
-WHOLE_NAMESPACES = ("quantized_decomposed",)
-"""Operators that may stay whole without being delegated: they say how values are quantised."""
-
-NEVER_KEPT = ("aten::item", "aten::unbind.int")
-"""Operators that an edge program cannot hold whole, whoever asks: they are decomposed all the same."""
-
-
-class NotDelegatedError(EdgeError, RuntimeError):
-    """An operator was kept whole for a backend that then did not take it."""
+Passes = Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass
+Partitioners = Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]]
 
 
 class MethodNameError(EdgeError, KeyError):
@@ -54,9 +43,9 @@ class EdgeCompileConfig:
     """Whether finished programs are checked against the rules of the dialect."""
     _skip_dim_order: bool = False
     """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
-    _core_aten_ops_exception_list: Sequence[OpOverload] = ()
+    _core_aten_ops_exception_list: list[OpOverload] = field(default_factory=list)
     """Operators that may stand in the programs although they are not core ATen."""
-    preserve_ops: Sequence[OpOverload] = ()
+    preserve_ops: list[OpOverload] = field(default_factory=list)
     """Operators that are left whole in all programs, whether a backend takes them or not."""
 
     def exempt(self) -> frozenset[OpOverload]:
@@ -155,7 +144,7 @@ class EdgeProgramManager:
 
     def transform(
         self,
-        passes: Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass,
+        passes: Passes,
         compile_config: EdgeCompileConfig | None = None,
     ) -> EdgeProgramManager:
         """Run passes over all methods, or over those named.
@@ -200,11 +189,7 @@ class EdgeProgramManager:
             EdgeViolationError: that names the method.
         """
         for name, program in self._edge_programs.items():
-            try:
-                verify_edge(program, exempt=config.exempt() | self._kept)
-            except EdgeViolationError as error:
-                where = f"method `{name}`, {error.where}"
-                raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
+            verify_method(name, program, config.exempt() | self._kept)
 
 
 def to_edge(
@@ -233,8 +218,8 @@ def to_edge(
 
 def to_edge_transform_and_lower(
     programs: Programs,
-    transform_passes: Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass | None = None,
-    partitioner: Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]] | None = None,
+    transform_passes: Passes | None = None,
+    partitioner: Partitioners | None = None,
     constant_methods: Mapping[str, Any] | None = None,
     compile_config: EdgeCompileConfig | None = None,
     generate_etrecord: bool = False,
@@ -275,3 +260,71 @@ def to_edge_transform_and_lower(
     for name, program in manager._edge_programs.items():
         refuse_undelegated(name, program, wishes[name], config.preserve_ops, manager._reasons.get(name, {}))
     return EdgeProgramManager(manager._edge_programs, constant_methods, config, kept, manager._reasons)
+
+
+def by_method(programs: Programs) -> dict[str, ExportedProgram]:
+    """Return method name to program."""
+    return {"forward": programs} if isinstance(programs, ExportedProgram) else dict(programs)
+
+
+def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedProgram:
+    """Return a method's program, or raise `MethodNameError`."""
+    if name not in programs:
+        raise MethodNameError(f"there is no method `{name}`", found=nearest(name, programs), hint="correct the name")
+    return programs[name]
+
+
+def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -> dict[str, list[Any]]:
+    """Return method name to a list of passes or partitioners, from one, a list for all methods, or one for each.
+
+    Raises:
+        MethodNameError: if there is a list for something that is no method.
+    """
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(programs))
+        if unknown:
+            raise MethodNameError(
+                f"there are {kind} for `{unknown[0]}`, which is no method",
+                found=nearest(unknown[0], programs),
+                hint=f"name {kind} for existing methods only",
+            )
+        return {name: list(each) if isinstance(each, Sequence) else [each] for name, each in given.items()}
+    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    return {name: list(listed) for name in programs}
+
+
+def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
+    """Check one program, and name its method if it breaks a rule."""
+    try:
+        verify_edge(program, exempt=exempt)
+    except EdgeViolationError as error:
+        where = f"method `{name}`, {error.where}"
+        raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
+
+
+def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
+    """Yield the lowered modules that a program calls, those in control flow too."""
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.find_nodes(op="get_attr"):
+            found = attribute_of(module, node.target)
+            if isinstance(found, LoweredBackendModule):
+                yield found
+
+
+def merge_reasons(known: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
+    """Return all reasons why nodes were not taken, by earlier partitioners and by one more."""
+    reasons = dict(known)
+    for node, reason in lowered.reasons.items():
+        reasons[node] = f"{reasons[node]}; {reason}" if node in reasons else reason
+    return reasons
+
+
+def refuse_etrecord(wanted: bool) -> None:
+    """Raise `EdgeError` if an ETRecord is asked for."""
+    if wanted:
+        raise EdgeError(
+            "there are no ETRecords here",
+            found="generate_etrecord=True",
+            hint="the debug map of the packaged program tells for every delegate and operation which source lines it "
+            "computes",
+        )

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hatch_lower.format.arguments import Argument, Value, references_in
 from hatch_lower.format.constants import Constant
-from hatch_lower.format.graph import Graph, Instruction, OpCall, PythonCall, arguments_of, nested_graphs
+from hatch_lower.format.graph import Graph, Instruction, Map, OpCall, PythonCall, arguments_of, nested_graphs
 from hatch_lower.runtime.operators import Operators, may_return_alias
 
 __all__ = ["Aliasing", "Root", "Roots"]
@@ -59,6 +59,8 @@ class Aliasing:
         if isinstance(instruction, OpCall) and not may_return_alias(self._operators[instruction.op]):
             return NOTHING
         if isinstance(instruction, PythonCall) and instruction.op != "getitem":
+            return NOTHING
+        if isinstance(instruction, Map):  # what it returns is stacked, and so copied
             return NOTHING
         mentioned = {self.constant_root(name) for name in _constants_in(nested_graphs(instruction))}
         return self.roots_of(*arguments_of(instruction)) | mentioned

@@ -21,23 +21,23 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hatch_lower.format.arguments import Argument, ConstantName, Special, Value, references_in
-from hatch_lower.format.expression import symbols_in
+from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.graph import (
     Cond,
     DelegateCall,
     Graph,
     Instruction,
+    Map,
     OpCall,
     PythonCall,
+    Scan,
     While,
-    arguments_of,
-    nested_graphs,
 )
 from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan
@@ -45,10 +45,12 @@ from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
 from hatch_lower.runtime.aliasing import Aliasing, Root
 from hatch_lower.runtime.binding import bind_symbols
 from hatch_lower.runtime.containers import output_code, take_apart
-from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, expressions_of, tuple_code
+from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.operators import python_code, resolve_operators, size_code
 from hatch_lower.runtime.refusals import Refusals
+from hatch_lower.runtime.rows import map_rows, scan_rows
+from hatch_lower.runtime.uses import last_uses, references_to_values, symbols_of
 
 __all__ = ["MethodWriter"]
 
@@ -181,7 +183,9 @@ class MethodWriter:
                     self._call_graph(each, args, symbols) for each in (instruction.true_graph, instruction.false_graph)
                 )
                 return [f"{out} = {yes} if {predicate} else {no}"]
-        return self._write_while(instruction, args, out, variables, symbols)
+            case While():
+                return self._write_while(instruction, args, out, variables, symbols)
+        return [f"{out} = {self._rows_code(instruction, args, variables, symbols)}"]
 
     def _write_delegate(
         self,
@@ -218,8 +222,27 @@ class MethodWriter:
         body = self._call_graph(loop.body, carried, symbols)
         return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
 
+    def _rows_code(
+        self, loop: Map | Scan, args: list[str], variables: Mapping[int, str], symbols: Mapping[str, str]
+    ) -> str:
+        """Return the code of a loop over rows."""
+        function, given = self._write_function(loop.body, symbols)
+        if given:
+            function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
+        groups = [args, [self._argument(each, variables) for each in loop.extra]]
+        if isinstance(loop, Scan):
+            groups.insert(1, [self._argument(each, variables) for each in loop.rows])
+        run = map_rows if isinstance(loop, Map) else scan_rows
+        where = self.names.bind("where", self._where, "where")
+        return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
+
     def _call_graph(self, graph: Graph, args: Sequence[str], symbols: Mapping[str, str]) -> str:
         """Write a function for a nested graph; return the code of its call."""
+        function, given = self._write_function(graph, symbols)
+        return f"{function}({', '.join([*given, *args])})"
+
+    def _write_function(self, graph: Graph, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
+        """Write a function for a nested graph; return its name, and the code of its first arguments: sizes."""
         needed = sorted(symbols_of(graph) & symbols.keys())
         inner = {symbol: self.names.fresh("s") for symbol in needed}
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
@@ -229,7 +252,7 @@ class MethodWriter:
         parameters = [*inner.values(), *(variables[slot] for slot in graph.inputs)]
         lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
-        return f"{function}({', '.join([*(symbols[symbol] for symbol in needed), *args])})"
+        return function, [symbols[symbol] for symbol in needed]
 
     def _write_end(self, variables: Mapping[int, str], leaves: Sequence[str]) -> list[str]:
         """Return the lines that copy new values into what the method changes, and build its result.
@@ -294,39 +317,6 @@ class MethodWriter:
             kind = torch.device("cpu") if argument.kind == "device" else getattr(torch, argument.name)
             return self.names.bind(argument.name, kind, ("special", argument))
         return self.names.bind("literal", argument, ("literal", type(argument), repr(argument)))
-
-
-def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
-    """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""
-    needed = {each.slot for each in references_to_values(graph.outputs)} | kept
-    last: dict[int, int] = {}
-    for index, instruction in enumerate(graph.instructions):
-        last[instruction.out] = index
-        for each in references_to_values(arguments_of(instruction)):
-            last[each.slot] = index
-    uses: dict[int, list[int]] = {}
-    for slot, index in last.items():
-        if slot not in needed:
-            uses.setdefault(index, []).append(slot)
-    return uses
-
-
-def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
-    """Yield the slots that arguments mention."""
-    for argument in arguments:
-        for each in references_in(argument):
-            if isinstance(each, Value):
-                yield each
-
-
-def symbols_of(graph: Graph) -> frozenset[str]:
-    """Return the symbols that a graph's delegate calls mention, at any depth."""
-    symbols: frozenset[str] = frozenset()
-    for instruction in graph.instructions:
-        if isinstance(instruction, DelegateCall):
-            symbols = symbols.union(*(symbols_in(size) for each in instruction.inputs for size in expressions_of(each)))
-        symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
-    return symbols
 
 
 def indented(lines: Iterable[str]) -> list[str]:

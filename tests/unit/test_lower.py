@@ -217,6 +217,16 @@ def test_parameters_may_be_named_like_built_in_functions() -> None:
     torch.testing.assert_close(lowered.module()(*args), Named()(*args))
 
 
+def test_results_of_a_delegate_and_of_other_operations_have_names_of_their_own() -> None:
+    class Largest(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.max(torch.sin(x), dim=0).values
+
+    x = torch.randn(3, 4)
+    lowered = to_backend(edge(Largest(), x), TagBy(lambda node: "part" if "sin" in str(node.target) else None))
+    torch.testing.assert_close(lowered.module()(x), Largest()(x))
+
+
 def test_symbolic_sizes_cross_the_border() -> None:
     class Halves(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

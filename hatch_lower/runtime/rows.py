@@ -1,0 +1,73 @@
+"""`map` and `scan`: a graph's function, called for one row of tensors after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import InputError
+
+__all__ = ["map_rows", "scan_rows"]
+
+Step: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return the stacked outputs of `step(*row, *extra)` for each row.
+
+    Args:
+        where: the method, for errors.
+        step: returns a tuple of tensors of the same shapes for each row, or `None` in their place.
+        tensors: of at least one dimension and one leading size.
+        extra: given to each call.
+
+    Raises:
+        InputError: if there is no row, as in eager, or the leading sizes differ.
+    """
+    return stack([step(*row, *extra) for row in rows_of(where, tensors)])
+
+
+def scan_rows(
+    where: str, step: Step, carried: Sequence[Any], tensors: Sequence[Tensor], extra: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Return the last carried values and the stacked outputs of `step(*carried, *row, *extra)` for each row.
+
+    Args:
+        where: the method, for errors.
+        step: returns the next carried values, then tensors of the same shapes for each row, or `None` in their place.
+        carried: the values to begin with.
+        tensors: of at least one dimension and one leading size.
+        extra: given to each call.
+
+    Raises:
+        InputError: if there is no row, as in eager, or the leading sizes differ.
+    """
+    count = len(carried)
+    outputs = []
+    for row in rows_of(where, tensors):
+        results = step(*carried, *row, *extra)
+        carried = results[:count]
+        outputs.append(results[count:])
+    return (*carried, *stack(outputs))
+
+
+def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Return the rows of tensors, side by side; each is contiguous, for so torch traced the graph that takes them."""
+    lengths = [len(each) for each in tensors]
+    if min(lengths) == 0 or min(lengths) != max(lengths):
+        shapes = ", ".join(str(list(each.shape)) for each in tensors)
+        raise InputError(
+            "the method goes over the rows of tensors, of which there must be at least one, and equally many in each",
+            where=where,
+            found=f"tensor{'s' if len(tensors) > 1 else ''} of shape {shapes}",
+            hint="pass larger tensors; the eager module refuses these too",
+        )
+    return zip(*(map(Tensor.contiguous, each.unbind()) for each in tensors), strict=True)
+
+
+def stack(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor | None, ...]:
+    """Return each output of all rows as one tensor; it shares no memory with any of them."""
+    return tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
