@@ -82,10 +82,11 @@ def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
     keys, absent = object_keys(kind, context)
     if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
         return Container("object", (*children, *(None for _ in absent)), (*keys, *absent), qualified_name(kind))
+    named = context if kind is namedtuple else kind
     raise EdgeError(
         "a method takes or returns a container that a plan cannot describe",
         where=where,
-        found=f"`{qualified_name(kind if isinstance(kind, type) else type(kind))}`",
+        found=f"`{qualified_name(named if isinstance(named, type) else type(named))}`",
         hint="use tuples, lists, dictionaries with string or integer keys, named tuples, dataclasses (registered with "
         "torch.export.register_dataclass) or transformers' ModelOutput, defined at the top level of a module",
     )

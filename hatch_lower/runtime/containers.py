@@ -65,6 +65,12 @@ def choose_builder(container: Container) -> Callable[..., Any]:
     if container.kind == "namedtuple":
         if kind is not None and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(keys):
             return kind
+        if (
+            kind is not None
+            and kind.__module__ == "torch.return_types"
+            and getattr(kind, "__match_args__", None) == tuple(keys)
+        ):
+            return lambda *children: kind(children)
         return collections.namedtuple(container.type_name.rpartition(":")[2].rpartition(".")[2], keys)
     if kind is not None and dataclasses.is_dataclass(kind):
         fields = {field.name for field in dataclasses.fields(kind) if field.init}
