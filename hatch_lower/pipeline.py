@@ -29,6 +29,7 @@ from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import read_plan
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
@@ -109,7 +110,7 @@ def lower_recipe(
     for method in source.methods:
         begin = time.perf_counter()
         with stage(reporter, "edge", source.name, recipe.name, method.name):
-            programs[method.name] = to_edge(method.program, keep=kept_operators(method, list(partitioners.values())))
+            programs[method.name] = convert(method, list(partitioners.values()))
         seconds[method.name] = time.perf_counter() - begin
     rounds: list[dict[str, Lowered]] = []
     lowered_programs = programs
@@ -195,21 +196,17 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
         raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
 
 
-def kept_operators(method: CapturedMethod, partitioners: list[Partitioner]) -> list[Any]:
-    """Return the operators of a method that stay whole.
+def convert(method: CapturedMethod, partitioners: list[Partitioner]) -> ExportedProgram:
+    """Return a method's edge program.
 
-    Each backend's wishes hold, whichever comes first. Without a backend everything does: torch runs it whole, faster
-    and with eager's own numbers.
+    What one backend wants whole stays whole for all, whichever comes first. Without a backend everything does: torch
+    runs it whole, faster and with eager's own numbers.
     """
     if not partitioners:
-        return list(default_decompositions())
-    kept: dict[Any, None] = {}
-    for partitioner in partitioners:
-        operators, wanted = partitioner.ops_to_not_decompose(method.program)
-        for op in operators:
-            if wanted is None or any(node.target is op and wanted(node) for node in method.program.graph.nodes):
-                kept[op] = None
-    return list(kept)
+        everything: Any = default_decompositions()
+        return to_edge(method.program, keep=list(everything))
+    wishes = Wishes.of(method.program, partitioners)
+    return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
 
 
 def lower_with(

@@ -89,6 +89,7 @@ def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -
             "file": plan.delegates[index].file,
             "size": sizes.get(plan.delegates[index].file, 0),
             "constants": len(plan.delegates[index].constants),
+            "data": {name: {"file": each.file, "size": each.size} for name, each in plan.delegates[index].data.items()},
             "calls": number,
         }
         for index, number in sorted(calls.items())
@@ -160,10 +161,15 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
 
 
 def delegate_text(delegate: Report) -> str:
-    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`, with the number of calls if it is called twice."""
+    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`.
+
+    The number of calls is there if it is called twice, and its named data, each file once, if it has any.
+    """
     digest = delegate["file"].rpartition("/")[2][:8]
     again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
-    return f"{delegate['backend']} {size_text(delegate['size'])} ({digest}{again})"
+    files = {each["file"]: each["size"] for each in delegate["data"].values()}
+    data = f" with {size_text(sum(files.values()))} of named data" if files else ""
+    return f"{delegate['backend']} {size_text(delegate['size'])} ({digest}{again}){data}"
 
 
 def undelegated_rows(recipe: str, methods: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:

@@ -24,6 +24,7 @@ __all__ = [
     "decompose",
     "fill_debug_handles",
     "generate_missing_debug_handles",
+    "highest_debug_handle",
     "to_aten",
     "to_edge",
 ]
@@ -158,14 +159,27 @@ def generate_missing_debug_handles(ep: ExportedProgram) -> None:
     fill_debug_handles(ep.graph_module, lambda node: True)
 
 
-def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Give the chosen nodes without a debug handle one of their own after the highest, in place."""
-    nodes = [node for each in graph_modules(module) for node in each.graph.nodes]
-    highest = max((node.meta.get("debug_handle") or 0 for node in nodes), default=0)
-    for node in nodes:
-        if chosen(node) and not node.meta.get("debug_handle"):
-            highest += 1
-            node.meta["debug_handle"] = highest
+def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
+    """Give the chosen nodes without a debug handle one of their own, in place.
+
+    Args:
+        module: whose nodes; those of nested graphs too.
+        chosen: says which nodes need one.
+        above: a handle that new ones are higher than, as they are than all that are there.
+    """
+    highest = max(above, highest_debug_handle(module))
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            if chosen(node) and not node.meta.get("debug_handle"):
+                highest += 1
+                node.meta["debug_handle"] = highest
+
+
+def highest_debug_handle(module: GraphModule) -> int:
+    """Return the highest debug handle in a graph and those nested in it; 0: there is none."""
+    return max(
+        (node.meta.get("debug_handle") or 0 for each in graph_modules(module) for node in each.graph.nodes), default=0
+    )
 
 
 def source_of(node: Node) -> Hashable:

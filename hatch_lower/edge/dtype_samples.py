@@ -61,11 +61,12 @@ CALLS: Mapping[str, Sequence[Any]] = MappingProxyType(
         "aten::_cdist_forward": (tensor(2, 3), tensor(2, 3), 2.0, None),
         "aten::_embedding_bag": (tensor(4, 3), tensor(2), zeros(2), False, 0, False, tensor(2), False, -1),
         "aten::_local_scalar_dense": (tensor(),),
-        "aten::_native_batch_norm_legit": (IMAGE, ROW, ROW, ROW, ROW, True, 0.1, 1e-5),
         "aten::_native_batch_norm_legit.no_stats": (IMAGE, ROW, ROW, True, 0.1, 1e-5),
         "aten::_native_batch_norm_legit_no_training": (IMAGE, ROW, ROW, ROW, ROW, 0.1, 1e-5),
+        "aten::adaptive_avg_pool1d": (tensor(2, 4), [2]),
         "aten::addmm": (tensor(2, 2), tensor(2, 3), tensor(3, 2)),
         "aten::as_strided": (tensor(2, 3), [2, 2], [1, 1]),
+        "aten::avg_pool1d": (tensor(2, 4), [2], [2]),
         "aten::avg_pool2d": (IMAGE, POOL),
         "aten::avg_pool2d_backward": (tensor(1, 2, 2, 2), IMAGE, POOL, POOL, [0, 0], False, True, None),
         "aten::avg_pool3d": (VOLUME, POOL3),
@@ -124,19 +125,14 @@ SCALARS = (True, 2, 1.5)
 
 def core_operators() -> list[OpOverload]:
     """Return the functional core ATen operators that take or return tensors, by name."""
+    # torch's namespaces list only what was asked for so far
+    names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     found = []
-    for name in sorted(dir(torch.ops.aten)):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
-            names: Any = packet.overloads
-            overloads = [getattr(packet, each) for each in names()]
-            found += [op for op in overloads if torch.Tag.core in op.tags and not has_out(op)]
+    for name, _, overload in (each.partition(".") for each in names):
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
+        if torch.Tag.core in op.tags and not op._schema.is_mutable:
+            found.append(op)
     return sorted(found, key=full_name)
-
-
-def has_out(op: OpOverload) -> bool:
-    """Return whether an operator writes into `out` arguments."""
-    return any(argument.is_out for argument in op._schema.arguments)
 
 
 def call_variants(op: OpOverload) -> Iterator[dict[str, Any]]:

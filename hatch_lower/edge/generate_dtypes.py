@@ -200,7 +200,6 @@ def row_text(row: Row, letters: dict[tuple[str, ...], str]) -> str:
 
 def write_table(path: Path) -> None:
     """Write the table of all core ATen operators."""
-    torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table = table_of(core_operators())

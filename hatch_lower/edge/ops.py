@@ -43,9 +43,9 @@ class _OpNamespace:
         self._made: dict[str, EdgeOpOverloadPacket] = {}
         self._dir: list[str] = []
 
-    def __getattr__(self, name: str) -> EdgeOpOverloadPacket:
+    def __getattr__(self, name: str) -> Any:
         if name == "__file__":
-            return SOURCE  # type: ignore[return-value]
+            return SOURCE
         if name in ("_dialect", "_name", "_made", "_dir"):
             raise AttributeError(name)
         # not refused by its underscores: ATen has operators named `__and__`
@@ -78,9 +78,9 @@ class _DialectNamespace:
         self._libraries = libraries
         self._dir: list[str] = []
 
-    def __getattr__(self, name: str) -> _OpNamespace:
+    def __getattr__(self, name: str) -> Any:
         if name == "__file__":
-            return SOURCE  # type: ignore[return-value]
+            return SOURCE
         if name.startswith("__") or name in ("_name", "_libraries", "_dir"):
             raise AttributeError(name)
         if self._libraries is not None and name not in self._libraries:
@@ -91,7 +91,7 @@ class _DialectNamespace:
             )
         made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
         self._dir.append(name)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dir)
@@ -110,9 +110,9 @@ class _Ops:
         if name.startswith("__") or name == "_dir":
             raise AttributeError(name)
         dialect = _DialectNamespace(name, list(BACKEND_LIBRARIES) if name == "backend" else None)
-        made = self.__dict__.setdefault(name, dialect)
+        made: _DialectNamespace = self.__dict__.setdefault(name, dialect)
         self._dir.append(name)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dir)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -111,12 +112,14 @@ def has_contiguous_attribute(node: Node, context: RuleContext) -> str | None:
 STRUCTURE_RULES: tuple[Rule, ...] = (is_edge_operator, is_functional, has_debug_handle)
 DIALECT_RULES: tuple[Rule, ...] = (*STRUCTURE_RULES, is_core_aten, has_allowed_dtypes, has_contiguous_attribute)
 
-HINTS: Mapping[Rule, str] = {
-    is_core_aten: "keep it whole with `EdgeCompileConfig(preserve_ops=[...])`, exempt it with "
-    "`_core_aten_ops_exception_list`, or let a backend take it",
-    has_allowed_dtypes: "convert one of the tensors before the operation",
-    has_contiguous_attribute: "call `.contiguous()` on it before exporting",
-}
+HINTS: Mapping[Rule, str] = MappingProxyType(
+    {
+        is_core_aten: "keep it whole with `EdgeCompileConfig(preserve_ops=[...])`, exempt it with "
+        "`_core_aten_ops_exception_list`, or let a backend take it",
+        has_allowed_dtypes: "convert one of the tensors before the operation",
+        has_contiguous_attribute: "call `.contiguous()` on it before exporting",
+    }
+)
 
 
 def find_violations(

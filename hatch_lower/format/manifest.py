@@ -66,9 +66,13 @@ class RecipeEntry:
     """A model lowered for one recipe.
 
     Args:
+        plan: its plan.
+        debug: its debug map.
+        delegates: the files of its delegates: blobs, and named data beside them.
         backends: ids of the delegates that running it needs.
         requirements: PEP 508, public versions only.
         target: the machine that its native code needs; `None` where it is portable.
+        methods: how much of each was delegated.
     """
 
     plan: FileEntry

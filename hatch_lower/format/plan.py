@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,7 @@ def read_plan(data: bytes, where: str) -> Plan:
             read_delegate(each, constants, f"{where}: delegates[{index}]")
             for index, each in enumerate(read_list(fields["delegates"], where))
         )
+        _check_data(delegates, where)
         methods = {
             read_text(name, where): _read_method(each, constants, len(delegates), f"{where}: methods[{name!r:.80}]")
             for name, each in read_object(fields["methods"], where).items()
@@ -135,6 +136,15 @@ def write_plan(plan: Plan) -> bytes:
             "methods": {name: _method_json(each) for name, each in plan.methods.items()},
         }
     )
+
+
+def _check_data(delegates: Iterable[DelegateEntry], where: str) -> None:
+    """Refuse one name for two files of named data."""
+    files: dict[str, str] = {}
+    for index, entry in enumerate(delegates):
+        for name, data in entry.data.items():
+            if files.setdefault(name, data.file) != data.file:
+                refuse(f"{where}: delegates[{index}]", f"the name {name!r:.80} for another file than elsewhere")
 
 
 def _read_method(value: Any, constants: Mapping[str, Constant], delegates: int, where: str) -> MethodPlan:

@@ -67,8 +67,14 @@ def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     """
     copied = graph.node_copy(node, copies.__getitem__)
     if node.op == "placeholder":
-        copied.name = node.name
+        keep_name(copied, node)
     return copied
+
+
+def keep_name(copied: Node, node: Node) -> None:
+    """Give a copy its original's name, where torch has given it another."""
+    if copied.name != node.name:
+        copied.name = node.name
 
 
 def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, Any], Graph]:
@@ -78,6 +84,7 @@ def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, An
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
         copied = copy_node(graph, node, copies)
+        keep_name(copied, node)  # of all nodes: the signature refers to outputs by name too
         if node.op == "call_function":
             copied.target = map_target(node.target)
         elif node.op == "get_attr" and node.target not in attributes:

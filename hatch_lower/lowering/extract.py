@@ -155,7 +155,7 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
         tensors = stand_ins(tensors)
     state_dict: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    targets = {}
+    targets: dict[str | None, str] = {}
     for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
         targets.setdefault(spec.target, f"c{index}")
         if spec.kind is InputKind.PARAMETER and not isinstance(tensor, torch.nn.Parameter):

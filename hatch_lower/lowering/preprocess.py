@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, PreprocessResult, Target
+from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
 from hatch_lower.cache.key import PartitionKey
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import constant_of, constant_specs
@@ -21,7 +22,7 @@ from hatch_lower.lowering.extract import LocalProgram
 
 __all__ = ["Request", "Response", "preprocess_all"]
 
-RESULT_SCHEMA = 1
+RESULT_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,7 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
     return PreprocessResult(
         processed_bytes=store.blob_path(value["blob"]).read_bytes(),
         debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
+        data_store_output=None if value["data"] is None else read_data(store, value["data"]),
         _delegate_info_meta=value["delegate_info_meta"],
         suffix=value["suffix"],
         requirements=tuple(value["requirements"]),
@@ -179,14 +181,35 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
     )
 
 
+def read_data(store: Store, value: Mapping[str, Any]) -> NamedDataStoreOutput:
+    """Return the named data that `data_value` describes."""
+    return NamedDataStoreOutput(
+        tuple(store.blob_path(digest).read_bytes() for digest in value["buffers"]),
+        {name: read_entry(each) for name, each in value["program"]},
+        {tag: {name: read_entry(each) for name, each in entries} for tag, entries in value["external"]},
+    )
+
+
+def read_entry(value: Mapping[str, Any]) -> DataEntry:
+    """Return the entry that `entry_value` describes."""
+    layout = value["layout"]
+    if layout is not None:
+        layout = TensorLayout(layout["scalar_type"], tuple(layout["sizes"]), tuple(layout["dim_order"]))
+    return DataEntry(value["buffer"], value["alignment"], layout)
+
+
 def write_result(store: Store, digest: str, components: Mapping[str, Any], result: PreprocessResult) -> None:
-    """Store a result, unless it holds what cannot be written as JSON."""
-    if result.data_store_output is not None or not is_plain(result._delegate_info_meta):
+    """Store a result, unless it holds what cannot be written as JSON; such a result is made anew each time."""
+    data = result.data_store_output
+    known = data is None or isinstance(data, NamedDataStoreOutput)
+    if not known or not is_plain(result._delegate_info_meta) or not is_json(dict(result.info)):
         return
     target = result.target
     debug = result.debug_handle_map
+    buffers = () if data is None else data.buffers
     value = {
         "blob": sha256_bytes(result.processed_bytes),
+        "data": None if data is None else data_value(data),
         "debug_handle_map": None if debug is None else [[key, list(handles)] for key, handles in debug.items()],
         "delegate_info_meta": result._delegate_info_meta,
         "suffix": result.suffix,
@@ -194,7 +217,29 @@ def write_result(store: Store, digest: str, components: Mapping[str, Any], resul
         "target": None if target is None else {name: getattr(target, name) for name in target.__slots__},
         "info": dict(result.info),
     }
-    store.put(digest, components, value, [result.processed_bytes])
+    store.put(digest, components, value, [result.processed_bytes, *buffers])
+
+
+def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
+    """Return named data as JSON; its buffers by their digests, everything in the order of the backend."""
+    return {
+        "buffers": [sha256_bytes(buffer) for buffer in data.buffers],
+        "program": [[name, entry_value(each)] for name, each in data.pte_data.items()],
+        "external": [
+            [tag, [[name, entry_value(each)] for name, each in entries.items()]]
+            for tag, entries in data.external_data.items()
+        ],
+    }
+
+
+def entry_value(entry: DataEntry) -> dict[str, Any]:
+    """Return one name's entry as JSON."""
+    layout = entry.tensor_layout and {
+        "scalar_type": entry.tensor_layout.scalar_type,
+        "sizes": list(entry.tensor_layout.sizes),
+        "dim_order": list(entry.tensor_layout.dim_order),
+    }
+    return {"buffer": entry.buffer_index, "alignment": entry.alignment, "layout": layout}
 
 
 def is_plain(value: Any) -> bool:
@@ -204,3 +249,12 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(is_plain(each) for each in value)
     return value is None or isinstance(value, (bool, int, str))
+
+
+def is_json(value: Any) -> bool:
+    """Return whether a value can be written as JSON; emitting says what is wrong with one that cannot."""
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError):
+        return False
+    return True

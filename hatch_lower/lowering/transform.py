@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, CustomObjArgument, ExportGraphSignature
 from torch.fx import GraphModule, Node
 
-from hatch_lower.edge.convert import fill_debug_handles
+from hatch_lower.edge.convert import fill_debug_handles, highest_debug_handle
 from hatch_lower.errors import EdgeError
 from hatch_lower.graph.surgery import copy_program, rebuild_program
 
@@ -49,7 +49,8 @@ def transform_program(program: ExportedProgram, passes: Iterable[Pass]) -> Expor
                     hint="keep placeholders and outputs as they are; unused ones are dropped when constants are owned",
                 )
     module.recompile()
-    fill_debug_handles(module, lambda node: node.op == "call_function")
+    used = highest_debug_handle(program.graph_module)  # handles of what a pass removed are not given out again
+    fill_debug_handles(module, lambda node: node.op == "call_function", above=used)
     try:
         return rebuild_program(program, module, module.graph, signature=renamed_signature(program, module))
     except torch._export.verifier.SpecViolationError as error:

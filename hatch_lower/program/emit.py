@@ -10,23 +10,21 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 
-from hatch_lower.backend.api import Target
 from hatch_lower.debug import DebugMap, MethodDebug
-from hatch_lower.digest import digest_of, sha256_bytes
-from hatch_lower.errors import BackendError, EdgeError
+from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import Argument
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs
 from hatch_lower.graph.surgery import attribute_of, nested_graph_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.constants import ConstantUse, SpanDigests, collect_constants, name_constants
+from hatch_lower.program.delegates import Blob, DelegateTable
 from hatch_lower.program.graphs import GraphEmitter, MethodContext
 from hatch_lower.program.signature import input_of, parameters_of, tree_of, user_inputs
 from hatch_lower.program.sources import SourceRoots
 from hatch_lower.program.symbols import Symbols
 
-__all__ = ["Blob", "EmittedProgram", "LoweredMethod", "emit_program"]
+__all__ = ["EmittedProgram", "LoweredMethod", "emit_program"]
 
 STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
@@ -51,16 +49,6 @@ class LoweredMethod:
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
-    """The bytes of one or more delegates, to be written to `<model>/delegates/<sha256>.<suffix>`."""
-
-    data: bytes
-    suffix: str
-    target: Target | None
-    requirements: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EmittedProgram:
     """One model for one recipe.
 
@@ -69,12 +57,14 @@ class EmittedProgram:
         blobs: sha256 to blob.
         debug: the debug map.
         storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
+        data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.bin`.
     """
 
     plan: Plan
     blobs: Mapping[str, Blob]
     debug: DebugMap
     storages: Mapping[str, torch.Tensor]
+    data: Mapping[str, bytes]
 
     def requirements(self) -> tuple[str, ...]:
         """Return what running the delegates requires, sorted."""
@@ -112,57 +102,7 @@ def emit_program(
         names = {key: use.plan_name for key, use in uses[name].items()}
         plans[name], debug[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
     plan = Plan(constants.storages, constants.constants, tuple(delegates.entries), plans)
-    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data)
-
-
-class DelegateTable:
-    """The delegates of a plan, each distinct one once, and their blobs."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._numbers: dict[str, int] = {}
-        self.entries: list[DelegateEntry] = []
-        self.blobs: dict[str, Blob] = {}
-
-    def add(self, method: str, module: LoweredBackendModule) -> int:
-        """Return the number of a lowered module's delegate.
-
-        Raises:
-            BackendError: if there is named data beside the blob, or the facts for the run half are no JSON.
-        """
-        result = module.result
-        if result.data_store_output is not None:
-            raise BackendError(
-                "a backend returned named data beside its blob, which is not packaged",
-                where=f"backend `{module.backend_id}`",
-                hint="put the data into `processed_bytes`",
-            )
-        digest = sha256_bytes(result.processed_bytes)
-        known = self.blobs.get(digest)
-        requirements = {*result.requirements, *(known.requirements if known is not None else ())}
-        suffix = result.suffix if known is None else known.suffix
-        target = result.target if known is None or known.target is None else known.target
-        names = tuple(use.plan_name for use in module_uses(method, module))
-        needs = None
-        if result.target is not None:
-            needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
-        file = f"{self._model}/delegates/{digest}.{suffix}"
-        entry = DelegateEntry(module.backend_id, file, names, dict(result.info), needs)
-        try:
-            key = digest_of([entry.backend, file, names, entry.info, repr(needs)])
-        except (TypeError, ValueError) as error:
-            raise BackendError(
-                "a backend returned facts for its run half that are no JSON",
-                where=f"backend `{module.backend_id}`, `PreprocessResult.info`",
-                found=str(error),
-                hint="use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
-            ) from error
-        self.blobs[digest] = Blob(result.processed_bytes, suffix, target, tuple(sorted(requirements)))
-        # a delegate that holds state of its own belongs to one partition, whatever other one is equal to it
-        if entry.info.get("stateful") is True or key not in self._numbers:
-            self._numbers[key] = len(self.entries)
-            self.entries.append(entry)
-        return self._numbers[key]
+    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data, delegates.data)
 
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
@@ -262,7 +202,7 @@ def emit_method(
     symbols.close_inputs()
 
     def add_delegate(module: LoweredBackendModule) -> int:
-        return delegates.add(method.name, module)
+        return delegates.add(module, tuple(use.plan_name for use in module_uses(method.name, module)))
 
     context = MethodContext(where, symbols, names, add_delegate, sources, method.reasons)
     emitter = GraphEmitter(context, program.graph_module)

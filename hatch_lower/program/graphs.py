@@ -14,10 +14,21 @@ from torch.fx import GraphModule, Node
 from hatch_lower.debug import DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
-from hatch_lower.format.graph import Cond, DelegateCall, Graph, Instruction, OpCall, PythonCall, While
+from hatch_lower.format.graph import (
+    Cond,
+    DelegateCall,
+    Graph,
+    Instruction,
+    Map,
+    OpCall,
+    PythonCall,
+    Scan,
+    While,
+)
 from hatch_lower.graph.surgery import attribute_of, graph_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
+from hatch_lower.program.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
 from hatch_lower.program.signature import value_input
 from hatch_lower.program.sources import SourceRoots
 from hatch_lower.program.symbols import Symbols
@@ -25,11 +36,6 @@ from hatch_lower.program.symbols import Symbols
 __all__ = ["GraphEmitter", "MethodContext"]
 
 NO_REASON = "no backend of the recipe took it"
-
-ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
-SIZES = frozenset(
-    {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
-)
 
 
 @dataclass(slots=True)
@@ -149,6 +155,10 @@ class GraphEmitter:
             self._known[node] = self._emit_cond(node)
         elif target is torch.ops.higher_order.while_loop:
             self._known[node] = self._emit_while(node)
+        elif target is torch.ops.higher_order.map_impl:
+            self._known[node] = self._emit_map(node)
+        elif target is torch.ops.higher_order.scan:
+            self._known[node] = self._emit_scan(node)
         elif target is torch.ops.higher_order.auto_functionalized_v2:
             self._results[node] = self._emit_in_place(node)
         elif target is operator.getitem and node.args[0] in self._results:
@@ -160,7 +170,8 @@ class GraphEmitter:
                 "a method uses an operation that a plan cannot express",
                 where=self._where(node),
                 found=f"`{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}`",
-                hint="plans hold ATen and custom operators, arithmetic on sizes, `torch.cond` and `while_loop`",
+                hint="plans hold ATen and custom operators, arithmetic on sizes, and `cond`, `while_loop`, `map` and "
+                "`scan` of torch",
             )
 
     def _emit_op(self, node: Node, name: str) -> Argument:
@@ -264,6 +275,23 @@ class GraphEmitter:
         self._note_undelegated(node, "while_loop")
         return self._append(lambda out: While(condition, body, args, rest, out), self._handles(node, "while_loop"))
 
+    def _emit_map(self, node: Node) -> Argument:
+        arguments: tuple[Any, ...] = node.args
+        body_node, rows, extra = arguments
+        body = self._nested(body_node, f"{self._next_path()}.body.")
+        args, rest = self._arguments(rows, node), self._arguments(extra, node)
+        self._note_undelegated(node, "map")
+        return self._append(lambda out: Map(body, args, rest, out), self._handles(node, "map"))
+
+    def _emit_scan(self, node: Node) -> Argument:
+        """Emit a loop over rows; where another dimension is scanned, or backwards, torch has turned the tensors."""
+        arguments: tuple[Any, ...] = node.args
+        body_node, carried, rows, extra = arguments
+        body = self._nested(body_node, f"{self._next_path()}.body.")
+        args, along, rest = (self._arguments(values, node) for values in (carried, rows, extra))
+        self._note_undelegated(node, "scan")
+        return self._append(lambda out: Scan(body, args, along, rest, out), self._handles(node, "scan"))
+
     def _nested(self, node: Node, path: str) -> Graph:
         """Return a branch or body; its placeholders are its inputs."""
         module = attribute_of(self._module, str(node.target))
@@ -292,49 +320,3 @@ class GraphEmitter:
     def _note_undelegated(self, node: Node, name: str) -> None:
         reason = self._context.reasons.get(node.name, NO_REASON)
         self._context.undelegated.append(Undelegated(node.name, name, node.meta.get("debug_handle") or 0, reason))
-
-
-def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
-    """Return the nodes to emit: all but assertions that always hold, and arithmetic on sizes that nothing uses."""
-    needed: set[Node] = set()
-    for node in reversed(module.graph.nodes):
-        overload = overload_of(node.target) if node.op == "call_function" else None
-        name = op_name(overload) if overload is not None else ""
-        if name in ASSERTIONS and node.args and always_holds(node.args[0], symbols):
-            continue
-        pure = name in SIZES or (node.op == "call_function" and node.target in PYTHON_FUNCTIONS)
-        if not pure or any(user in needed for user in node.users):
-            needed.add(node)
-    return needed
-
-
-def always_holds(condition: Any, symbols: Symbols) -> bool:
-    """Return whether an assertion's condition is true for all inputs that are in range."""
-    return symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition)
-
-
-def clone_of(argument: Argument) -> Callable[[int], Instruction]:
-    """Return what makes the instruction that copies a tensor."""
-    return lambda out: OpCall("aten.clone.default", (argument,), (), out)
-
-
-def item_of(sequence: Argument, index: int) -> Callable[[int], Instruction]:
-    """Return what makes the instruction that takes one of several results."""
-    return lambda out: PythonCall("getitem", (sequence, index), out)
-
-
-def conversion_of(value: Any) -> str | None:
-    """Return the plan's operation that makes a Python number of what a delegate returned for it; None for tensors."""
-    if isinstance(value, (bool, torch.SymBool)):
-        return "item_bool"
-    if isinstance(value, (int, torch.SymInt)):
-        return "item_int"
-    return "item_float" if isinstance(value, (float, torch.SymFloat)) else None
-
-
-def name_of(node: Node) -> str:
-    """Return the name of what a node calls: an operator's, or that of a function on sizes or of control flow."""
-    overload = overload_of(node.target)
-    if overload is not None:
-        return op_name(overload)
-    return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target))

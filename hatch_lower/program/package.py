@@ -26,7 +26,14 @@ CONSTANTS_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """The manifest's entries of one program, and which of its files are native code."""
+    """The manifest's entries of one program, and which of its files are native code.
+
+    Args:
+        plan: its plan.
+        debug: its debug map.
+        delegates: the files of its delegates: blobs, and named data beside them.
+        native: where those are that hold native code.
+    """
 
     plan: FileEntry
     debug: FileEntry
@@ -69,7 +76,7 @@ class Packager:
         return entry
 
     def write_program(self, recipe: str, emitted: EmittedProgram) -> ProgramFiles:
-        """Write a recipe's plan, debug map and delegates."""
+        """Write a recipe's plan, debug map, delegates and their named data."""
         delegates = []
         native = []
         for digest in sorted(emitted.blobs):
@@ -78,6 +85,7 @@ class Packager:
             delegates.append(entry)
             if blob.target is not None:
                 native.append(self._files[entry.path].source)
+        delegates += [self.write(f"data/{digest}.bin", emitted.data[digest]) for digest in sorted(emitted.data)]
         return ProgramFiles(
             self.write(f"{recipe}.json", write_plan(emitted.plan)),
             self.write(f"{recipe}.debug.json", write_debug(emitted.debug)),

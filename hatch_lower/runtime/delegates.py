@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.format.delegates import DataLayout
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,10 +25,15 @@ class DelegateBlob:
     Args:
         path: the file; its name is its digest, so a path never stands for two contents.
         info: what the compile half put into `PreprocessResult.info`.
+        data: the named data of all delegates of the program, by name: read-only views of mapped files. A mapping lives
+            as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.
+        layouts: by name, how data is a tensor, where the compile half said so.
     """
 
     path: Path
     info: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, memoryview] = field(default_factory=dict)
+    layouts: Mapping[str, DataLayout] = field(default_factory=dict)
 
 
 class Delegate(ABC):

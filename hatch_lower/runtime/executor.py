@@ -17,6 +17,7 @@ from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.constants import view_constant
+from hatch_lower.runtime.data import data_files, map_data
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 __all__ = ["Executor", "Runnable", "execute_plan"]
@@ -177,7 +178,8 @@ def execute_plan(
         folder: what the paths of the delegates' files are relative to.
 
     Raises:
-        ProgramError: if a backend is missing, a delegate refuses its blob, or torch lacks an operator.
+        ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
+            cannot be mapped.
     """
     mutable = frozenset(each.storage for each in plan.constants.values() if each.mutable)
     kinds = []
@@ -192,7 +194,11 @@ def execute_plan(
         kinds.append(delegates[entry.backend])
     is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
     codes = {name: compile_method(plan, name, is_locked=is_locked) for name in plan.methods}
-    blobs = tuple(DelegateBlob(folder / each.file, MappingProxyType(dict(each.info))) for each in plan.delegates)
+    data = map_data(plan, folder)
+    layouts = MappingProxyType({name: each.layout for name, each in data_files(plan).items() if each.layout})
+    blobs = tuple(
+        DelegateBlob(folder / each.file, MappingProxyType(dict(each.info)), data, layouts) for each in plan.delegates
+    )
     program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
     with torch.inference_mode(False):
         state = {index: program.spans[index].clone() for index in sorted(mutable)}

@@ -16,6 +16,7 @@ from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.reading import refuse
 from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.data import weight_files
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.executor import execute_plan
@@ -35,7 +36,8 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
             a `_lowered` folder that holds one model, or of the model's folder inside it.
         recipe: the recipe to take; by default the first in load order that can run here. Falling to another than the
             first is said in a `RuntimeWarning`.
-        verify: also compare the contents of the tensors with their digest. Everything else is always compared.
+        verify: also compare the contents of the tensors, those among delegates' named data too, with their digests.
+            Everything else is always compared.
 
     Raises:
         ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
@@ -95,7 +97,7 @@ def load_model(
                 folder.check(each)
     constants = open_constants(folder, entry)
     with collection_paused():
-        return load_recipe(folder, model, constants, kinds, recipe)
+        return load_recipe(folder, model, constants, kinds, recipe, verify=verify)
 
 
 @contextmanager
@@ -115,7 +117,13 @@ def collection_paused() -> Iterator[None]:
 
 
 def load_recipe(
-    folder: PackagedFolder, model: str, constants: ConstantsFile | None, kinds: DelegateKinds, recipe: str | None
+    folder: PackagedFolder,
+    model: str,
+    constants: ConstantsFile | None,
+    kinds: DelegateKinds,
+    recipe: str | None,
+    *,
+    verify: bool,
 ) -> LoadedModel:
     """Load one recipe of a model whose files' sizes were looked at; `None` stands for the first that can run here."""
     entry = folder.manifest.models[model]
@@ -124,7 +132,7 @@ def load_recipe(
     files = entry.recipes[chosen]
     folder.check(files.debug)
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    check_delegates(folder, plan, files)
+    check_delegates(folder, plan, files, verify)
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
     spans = constants.spans(plan.storages) if constants is not None else ()
@@ -135,19 +143,23 @@ def load_recipe(
         chosen,
         entry.order,
         functools.partial(read_debug_file, folder, files.debug),
-        functools.partial(load_recipe, folder, model, constants, kinds),
+        functools.partial(load_recipe, folder, model, constants, kinds, verify=verify),
     )
     return LoadedModel(executor, provenance)
 
 
-def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
-    """Compare every delegate's file with its digest, before any of them is loaded."""
+def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry, verify: bool) -> None:
+    """Compare every delegate's files with their digests, before any of them is loaded; weights only if asked for."""
+    listed = {each.path: each for each in files.delegates}
+    weights = frozenset() if verify else weight_files(plan)
     for each in files.delegates:
-        folder.check(each)
-    listed = {each.path for each in files.delegates}
+        if each.path not in weights:
+            folder.check(each)
+    where = str(folder.path / files.plan.path)
     for entry in plan.delegates:
-        if entry.file not in listed:
-            refuse(str(folder.path / files.plan.path), f"the delegate {entry.file!r:.120}, which the manifest lacks")
+        for path in (entry.file, *(each.file for each in entry.data.values())):
+            if path not in listed:
+                refuse(where, f"the delegate's file {path!r:.120}, which the manifest lacks")
 
 
 def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile | None:

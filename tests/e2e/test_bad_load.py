@@ -51,13 +51,14 @@ def test_damage_to_any_file(installed: Callable[[str], Installed], name: str) ->
         file = package.site / path
         whole = file.read_bytes()
         for damaged in damages(whole):
-            if damaged is None:
-                file.unlink()
-            else:
+            # Never written in place: this process has the whole one mapped, code too.
+            file.unlink()
+            if damaged is not None:
                 file.write_bytes(damaged)
             with pytest.raises(ProgramError) as caught:
                 load_everything(name)
             assert file.name in str(caught.value)
+            file.unlink(missing_ok=True)
             file.write_bytes(whole)
     load_everything(name)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -16,6 +17,8 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
+from hatch_lower.graph.state import STATE_MUTATIONS, constant_specs
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 calls: list[tuple[ExportedProgram, list[CompileSpec]]] = []
 
@@ -84,3 +87,38 @@ class TagBy(Partitioner):
 def everything(node: torch.fx.Node) -> str:
     """Put every operation into one partition."""
     return "all"
+
+
+class BoundBackend(BackendDetails):
+    """Weight-free: its blob names a program that `BoundDelegate` interprets on the constants that it is bound to."""
+
+    weight_free = True
+    programs: ClassVar[dict[str, ExportedProgram]] = {}
+
+    @classmethod
+    def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        name = f"program {len(cls.programs)}"
+        cls.programs[name] = edge_program
+        return PreprocessResult(name.encode())
+
+
+class BoundDelegate(Delegate):
+    """Runs a program of `BoundBackend` node by node; new state is written to the constants."""
+
+    def __init__(self, program: ExportedProgram, constants: Sequence[torch.Tensor]) -> None:
+        self.program = program
+        self.constants = list(constants)
+        names = [spec.target for spec in constant_specs(program)]
+        outputs = program.graph_signature.output_specs
+        self.written = [names.index(spec.target) for spec in outputs if spec.kind in STATE_MUTATIONS]
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[torch.Tensor]) -> BoundDelegate:
+        return cls(BoundBackend.programs[blob.path.read_text()], constants)
+
+    def run(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
+        results = torch.fx.Interpreter(self.program.graph_module).run(*self.constants, *inputs)
+        new = [result.clone() for result in results[: len(self.written)]]
+        for index, value in zip(self.written, new, strict=True):
+            self.constants[index].copy_(value)
+        return results[len(self.written) :]

@@ -31,6 +31,7 @@ class Installed:
 
     def rewrite(self, path: str, data: bytes) -> None:
         """Replace a file as an installer of another wheel would: whatever lists it gives its new size and digest."""
+        (self.site / path).unlink()
         (self.site / path).write_bytes(data)
         manifest = self.manifest()
         if path != manifest:

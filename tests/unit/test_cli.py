@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from hatch_lower import __version__
 from hatch_lower.cli import main
+from hatch_lower.cli.inspect import delegate_text
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config_schema import reference_markdown, schema_text
 from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
@@ -203,7 +204,7 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
         "nodes": 3,
         "delegated": 2,
         "partitions": 1,
-        "delegates": [{"backend": "aoti", "file": BLOB, "size": 11, "constants": 1, "calls": 1}],
+        "delegates": [{"backend": "aoti", "file": BLOB, "size": 11, "constants": 1, "data": {}, "calls": 1}],
         "undelegated": [
             {
                 "node": "cumsum",
@@ -214,6 +215,12 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
             }
         ],
     }
+
+
+def test_a_delegate_with_named_data() -> None:
+    data = {name: {"file": f"digits/data/{name[0]}.bin", "size": 3000} for name in ("a", "again", "b")}
+    report = {"backend": "tables", "file": BLOB, "size": 11, "constants": 0, "data": data, "calls": 2}
+    assert delegate_text(report) == "tables 11 B (01234567, 2 calls) with 5.86 KiB of named data"
 
 
 def test_inspect_reads_a_folder_as_it_reads_a_wheel(wheel: str, tmp_path: Path) -> None:

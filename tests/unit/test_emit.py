@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from support.backends import TagBy, everything
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
@@ -20,8 +23,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
 from hatch_lower.debug import read_debug, write_debug
 from hatch_lower.edge.convert import to_edge
-from hatch_lower.errors import BackendError, EdgeError
-from hatch_lower.format.graph import Cond, OpCall, PythonCall
+from hatch_lower.errors import BackendError, EdgeError, InputError
+from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While, nested_graphs
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan
 from hatch_lower.lowering.lower import to_backend
@@ -342,8 +345,6 @@ def test_a_branch_on_a_size() -> None:
 
 
 def loop(self: Any, x: torch.Tensor) -> Any:
-    from torch._higher_order_ops.while_loop import while_loop
-
     def step(index: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return index + 1, value * 2 + self.scale
 
@@ -352,6 +353,126 @@ def loop(self: Any, x: torch.Tensor) -> Any:
 
 def test_loops() -> None:
     check(module(loop, scale=torch.nn.Parameter(torch.ones(3))), (torch.ones(2, 3),), (torch.zeros(2, 3),))
+
+
+def map_trees(self: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    def row(row: dict[str, torch.Tensor], y: torch.Tensor) -> Any:
+        return {"a": row["x"] * y + self.scale, "b": (row["twice"].sum(),)}
+
+    return torch_map(row, {"x": x, "twice": x * 2}, y)
+
+
+def test_map_over_trees_with_values_for_all_rows() -> None:
+    made = module(map_trees, scale=torch.nn.Parameter(torch.full((3,), 3.0)))
+    emitted = check(made, (torch.randn(2, 3), torch.ones(3)), (torch.randn(2, 3), torch.zeros(3)))
+    (call,) = [each for each in emitted.plan.methods["forward"].graph.instructions if isinstance(each, Map)]
+    assert (len(call.args), len(call.extra), len(call.body.outputs)) == (2, 2, 2)
+
+
+def test_map_over_a_number_of_rows_that_varies() -> None:
+    made = module(lambda self, x: torch_map(lambda row: row * row.shape[0] + row.sum(), x))
+    dynamic = {"x": {0: BATCH, 1: Dim("width", max=9)}}
+    emitted = check(made, (torch.randn(2, 3),), (torch.randn(1, 7),), (torch.randn(16, 2),), dynamic=dynamic)
+    with pytest.raises(InputError) as caught:
+        execute(emitted).methods["forward"](torch.zeros(0, 3))
+    assert str(caught.value) == (
+        "the method goes over the rows of tensors, of which there must be at least one, and equally many in each\n"
+        "  where: method `forward`\n"
+        "  found: tensor of shape [0, 3]\n"
+        "  to do: pass larger tensors; the eager module refuses these too"
+    )
+    with pytest.raises(RuntimeError, match="cannot be 0"):
+        made(torch.zeros(0, 3))
+
+
+def test_rows_are_laid_out_as_the_body_was_traced() -> None:
+    """Torch traces the body for contiguous rows: where they are not, its views would fail."""
+    made = module(lambda self, x: torch_map(lambda row: row.reshape(-1) * 2, x.transpose(1, 2)))
+    check(made, (torch.randn(3, 4, 5),))
+
+
+def scan_trees(self: Any, x: torch.Tensor) -> Any:
+    def step(carry: dict[str, torch.Tensor], row: dict[str, torch.Tensor]) -> Any:
+        return {"sum": carry["sum"] + row["x"] * self.scale}, (row["x"] * carry["sum"], carry["sum"].clone())
+
+    return scan(step, {"sum": torch.zeros(3)}, {"x": x})
+
+
+def test_scan_over_trees() -> None:
+    made = module(scan_trees, scale=torch.nn.Parameter(torch.full((3,), 3.0)))
+    emitted = check(made, (torch.randn(4, 3),), (torch.randn(4, 3),))
+    (call,) = [each for each in emitted.plan.methods["forward"].graph.instructions if isinstance(each, Scan)]
+    assert (len(call.args), len(call.rows), len(call.extra), len(call.body.outputs)) == (1, 1, 1, 3)
+
+
+def scan_backwards(self: Any, x: torch.Tensor) -> Any:
+    return scan(lambda carry, row: (carry * 2 + row, carry * row), torch.ones(3), x, dim=1, reverse=True)
+
+
+def test_scan_over_another_dimension_backwards() -> None:
+    check(module(scan_backwards), (torch.randn(3, 4),), (torch.randn(3, 4),))
+
+
+def test_scan_without_outputs_and_with_a_size() -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        return scan(lambda carry, row: (carry + row * x.shape[0], ()), torch.ones(3), x)[0]
+
+    check(module(forward), (torch.randn(2, 3),), (torch.randn(5, 3),), dynamic={"x": {0: BATCH}})
+
+
+def cond_in_scan(self: Any, x: torch.Tensor) -> Any:
+    def step(carry: torch.Tensor, row: torch.Tensor) -> Any:
+        chosen = torch.cond(row.sum() > 0, lambda c, r: c + r * self.scale, lambda c, r: c - r, (carry, row))
+        return chosen, carry * row
+
+    return scan(step, torch.zeros(3), x)
+
+
+def map_in_while(self: Any, x: torch.Tensor) -> Any:
+    def step(index: torch.Tensor, value: torch.Tensor) -> Any:
+        return index + 1, torch_map(lambda row: torch.sin(row) * self.scale, value)
+
+    return while_loop(lambda index, value: index < 3, step, (torch.zeros((), dtype=torch.int64), x))
+
+
+def scan_in_cond_in_map(self: Any, x: torch.Tensor) -> Any:
+    def row(row: torch.Tensor) -> torch.Tensor:
+        def yes(row: torch.Tensor) -> torch.Tensor:
+            return scan(lambda carry, each: (carry + each, carry * 2), torch.zeros(()), row)[1]
+
+        return torch.cond(row.sum() > 0, yes, lambda row: row - self.scale, (row,))
+
+    return torch_map(row, x)
+
+
+NESTED = {
+    "cond in scan": (cond_in_scan, [Scan, Cond]),
+    "map in while_loop": (map_in_while, [While, Map]),
+    "scan in cond in map": (scan_in_cond_in_map, [Map, Cond, Scan]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_control_flow_nests(name: str) -> None:
+    forward, kinds = NESTED[name]
+    x = torch.randn(4, 3)
+    emitted = check(module(forward, scale=torch.nn.Parameter(torch.full((3,), 3.0))), (x,), (-x,), (x.abs(),))
+    graphs = [emitted.plan.methods["forward"].graph]
+    for kind in kinds:
+        (found,) = [each for graph in graphs for each in graph.instructions if isinstance(each, kind)]
+        graphs = list(nested_graphs(found))
+
+
+def test_the_debug_map_reaches_into_rows() -> None:
+    program = to_edge(export(module(scan_in_cond_in_map, scale=torch.ones(3)), (torch.ones(4, 3),)))
+    debug = emit(method(program)).debug.methods["forward"]
+    origins = {path: origin.op for path in debug.instructions for origin in debug.origins(path)}
+    assert (origins["0"], origins["0.body.2"], origins["0.body.2.true.1.body.0"]) == (
+        "map",
+        "cond",
+        "aten.add.Tensor",
+    )
+    assert {each.op for each in debug.undelegated} >= {"map", "cond", "scan"}
 
 
 def test_dtypes_devices_and_infinities_as_arguments() -> None:
@@ -563,14 +684,6 @@ def test_sizes_that_a_delegate_returns_become_numbers() -> None:
     assert calls == ["getitem", "getitem", "item_int"]
 
 
-class NamedData(BackendDetails):
-    """Returns something beside its blob."""
-
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
-        return PreprocessResult(b"", data_store_output={"weights": b""})
-
-
 class BadFacts(BackendDetails):
     """Returns facts that are no JSON."""
 
@@ -579,28 +692,16 @@ class BadFacts(BackendDetails):
         return PreprocessResult(b"", info={"scale": float("nan")})
 
 
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [
-        (
-            "NamedData",
-            "a backend returned named data beside its blob, which is not packaged\n  where: backend `NamedData`\n"
-            "  to do: put the data into `processed_bytes`",
-        ),
-        (
-            "BadFacts",
-            "a backend returned facts for its run half that are no JSON\n"
-            "  where: backend `BadFacts`, `PreprocessResult.info`\n"
-            "  found: Out of range float values are not JSON compliant: nan\n"
-            "  to do: use strings, finite numbers, booleans, None, lists and dictionaries with string keys",
-        ),
-    ],
-)
-def test_results_that_cannot_be_packaged(backend: str, message: str) -> None:
+def test_facts_that_cannot_be_packaged() -> None:
     program = to_edge(export(module(lambda self, x: x.sin()), (torch.ones(3),)))
     with pytest.raises(BackendError) as caught:
-        emit(method(to_backend(program, TagBy(everything, backend))))
-    assert str(caught.value).replace(": nan", "") == message.replace(": nan", "")
+        emit(method(to_backend(program, TagBy(everything, "BadFacts"))))
+    assert str(caught.value).replace(": nan", "") == (
+        "a backend returned facts for its run half that are no JSON\n"
+        "  where: backend `BadFacts`, `PreprocessResult.info`\n"
+        "  found: Out of range float values are not JSON compliant\n"
+        "  to do: use strings, finite numbers, booleans, None, lists and dictionaries with string keys"
+    )
 
 
 CONTAINERS = (
@@ -651,7 +752,8 @@ def test_an_unknown_operation_is_refused() -> None:
     )
     assert text.endswith(
         "\n  found: `torch.nn.functional.relu`\n"
-        "  to do: plans hold ATen and custom operators, arithmetic on sizes, `torch.cond` and `while_loop`"
+        "  to do: plans hold ATen and custom operators, arithmetic on sizes, and `cond`, `while_loop`, `map` and "
+        "`scan` of torch"
     )
 
 

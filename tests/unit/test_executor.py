@@ -689,6 +689,118 @@ def test_while() -> None:
     assert forward(torch.tensor(5), torch.ones(4), torch.tensor(3))[0].item() == 5
 
 
+MATRIX = tensor_input("s0", 4)
+
+
+def rows_value(instruction: Any, *inputs: Any, results: int) -> dict[str, Any]:
+    """Return a plan with one loop over rows, whose results are the method's."""
+    items = [python("getitem", v(9), index, out=10 + index) for index in range(results)]
+    outputs = [v(10 + index) for index in range(results)]
+    return plan_value(
+        forward=method(inputs, [instruction, *items], *outputs, symbols=BATCH, tree={"tuple": ["*"] * results}),
+        storages=[("w", "float32", 4)],
+        constants={"w": constant(0, 4)},
+        delegates=[delegate_entry("doubling")],
+    )
+
+
+def test_map() -> None:
+    body = graph(
+        3,
+        [op("aten.mul.Tensor", v(0), v(2), out=3), op(ADD, v(3), c("w"), out=4), op("aten.sum.default", v(1), out=5)],
+        *(v(4), v(5), None, v(0)),
+    )
+    instruction = {"kind": "map", "body": body, "args": [v(0), v(1)], "extra": [3], "out": 9}
+    forward = forward_of(rows_value(instruction, MATRIX, MATRIX, results=4), torch.ones(4))
+    for count in (1, 5):
+        x, y = torch.randn(count, 4), torch.randn(count, 4)
+        result, sums, nothing, same = forward(x, y)
+        assert torch.equal(result, x * 3 + 1)
+        torch.testing.assert_close(sums, y.sum(1))
+        assert nothing is None
+        assert torch.equal(same, x)
+        assert same.data_ptr() != x.data_ptr()
+
+
+def test_scan() -> None:
+    body = graph(
+        3,
+        [op(ADD, v(0), v(1), out=3), op("aten.mul.Tensor", v(0), v(2), out=4)],
+        *(v(3), v(4), v(1)),
+    )
+    instruction = {"kind": "scan", "body": body, "args": [v(0)], "rows": [v(1)], "extra": [c("w")], "out": 9}
+    forward = forward_of(rows_value(instruction, VECTOR, MATRIX, results=3), torch.full((4,), 2.0))
+    for count in (1, 5):
+        start, x = torch.randn(4), torch.randn(count, 4)
+        last, products, rows = forward(start, x)
+        sums = torch.cat([start[None], x]).cumsum(0)
+        torch.testing.assert_close(last, sums[-1])
+        torch.testing.assert_close(products, sums[:-1] * 2)
+        assert torch.equal(rows, x)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "found"),
+    [
+        ([(0, 4), (0, 4)], "tensors of shape [0, 4], [0, 4]"),
+        ([(2, 4), (3, 4)], "tensors of shape [2, 4], [3, 4]"),
+    ],
+)
+def test_rows_that_are_missing(shapes: list[tuple[int, int]], found: str) -> None:
+    other = tensor_input("s1", 4)
+    body = graph(2, [op(ADD, v(0), v(1), out=2)], v(2))
+    instruction = {"kind": "map", "body": body, "args": [v(0), v(1)], "extra": [], "out": 9}
+    value = rows_value(instruction, MATRIX, other, results=1)
+    value["methods"]["forward"]["symbols"] = {name: {"min": 0, "max": None} for name in ("s0", "s1")}
+    with pytest.raises(InputError) as caught:
+        forward_of(value, torch.ones(4))(*map(torch.zeros, shapes))
+    assert str(caught.value) == (
+        "the method goes over the rows of tensors, of which there must be at least one, and equally many in each\n"
+        "  where: method `forward`\n"
+        f"  found: {found}\n"
+        "  to do: pass larger tensors; the eager module refuses these too"
+    )
+
+
+@pytest.mark.parametrize("kind", ["map", "scan"])
+def test_a_delegate_that_is_called_for_each_row(kind: str) -> None:
+    produced = tensor_input(4, "s0", stride=["s0", 1])
+    body = graph(
+        2,
+        [
+            op("aten.permute.default", v(1), [1, 0], out=2),
+            op("aten.mul.Tensor", v(2), v(0), out=3),
+            call(0, [v(3)], [produced], 4),
+            python("getitem", v(4), 0, out=5),
+        ],
+        v(5),
+    )
+    rows = {"args": [v(0)], "extra": [v(1)]}
+    if kind == "scan":
+        body["outputs"] = [v(0), v(5)]
+        body["inputs"] = [7, 0, 1]
+        body["outputs"] = [v(7), v(5)]
+        rows = {"args": [v(0)], "rows": [v(0)], "extra": [v(1)]}
+    instruction = {"kind": kind, "body": body, **rows, "out": 9}
+    results = 1 if kind == "map" else 2
+    executor = executor_of(rows_value(instruction, tensor_input(3), MATRIX, results=results), torch.ones(4))
+    factors, value = torch.randn(3), torch.randn(5, 4)
+    result = executor.methods["forward"](factors, value)[-1]
+    torch.testing.assert_close(result, torch.stack([value.T * each * 2 for each in factors]))
+    seen = executor._delegates[0].calls  # type: ignore[attr-defined]
+    assert [given.stride() for (given,) in seen] == [(5, 1)] * 3
+
+
+def test_what_a_loop_over_rows_returns_shares_no_memory_with_constants() -> None:
+    """The last carried value may be what the loop began with; stacked outputs are copies."""
+    body = graph(2, [], v(0), v(1))
+    instruction = {"kind": "scan", "body": body, "args": [c("w")], "rows": [v(0)], "extra": [], "out": 9}
+    executor = executor_of(rows_value(instruction, MATRIX, results=2), torch.ones(4))
+    last, _ = executor.methods["forward"](torch.zeros(2, 4))
+    last.fill_(7)
+    assert executor._constants["w"].tolist() == [1.0] * 4
+
+
 # constants, state, aliasing
 
 COUNTER: dict[str, Any] = {

@@ -620,7 +620,9 @@ def test_what_is_no_regular_file(folder: Path, name: str) -> None:
 
 def test_a_delegate_that_the_manifest_does_not_list(folder: Path) -> None:
     rewrite_manifest(folder, lambda model: model["recipes"]["default"].update(delegates=[]))
-    with pytest.raises(ProgramError, match=r"the delegate 'digits/delegates/blob\.bin', which the manifest lacks"):
+    with pytest.raises(
+        ProgramError, match=r"the delegate's file 'digits/delegates/blob\.bin', which the manifest lacks"
+    ):
         load_here(folder)
 
 

@@ -368,3 +368,14 @@ def test_a_deep_copy_shares_weights() -> None:
     name = module.constants[0]
     assert copied.original_module.state_dict[name] is module.original_module.state_dict[name]
     assert copied.constants == module.constants
+
+
+def test_parameters_may_have_the_names_of_builtins_and_of_operations() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, sum: torch.Tensor, max: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return sum.sum(), max.sum(0), max.max()
+
+    args = (torch.randn(2, 2), torch.randn(2, 2))
+    for choose in (lambda node: None, everything, lambda node: "max" if "max" in str(node.target) else None):
+        lowered = to_backend(edge(Named(), *args), TagBy(choose))
+        torch.testing.assert_close(lowered.module()(*args), Named()(*args))

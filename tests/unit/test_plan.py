@@ -56,6 +56,8 @@ def full_value() -> dict[str, Any]:
     branch = graph(1, [op("aten.relu.default", v(0), out=1)], v(1))
     condition = graph(2, [op("aten.lt.Tensor", v(0), v(1), out=2)], v(2))
     step = graph(2, [op("aten.add.Tensor", v(0), 1, out=2)], v(2))
+    row = graph(2, [op("aten.mul.Tensor", v(0), v(1), out=2)], v(2))
+    combine = graph(3, [op("aten.add.Tensor", v(0), v(1), out=3)], v(3), v(2), None, c("net.w"))
     body = [
         op("aten.add.Tensor", v(0), c("net.w"), alpha=2, out=5),
         op(
@@ -76,6 +78,8 @@ def full_value() -> dict[str, Any]:
         python("getitem", v(7), 0, out=8),
         {"kind": "cond", "predicate": v(3), "true": branch, "false": branch, "args": [v(8)], "out": 9},
         {"kind": "while", "condition": condition, "body": step, "args": [v(8)], "extra": [v(5)], "out": 10},
+        {"kind": "map", "body": row, "args": [v(8)], "extra": [2], "out": 11},
+        {"kind": "scan", "body": combine, "args": [v(8)], "rows": [c("net.t")], "extra": [v(3)], "out": 12},
     ]
     inputs = [
         image,
@@ -110,7 +114,18 @@ def full_value() -> dict[str, Any]:
                 info={"any": [1, {"thing": None}]},
                 target={"system": "Linux", "machine": "x86_64", "isa": "x86-64-v3"},
             ),
-            delegate_entry("reference"),
+            delegate_entry(
+                "reference",
+                data={
+                    "weights": {
+                        "file": "digits/data/abc.bin",
+                        "size": 24,
+                        "alignment": 64,
+                        "layout": {"dtype": "float32", "sizes": [2, 3], "dim_order": [1, 0]},
+                    },
+                    "größe": {"file": "digits/data/def.bin", "size": 0, "alignment": 1, "layout": None},
+                },
+            ),
         ],
     )
 
@@ -203,6 +218,7 @@ def replaced(path: tuple[str | int, ...], new: Any) -> dict[str, Any]:
 FORWARD = ("methods", "forward")
 BODY = (*FORWARD, "graph", "instructions")
 AT_FORWARD = "digits/default.json: methods['forward']"
+AT_DATA = "digits/default.json: delegates[1].data['weights']"
 AT_BODY = f"{AT_FORWARD}.graph.instructions"
 
 
@@ -288,6 +304,24 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
         ),
         (("delegates", 0, "constants"), ["net.x"], "digits/default.json: delegates[0]", "the unknown constant `net.x`"),
         (("delegates", 0, "target"), {}, "digits/default.json: delegates[0]", "the key `isa` is missing"),
+        (("delegates", 1, "data", "weights"), 1, AT_DATA, "1 instead of an object"),
+        (
+            ("delegates", 1, "data", "weights", "file"),
+            "../x",
+            AT_DATA,
+            "'../x' instead of a relative path without `..`",
+        ),
+        (("delegates", 1, "data", "weights", "alignment"), 0, AT_DATA, "an alignment of 0 bytes"),
+        (("delegates", 1, "data", "weights", "alignment"), 48, AT_DATA, "an alignment of 48 bytes"),
+        (("delegates", 1, "data", "weights", "size"), 20, AT_DATA, "20 bytes for another tensor"),
+        (("delegates", 1, "data", "weights", "layout", "dtype"), "f32", AT_DATA, "24 bytes for another tensor"),
+        (("delegates", 1, "data", "weights", "layout", "dim_order"), [0, 0], AT_DATA, "24 bytes for another tensor"),
+        (
+            ("delegates", 0, "data"),
+            {"weights": {"file": "digits/data/def.bin", "size": 0, "alignment": 1, "layout": None}},
+            "digits/default.json: delegates[1]",
+            "the name 'weights' for another file than elsewhere",
+        ),
         ((*FORWARD, "parameters", 0, "name"), "a b", f"{AT_FORWARD}.parameters[0]", "'a b' instead of an identifier"),
         (
             (*FORWARD, "parameters", 0, "name"),
@@ -349,6 +383,42 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             graph(2, []),
             f"{AT_BODY}[5]",
             "a loop whose graphs give another number of values than it carries",
+        ),
+        ((*BODY, 6, "args"), [], f"{AT_BODY}[6]", "a map over something else than tensors"),
+        ((*BODY, 6, "args"), [1], f"{AT_BODY}[6]", "a map over something else than tensors"),
+        ((*BODY, 6, "extra", 0), v(11), f"{AT_BODY}[6]", "the slot 11 is read before it is written"),
+        (
+            (*BODY, 6, "extra"),
+            [],
+            f"{AT_BODY}[6]",
+            "a map whose graph takes another number of values than it is given",
+        ),
+        (
+            (*BODY, 6, "body", "outputs"),
+            [v(2), 3],
+            f"{AT_BODY}[6]",
+            "an output 3, which is no tensor, of each row",
+        ),
+        ((*BODY, 6, "body"), 1, f"{AT_BODY}[6].body", "1 instead of an object"),
+        ((*BODY, 7, "rows"), [], f"{AT_BODY}[7]", "a scan over something else than tensors"),
+        ((*BODY, 7, "rows", 0), c("net.x"), f"{AT_BODY}[7]", "the unknown constant `net.x`"),
+        (
+            (*BODY, 7, "args"),
+            [],
+            f"{AT_BODY}[7]",
+            "a scan whose graph takes another number of values than it is given",
+        ),
+        (
+            (*BODY, 7, "body", "outputs"),
+            [],
+            f"{AT_BODY}[7]",
+            "a scan whose graph gives fewer values than it carries",
+        ),
+        (
+            (*BODY, 7, "body", "outputs", 1),
+            [v(2)],
+            f"{AT_BODY}[7]",
+            "an output (Value(slot=2),), which is no tensor, of each row",
         ),
         (
             (*FORWARD, "mutations"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.backends import TagBy, everything
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -55,7 +59,8 @@ def module(forward: Callable[..., Any], **state: Any) -> torch.nn.Module:
 
 
 def edge(made: torch.nn.Module, args: tuple[Any, ...], dynamic: Any = None) -> ExportedProgram:
-    return to_edge(torch.export.export(copy.deepcopy(made), args, dynamic_shapes=dynamic, strict=False))
+    with torch.no_grad():
+        return to_edge(torch.export.export(copy.deepcopy(made), args, dynamic_shapes=dynamic, strict=False))
 
 
 def emit(**programs: ExportedProgram) -> EmittedProgram:
@@ -166,12 +171,52 @@ def test_control_flow_divides_the_partitions(tmp_path: Path) -> None:
     made = module(split, scale=torch.nn.Parameter(torch.ones(3)))
     calls = [(torch.ones(2, 3),), (-torch.ones(4, 3),)]
     emitted = check(made, tmp_path, *calls, dynamic={"x": {0: BATCH}})
-    assert len(emitted.plan.delegates) == 2
+    paths = list(emitted.debug.methods["forward"].delegates)
+    assert [re.sub(r"\d+", "n", path) for path in paths] == ["n", "n.true.n", "n.false.n", "n"]
     program = edge(made, (torch.ones(2, 3),), {"x": {0: BATCH}})
     reasons = lower_methods({"forward": program}, {"forward": ReferenceBackend.partitioner({})})["forward"].reasons
     assert reasons["cond"] == (
         "the reference backend leaves control flow, assertions and arithmetic on sizes to the program"
     )
+
+
+def cond_in_scan(self: Any, x: torch.Tensor) -> Any:
+    def step(carry: torch.Tensor, row: torch.Tensor) -> Any:
+        chosen = torch.cond(row.sum() > 0, lambda c, r: c + r * self.scale, lambda c, r: c - r, (carry, row))
+        return chosen, carry * row
+
+    return scan(step, torch.zeros(3), x)
+
+
+def map_in_while(self: Any, x: torch.Tensor) -> Any:
+    def step(index: torch.Tensor, value: torch.Tensor) -> Any:
+        return index + 1, torch_map(lambda row: torch.sin(row) * self.scale, value)
+
+    return while_loop(lambda index, value: index < 3, step, (torch.zeros((), dtype=torch.int64), x))[1]
+
+
+def count_in_map(self: Any, x: torch.Tensor) -> Any:
+    """The buffer changes outside, and is read in each row."""
+    self.b_count.add_(x.sum())
+    return torch_map(lambda row: row * self.scale + self.b_count, x)
+
+
+LOOPS = {
+    "cond in scan": (cond_in_scan, {"n", "n.body.n", "n.body.n.true.n", "n.body.n.false.n"}),
+    "map in while_loop": (map_in_while, {"n", "n.condition.n", "n.body.n", "n.body.n.body.n"}),
+    "map beside state": (count_in_map, {"n", "n.body.n"}),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_delegates_in_loops(name: str, tmp_path: Path) -> None:
+    forward, places = LOOPS[name]
+    made = module(forward, scale=torch.nn.Parameter(torch.full((3,), 3.0)), b_count=torch.zeros(()))
+    calls = [(torch.randn(count, 3),) for count in (4, 2, 7)]
+    emitted = check(made, tmp_path, *calls, dynamic={"x": {0: BATCH}})
+    debug = emitted.debug.methods["forward"]
+    assert {re.sub(r"\d+", "n", path) for path in debug.delegates} == places
+    assert {each.op for each in debug.undelegated} <= {"cond", "map", "scan", "while_loop"}
 
 
 def data_dependent(self: Any, x: torch.Tensor) -> Any:

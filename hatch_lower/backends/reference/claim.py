@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DelegationSpec, PartitionResult
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import constant_specs
+from hatch_lower.graph.surgery import attribute_of
 
 __all__ = ["claim", "is_operation", "refuse_options"]
 
@@ -39,7 +40,8 @@ def claim(
     """Tag all operations that `takes` accepts, and the constants that they use, in as few partitions as possible.
 
     A partition ends where a refused operation stands between two accepted ones, so that no partition needs its own
-    result.
+    result. In the branches and bodies of control flow that is refused, the operations are tagged in the same way; their
+    partitions are others than those of the same tag outside, and own no constants, for all they see are inputs.
 
     Args:
         program: the edge program; its nodes get their tags.
@@ -47,11 +49,27 @@ def claim(
         takes: says of an operation whether the backend runs it; results of refused operations are left out with them.
         reason: why the others are not taken.
     """
-    levels: dict[Node, int] = {}
-    ends: dict[Node, int] = {}
     tags: dict[str, DelegationSpec] = {}
     reasons: dict[str, str] = {}
-    for node in program.graph.nodes:
+    pending = [program.graph_module]
+    while pending:
+        module = pending.pop()
+        refused = tag_operations(module, spec, takes, tags)
+        reasons.update((node.name, reason) for node in refused)
+        inner = (source for node in refused for source in node.all_input_nodes if source.op == "get_attr")
+        found = (attribute_of(module, str(source.target)) for source in dict.fromkeys(inner))
+        pending += [each for each in found if isinstance(each, GraphModule)]
+    tag_constants(program)
+    return PartitionResult(program, dict(sorted(tags.items())), reasons)
+
+
+def tag_operations(
+    module: GraphModule, spec: DelegationSpec, takes: Callable[[Node], bool], tags: dict[str, DelegationSpec]
+) -> list[Node]:
+    """Tag the operations of one graph that `takes` accepts; return the others. `tags` is extended."""
+    levels: dict[Node, int] = {}
+    ends: dict[Node, int] = {}
+    for node in module.graph.nodes:
         if node.op != "call_function":
             continue
         sources = node.all_input_nodes
@@ -63,9 +81,7 @@ def claim(
             tags[tag] = spec
         else:
             ends[node] = max((levels.get(each, ends.get(each, -1)) for each in sources), default=-1)
-            reasons[node.name] = reason
-    tag_constants(program)
-    return PartitionResult(program, dict(sorted(tags.items())), reasons)
+    return list(ends)
 
 
 def tag_constants(program: ExportedProgram) -> None:

@@ -62,6 +62,6 @@ class ReferencePartitioner(Partitioner):
     """Tags every operator that computes tensors."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag all operators; control flow and arithmetic on sizes stay in the program."""
+        """Tag all operators, those in branches and bodies too; control flow and arithmetic on sizes stay outside."""
         reason = "the reference backend leaves control flow, assertions and arithmetic on sizes to the program"
         return claim(exported_program, DelegationSpec("reference", []), is_operation, reason)

@@ -1,0 +1,350 @@
+"""Named data from a backend to its delegate: packaged once, listed, checked at load, mapped."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.backends import TagBy, everything
+from support.lowered import write_lowered
+from support.plans import delegate_entry, plan_of, plan_value
+from support.tables import TableDelegate
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, PreprocessResult
+from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
+from hatch_lower.cache.store import Store
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.format.delegates import DataFile, DataLayout
+from hatch_lower.format.manifest import Manifest, ModelEntry, RecipeEntry, write_manifest
+from hatch_lower.format.plan import read_plan, write_plan
+from hatch_lower.graph.tensors import span_bytes
+from hatch_lower.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.lowering.lower import lower_methods, to_backend
+from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.program.package import Packager
+from hatch_lower.runtime.data import map_data
+from hatch_lower.runtime.load import load_folder
+from hatch_lower.runtime.loaded import LoadedModel
+
+pytestmark = pytest.mark.torch
+
+
+class Tables(torch.nn.Module):
+    def __init__(self, scale: float = 2.0, shift: float = 1.0) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((4,), scale))
+        self.shift = torch.nn.Parameter(torch.full((4,), shift))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        self.scale = tables.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * self.scale) * self.scale
+
+
+def lower(module: torch.nn.Module, options: Mapping[str, bytes] | None = None) -> ExportedProgram:
+    """Lower products and sums for tables; everything between two sines is one partition."""
+    with torch.no_grad():
+        program = to_edge(torch.export.export(module, (torch.ones(4),), strict=False))
+    seen: list[str] = []
+
+    def between_sines(node: torch.fx.Node) -> str | None:
+        if str(node.target).startswith("aten.sin"):
+            seen.append(node.name)
+            return None
+        return f"tag {len(seen)}"
+
+    return to_backend(program, TagBy(between_sines, "TableBackend", options))
+
+
+def emit(**programs: ExportedProgram) -> EmittedProgram:
+    return emit_program("digits", {name: LoweredMethod(name, each, ("x",)) for name, each in programs.items()})
+
+
+def package(folder: Path, emitted: EmittedProgram) -> Path:
+    """Write a whole `_lowered` folder."""
+    packager = Packager(folder, "digits", Store(folder / "cache", "off", pytest.fail))
+    files = packager.write_program("default", emitted)
+    recipe = RecipeEntry(files.plan, files.debug, files.delegates, ("TableBackend",), (), None, {})
+    storages = packager.write_storages(emitted.storages)
+    models = {"digits": ModelEntry(("default",), storages, None, {"default": recipe})}
+    manifest = write_manifest(Manifest("digits", "1.0", "0.1.0", "2.13.0", {}, models))
+    (folder / "manifest.json").write_bytes(manifest)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> LoadedModel:
+    return load_folder(folder, "digits", delegates={"TableBackend": TableDelegate}, **options)
+
+
+def delegates_of(model: LoadedModel) -> list[TableDelegate]:
+    return model._runnable._delegates  # type: ignore[attr-defined, no-any-return]
+
+
+def data_paths(folder: Path) -> list[Path]:
+    return sorted((folder / "digits" / "data").iterdir())
+
+
+def test_methods_share_one_copy_of_equal_data(tmp_path: Path) -> None:
+    tables = Tables()
+    emitted = emit(forward=lower(tables), scaled=lower(Scaled(tables)))
+    contents = {name: bytes(span_bytes(getattr(tables, name))) for name in ("scale", "shift")}
+    digests = {name: sha256_bytes(content) for name, content in contents.items()}
+    assert emitted.data == {digests[name]: content for name, content in contents.items()}
+    assert [len(each.data) for each in emitted.plan.delegates] == [2, 1]
+    assert emitted.plan.delegates[1].data == {
+        f"table {digests['scale'][:16]}": DataFile(
+            f"digits/data/{digests['scale']}.bin", 16, 16, DataLayout("float32", (4,), (0,))
+        )
+    }
+    assert read_plan(write_plan(emitted.plan), "plan") == emitted.plan
+    folder = package(tmp_path, emitted)
+    assert [path.name for path in data_paths(folder)] == sorted(f"{each}.bin" for each in digests.values())
+    (recipe,) = json.loads((folder / "manifest.json").read_bytes())["models"]["digits"]["recipes"].values()
+    listed = {each["path"]: each for each in recipe["delegates"]}
+    for digest in digests.values():
+        path = f"digits/data/{digest}.bin"
+        assert listed[path] == {"path": path, "size": 16, "sha256": digest}
+    model = load(folder)
+    for x in (torch.randn(4), torch.randn(4)):
+        torch.testing.assert_close(model(x), tables(x).detach())
+        torch.testing.assert_close(model.scaled(x), Scaled(tables)(x).detach())
+
+
+def test_a_delegate_finds_the_data_of_the_whole_program_mapped_read_only(tmp_path: Path) -> None:
+    model = load(package(tmp_path, emit(forward=lower(Tables()), other=lower(Tables(3.0, 4.0)))))
+    first, second = delegates_of(model)
+    assert first.blob.data == second.blob.data
+    assert len(first.blob.data) == 4
+    assert set(first.blob.layouts) == set(first.blob.data)
+    for view in first.blob.data.values():
+        assert isinstance(view.obj, mmap.mmap)
+        assert view.readonly
+        assert view.nbytes == 16
+    with pytest.raises(TypeError):
+        first.blob.data["new"] = memoryview(b"")  # type: ignore[index]
+
+
+def test_a_mapping_lives_as_long_as_what_is_made_of_it(tmp_path: Path) -> None:
+    folder = package(tmp_path, emit(forward=lower(Tables())))
+    model = load(folder)
+    (delegate,) = delegates_of(model)
+    for path in data_paths(folder):
+        path.unlink()
+    (twin,) = delegates_of(model.clone())
+    assert twin is delegate
+    del model, twin
+    assert torch.equal(delegate.run([torch.ones(4)])[0], torch.full((4,), 3.0))
+
+
+def test_data_of_external_files_is_found_by_name_too(tmp_path: Path) -> None:
+    folder = package(tmp_path, emit(forward=lower(Tables(), {"tag": b"weights"})))
+    assert torch.equal(load(folder)(torch.ones(4)), torch.full((4,), 3.0))
+
+
+def test_empty_data(tmp_path: Path) -> None:
+    entry = {"file": "digits/data/none.bin", "size": 0, "alignment": 1, "layout": None}
+    plan = plan_of(plan_value({}, delegates=[delegate_entry("tables", data={"none": entry})]))
+    (tmp_path / "digits" / "data").mkdir(parents=True)
+    (tmp_path / "digits" / "data" / "none.bin").touch()
+    assert dict(map_data(plan, tmp_path)) == {"none": memoryview(b"")}
+
+
+# what cannot be packaged
+
+
+def test_one_name_for_two_contents_is_refused() -> None:
+    with pytest.raises(BackendError) as caught:
+        emit(
+            forward=lower(Scaled(Tables(1.0)), {"name": b"table"}),
+            other=lower(Scaled(Tables(2.0)), {"name": b"table"}),
+        )
+    assert str(caught.value) == (
+        "Duplicate key table with different data\n  where: named data `table`\n  found: 16 bytes, then 16 others\n"
+        "  to do: name data by its content, or by the constant that it comes from"
+    )
+
+
+def test_an_alignment_that_a_mapping_does_not_have_is_refused() -> None:
+    with pytest.raises(BackendError) as caught:
+        emit(forward=lower(Scaled(Tables()), {"name": b"table", "alignment": b"48"}))
+    assert str(caught.value) == (
+        "named data asks for an alignment that a mapped file does not have\n"
+        "  where: backend `TableBackend`, named data `table`\n  found: 48 bytes\n"
+        "  to do: ask for a power of two up to 4096"
+    )
+
+
+class OddData(BackendDetails):
+    """Returns named data that an option describes."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        layouts = {
+            "dtype": TensorLayout("float31", (1,), (0,)),
+            "size": TensorLayout("float32", (3,), (0,)),
+            "order": TensorLayout("float32", (1,), (1,)),
+        }
+        (spec,) = compile_specs
+        if spec.key == "kind":
+            return PreprocessResult(data_store_output={"weights": b""})
+        name = "" if spec.key == "name" else "table"
+        entry = DataEntry(0, 1, layouts.get(spec.key))
+        return PreprocessResult(data_store_output=NamedDataStoreOutput([b"1234"], {name: entry}, {}))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "kind",
+            "a backend returned something else than named data beside its blob\n"
+            "  where: backend `OddData`, `PreprocessResult.data_store_output`\n  found: dict\n"
+            "  to do: return `NamedDataStore.get_named_data_store_output()`",
+        ),
+        ("name", "named data needs a name\n  where: backend `OddData`\n  found: ''\n  to do: name it without NUL"),
+        *(
+            (
+                option,
+                "the layout of named data is not that of a tensor of its size\n"
+                "  where: backend `OddData`, named data `table`\n"
+                f"  found: DataLayout(dtype='{dtype}', sizes=({size},), dim_order=({order},)) for 4 bytes\n"
+                "  to do: use torch's name of the dtype, `float32`, and each dimension once",
+            )
+            for option, dtype, size, order in [
+                ("dtype", "float31", 1, 0),
+                ("size", "float32", 3, 0),
+                ("order", "float32", 1, 1),
+            ]
+        ),
+    ],
+)
+def test_data_that_cannot_be_packaged(option: str, message: str) -> None:
+    program = to_edge(torch.export.export(Scaled(Tables()), (torch.ones(4),), strict=False))
+    lowered = to_backend(program, TagBy(everything, "OddData", {option: b""}))
+    with pytest.raises(BackendError) as caught:
+        emit(forward=lowered)
+    assert str(caught.value) == message
+
+
+# damage
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+
+
+NOT_LISTED = "a packaged program file is not the one that the manifest lists"
+DAMAGE = {
+    "missing": (Path.unlink, "a packaged program file is missing", ""),
+    "truncated": (lambda path: path.write_bytes(b"123"), NOT_LISTED, "3 bytes, where the manifest says 16"),
+    "flipped": (flip, NOT_LISTED, "another sha256 than the manifest says"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("options", [{"plain": b""}, {}], ids=["bytes", "tensors"])
+def test_damaged_data_is_refused_at_load(kind: str, options: dict[str, bytes], tmp_path: Path) -> None:
+    """The contents of tensors are compared on demand, as those of the constants are; other data always."""
+    folder = package(tmp_path, emit(forward=lower(Tables(), options)))
+    load(folder, verify=True)
+    path = data_paths(folder)[-1]
+    damage, what, found = DAMAGE[kind]
+    damage(path)
+    with pytest.raises(ProgramError) as caught:
+        load(folder, verify=kind == "flipped" and not options)
+    assert (caught.value.what, caught.value.where, caught.value.found) == (what, str(path), found)
+
+
+def test_every_flipped_or_missing_byte_is_refused(tmp_path: Path) -> None:
+    folder = package(tmp_path, emit(forward=lower(Tables(), {"plain": b""})))
+    for path in data_paths(folder):
+        content = path.read_bytes()
+        for index in range(len(content)):
+            for damaged in (content[:index], content[:index] + bytes([content[index] ^ 4]) + content[index + 1 :]):
+                path.write_bytes(damaged)
+                with pytest.raises(ProgramError):
+                    load(folder)
+        path.write_bytes(content)
+    load(folder)
+
+
+def test_data_that_is_gone_when_it_is_mapped(tmp_path: Path) -> None:
+    plan = emit(forward=lower(Scaled(Tables()))).plan
+    with pytest.raises(ProgramError) as caught:
+        map_data(plan, tmp_path)
+    assert caught.value.what == "the named data of a delegate cannot be used"
+    assert caught.value.found.startswith("FileNotFoundError: ")
+    (file,) = {each.file for entry in plan.delegates for each in entry.data.values()}
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_bytes(b"123")
+    with pytest.raises(ProgramError) as caught:
+        map_data(plan, tmp_path)
+    assert str(caught.value) == (
+        f"the named data of a delegate cannot be used\n  where: {tmp_path / file}\n  found: 3 bytes instead of 16\n"
+        "  to do: install the distribution again; if that does not help, build its wheel again"
+    )
+
+
+def test_data_that_the_manifest_lacks(tmp_path: Path) -> None:
+    folder = package(tmp_path, emit(forward=lower(Tables())))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    recipe = manifest["models"]["digits"]["recipes"]["default"]
+    recipe["delegates"] = [each for each in recipe["delegates"] if "/data/" not in each["path"]]
+    write_lowered(folder, manifest["models"])
+    with pytest.raises(ProgramError, match=r"the delegate's file 'digits/data/\w+\.bin', which the manifest lacks"):
+        load(folder)
+
+
+# the cache
+
+
+def test_named_data_is_cached_with_the_result(tmp_path: Path) -> None:
+    program = to_edge(torch.export.export(Tables(), (torch.ones(4),), strict=False))
+
+    def build(mode: str, options: Mapping[str, bytes]) -> tuple[Any, int]:
+        store = Store(tmp_path, mode, pytest.fail)
+        partitioner = TagBy(everything, "TableBackend", options)
+        lowered = lower_methods({"m": program}, {"m": partitioner}, store=store)["m"]
+        (module,) = get_lowered_backend_modules(lowered.program.graph_module)
+        return module.named_data_store_output, lowered.reused
+
+    for chosen in ({"tag": b"weights"}, {}):
+        made, reused = build("on", chosen)
+        assert reused == 0
+        found, reused = build("frozen", chosen)
+        assert reused == 1
+        assert found == made
+        assert len(found.buffers) == 2
+        assert (len(found.pte_data), len(found.external_data)) == ((0, 1) if chosen else (2, 0))
+
+
+def test_a_damaged_buffer_in_the_cache_is_made_again(tmp_path: Path) -> None:
+    tables = Tables()
+    program = to_edge(torch.export.export(tables, (torch.ones(4),), strict=False))
+    warnings: list[str] = []
+    reused = []
+    digest = sha256_bytes(bytes(span_bytes(tables.shift)))
+    for _ in range(2):
+        store = Store(tmp_path, "on", warnings.append)
+        lowered = lower_methods({"m": program}, {"m": TagBy(everything, "TableBackend")}, store=store)
+        reused.append(lowered["m"].reused)
+        flip(store.blob_path(digest))
+    assert reused == [0, 0]
+    assert len(warnings) == 1

@@ -1,0 +1,112 @@
+"""Which results are kept in the cache, and that a kept one is the same as a made one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.backends import TagBy, everything
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
+from hatch_lower.backend.named_data import NamedDataStore
+from hatch_lower.cache.store import Store
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError, CacheError
+from hatch_lower.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.lowering.lower import lower_methods
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.program.emit import LoweredMethod, emit_program
+
+pytestmark = pytest.mark.torch
+
+
+class Whatever(BackendDetails):
+    """Returns what it is told to."""
+
+    result: ClassVar[PreprocessResult] = PreprocessResult()
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        return Whatever.result
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    return to_edge(torch.export.export(Sine(), (torch.ones(3),), strict=False))
+
+
+def lower(program: ExportedProgram, folder: Path, mode: str) -> tuple[LoweredBackendModule, int]:
+    store = Store(folder, mode, pytest.fail)
+    lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"]
+    (module,) = get_lowered_backend_modules(lowered.program.graph_module)
+    return module, lowered.reused
+
+
+def named_data() -> Any:
+    store = NamedDataStore()
+    store.add_named_data("a", b"first", 8)
+    store.add_named_data("b", torch.arange(6.0).reshape(2, 3))
+    store.add_named_data("c", b"first", external_tag="file")
+    return store.get_named_data_store_output()
+
+
+def test_a_kept_result_is_the_same_as_a_made_one(
+    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = PreprocessResult(
+        b"blob",
+        {0: (1,), "fused": (1,)},
+        named_data(),
+        {"name": ["x", 1, None, True]},
+        "txt",
+        ("library==1.*",),
+        Target("Linux", "x86_64", "x86-64-v3"),
+        {"scale": 0.5},
+    )
+    monkeypatch.setattr(Whatever, "result", result)
+    made, reused = lower(program, tmp_path, "on")
+    assert (made.result, reused) == (result, 0)
+    found, reused = lower(program, tmp_path, "frozen")
+    assert (found.result, reused) == (result, 1)
+    assert found.named_data_store_output == named_data()
+    assert found.meta == made.meta
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        PreprocessResult(b"", _delegate_info_meta=object),
+        PreprocessResult(b"", _delegate_info_meta={"handles": {1: (2, 3)}}),
+        PreprocessResult(b"", _delegate_info_meta=(1, 2)),
+        PreprocessResult(b"", data_store_output={"weights": b""}),
+        PreprocessResult(b"", info={"scale": float("nan")}),
+    ],
+    ids=["a class", "integers as keys", "a tuple", "data of another kind", "facts that are no JSON"],
+)
+def test_a_result_that_json_does_not_hold_is_made_anew_each_time(
+    result: PreprocessResult, program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Whatever, "result", result)
+    for _ in range(2):
+        module, reused = lower(program, tmp_path, "on")
+        assert module.result is result
+        assert reused == 0
+    with pytest.raises(CacheError, match="the cache is frozen and does not hold what this build needs"):
+        lower(program, tmp_path, "frozen")
+
+
+def test_facts_that_are_no_json_are_refused_with_a_cache_too(
+    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Whatever, "result", PreprocessResult(b"", info={"scale": float("inf")}))
+    store = Store(tmp_path, "on", pytest.fail)
+    lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"].program
+    with pytest.raises(BackendError, match="a backend returned facts for its run half that are no JSON"):
+        emit_program("model", {"m": LoweredMethod("m", lowered, ("x",))})
