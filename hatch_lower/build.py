@@ -62,11 +62,13 @@ def build(
             events=-1,
         )
         requests.append(request)
+    temporary = work / "temporary"
+    temporary.mkdir()
     reports = run_children(
         requests,
         jobs=settings.jobs,
         timeout=settings.timeout,
-        environment=child_environment(os.environ, settings.pass_env, sys.path),
+        environment=child_environment(os.environ, settings.pass_env, sys.path, temporary),
         reporter=reporter,
     )
     recipes = [recipe for report in reports for recipe in report.manifest.recipes.values()]

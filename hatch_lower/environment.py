@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 __all__ = ["FIXED", "PASSED", "child_environment"]
 
 PASSED = (
     # where things are
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
     *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"),
     # Python and its environment
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
@@ -38,7 +39,7 @@ FIXED: Mapping[str, str] = {
 
 
 def child_environment(
-    environment: Mapping[str, str], pass_env: Sequence[str], search_path: Sequence[str]
+    environment: Mapping[str, str], pass_env: Sequence[str], search_path: Sequence[str], temporary: Path
 ) -> dict[str, str]:
     """Return a child's environment.
 
@@ -46,11 +47,13 @@ def child_environment(
         environment: the caller's.
         pass_env: more globs of variables to pass.
         search_path: the caller's `sys.path`, so that the child imports what the caller would.
+        temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
     """
     passed = {name: value for name, value in environment.items() if matches(name, PASSED)}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
-    return {**passed, **FIXED, **asked, **path}
+    folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
+    return {**passed, **FIXED, **folders, **asked, **path}
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:

@@ -56,6 +56,8 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     # torch warns its users of what torch itself does when it copies a program
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+    # and of a package that it can do without
+    warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
     reporter = PipeReporter(request.events)
     enter_project(request)
     try:
@@ -156,4 +158,8 @@ def unexpected_error(model: str, error: Exception) -> ProcessError:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The answer is written; taking a large model's memory apart piece by piece would only keep the parent waiting.
+    os._exit(status)

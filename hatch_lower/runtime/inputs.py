@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import Expression, symbols_in
 from hatch_lower.format.inputs import (
@@ -215,11 +215,26 @@ def restride_lines(entry: TensorInput, variable: str, strides: str, names: Names
 
 
 def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a tensor in these strides: itself where nothing differs that matters, else a copy."""
+    """Return a tensor in these strides: itself where nothing differs that matters, else a copy.
+
+    Raises:
+        InputError: if it holds several values along a dimension in which the strides repeat one.
+    """
     if same_layout(value, strides):
         return value
-    copy = torch.empty_strided(value.shape, strides, dtype=value.dtype)
-    return copy.copy_(value)
+    repeated = [dim for dim, stride in enumerate(strides) if stride == 0 and value.shape[dim] > 1]
+    narrow = value
+    for dim in repeated:
+        narrow = narrow.narrow(dim, 0, 1)
+    copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype).copy_(narrow).expand(value.shape)
+    # compared bit by bit, for NaN is not equal to itself
+    if repeated and not torch.equal(copy.contiguous().view(torch.uint8), value.contiguous().view(torch.uint8)):
+        raise InputError(
+            "a tensor was exported as one value repeated along a dimension, and now holds several there",
+            found=f"{describe_value(value)}, dimension {', '.join(map(str, repeated))}",
+            hint="export the method with an example input that was not expanded",
+        )
+    return copy
 
 
 def refuse_produced(expected: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -45,18 +46,24 @@ DELEGATES = dict(zip(BACKENDS, (ReferenceDelegate, BoundDelegate), strict=True))
 CALLS = 4
 
 
+def run_once(run: Callable[..., Any], call: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return the results of a call, and what became of its inputs."""
+    args = copy.deepcopy(call)
+    return [each.clone() for each in (*run(*args), *args)]
+
+
 class Eager:
     """What a module returns, call by call, and what it makes of its inputs."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.calls = [inputs(recipe, number) for number in range(CALLS)]
         module = Drawn(recipe)
-        self.expected = [tuple(each.clone() for each in module(*copy.deepcopy(call))) for call in self.calls]
+        self.expected = [run_once(module, call) for call in self.calls]
 
     def compare(self, run: Any, route: str) -> None:
         """Make the calls one after the other, on one instance."""
         for number, (call, expected) in enumerate(zip(self.calls, self.expected, strict=True)):
-            given = run(*copy.deepcopy(call))
+            given = run_once(run, call)
             assert len(given) == len(expected)
             for index, (left, right) in enumerate(zip(given, expected, strict=True)):
                 torch.testing.assert_close(

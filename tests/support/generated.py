@@ -69,6 +69,7 @@ class Drawn(torch.nn.Module):
             self.linear.bias.copy_(torch.randn(COLUMNS, generator=generator))
         self.register_buffer("shift", torch.randn(COLUMNS, generator=generator))
         self.register_buffer("state", torch.zeros(COLUMNS))
+        self.register_buffer("alias", self.state)
         self.register_buffer("other", torch.ones(COLUMNS), persistent=False)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.requires_grad_(False)
@@ -119,6 +120,11 @@ def replace_other(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
     return []
 
 
+def in_place(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
+    x.mul_(0.5).add_(y, alpha=n)
+    return []
+
+
 def count_calls(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
     before = x * m.count
     m.count.add_(1)
@@ -150,7 +156,7 @@ def loop(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
 
 
 def over_rows(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
-    return [torch_map(lambda row, w: torch.sin(row) * 2 + w, x, m.shift)]
+    return [torch_map(lambda row, w: torch.sin(row) * 2 + w, x * 2, m.shift)]
 
 
 def along_rows(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
@@ -182,7 +188,7 @@ STEPS: Mapping[str, Step] = {
     "topk": lambda m, x, y, n: [torch.topk(x, COLUMNS, 1).values],
     "variance": variance,
     "cat constant": cat_constant,
-    "stack": lambda m, x, y, n: [torch.stack([x, m.shift.expand_as(x), y]).sum(0)],
+    "stack": lambda m, x, y, n: [torch.stack([x, x * 0 + m.shift, y]).sum(0)],
     "index": lambda m, x, y, n: [x[:, torch.tensor([3, 1, 0, 2])]],
     "lifted": lambda m, x, y, n: [x + torch.tensor([1.0, 2.0, 3.0, 4.0])],
     "where": lambda m, x, y, n: [torch.where(x > 0, y, m.shift)],
@@ -196,6 +202,8 @@ STEPS: Mapping[str, Step] = {
     "change state": change_state,
     "change slice": change_slice,
     "replace other": replace_other,
+    "read alias": lambda m, x, y, n: [torch.sin(m.alias) * x],
+    "in place": in_place,
     "count": count_calls,
     "branch": branch,
     "nested branch": nested_branch,

@@ -37,7 +37,7 @@ from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.graph.surgery import graph_modules
 from hatch_lower.lowering.lower import MethodProgramsPartitionerSpec, lower_methods, to_backend
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
-from hatch_lower.pipeline import kept_operators
+from hatch_lower.pipeline import convert
 
 pytestmark = pytest.mark.torch
 
@@ -375,7 +375,7 @@ def test_12_what_one_partitioner_keeps_whole_no_other_undoes() -> None:
     method = CapturedMethod("forward", exported, (x,), {}, ("x",))
     partitioners = [Keeping(aten.linear.default), Keeping(aten.hardswish.default, lambda node: True)]
     for each in (partitioners, partitioners[::-1]):
-        program = to_edge(exported, keep=kept_operators(method, each))
+        program = convert(method, each)
         kept = [node.target._op for node in program.graph.nodes if hasattr(node.target, "_op")]
         assert kept.count(aten.linear.default) == 2
         assert kept.count(aten.hardswish.default) == 1

@@ -91,8 +91,8 @@ def test_the_way_back_to_aten() -> None:
 
 def test_the_dialect_refuses_bare_operators_and_missing_handles() -> None:
     program = to_edge(exported())
+    aten = to_aten(program)
     with pytest.raises(SpecViolationError, match="is not an edge operator"):
-        aten = to_aten(program)
         rebuild_program(aten, aten.graph_module, aten.graph, verifier=EdgeVerifier)
     next(node for node in program.graph.nodes if node.op == "call_function").meta.pop("debug_handle")
     with pytest.raises(SpecViolationError, match="has no debug handle"):

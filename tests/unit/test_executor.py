@@ -221,6 +221,25 @@ def test_strides_that_do_not_matter() -> None:
     )
 
 
+def test_values_that_the_export_repeated() -> None:
+    """An expanded tensor has one value in memory; a delegate is given just that, whatever computes it here."""
+    entry = tensor_input(3, 2, 4, stride=[1, 0, 0])
+    executor = executor_of(delegated(entry, {}))
+    value = torch.tensor([1.0, float("nan"), 3.0]).reshape(3, 1, 1)
+    for each in (value.expand(3, 2, 4), value.repeat(1, 2, 4)):
+        result = executor.methods["forward"](each)
+        torch.testing.assert_close(result, value.repeat(1, 2, 4) * 2, equal_nan=True)
+    for (seen,) in executor._delegates[0].calls:  # type: ignore[attr-defined]
+        assert seen.stride() == (1, 0, 0)
+    with pytest.raises(InputError) as caught:
+        executor.methods["forward"](torch.arange(24.0).reshape(3, 2, 4))
+    assert str(caught.value) == (
+        "a tensor was exported as one value repeated along a dimension, and now holds several there\n"
+        "  found: float32[3, 2, 4], dimension 1, 2\n"
+        "  to do: export the method with an example input that was not expanded"
+    )
+
+
 def test_what_the_graph_computes_is_laid_out_for_a_delegate() -> None:
     entry = tensor_input("s0", 4)
     produced = tensor_input(4, "s0", stride=["s0", 1])

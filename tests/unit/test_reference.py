@@ -219,6 +219,18 @@ def test_delegates_in_loops(name: str, tmp_path: Path) -> None:
     assert {each.op for each in debug.undelegated} <= {"cond", "map", "scan", "while_loop"}
 
 
+@pytest.mark.parametrize("name", ["cond in scan", "map in while_loop"])
+def test_a_whole_loop_in_a_delegate(name: str, tmp_path: Path) -> None:
+    made = module(LOOPS[name][0], scale=torch.nn.Parameter(torch.full((3,), 3.0)))
+    program = edge(made, (torch.ones(4, 3),), {"x": {0: BATCH}})
+    emitted = emit(forward=to_backend(program, TagBy(everything, "reference")))
+    assert list(emitted.debug.methods["forward"].delegates) == ["0"]
+    forward = execute(emitted, tmp_path).methods["forward"]
+    for x in (torch.randn(4, 3), torch.randn(2, 3)):
+        with torch.no_grad():
+            pytree.tree_map(torch.testing.assert_close, tuple(forward(x)), tuple(made(x)))
+
+
 def data_dependent(self: Any, x: torch.Tensor) -> Any:
     found = torch.nonzero(x.relu())
     return found.sin() if found.dtype.is_floating_point else found * 2, found.shape[0]
