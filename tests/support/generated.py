@@ -69,7 +69,6 @@ class Drawn(torch.nn.Module):
             self.linear.bias.copy_(torch.randn(COLUMNS, generator=generator))
         self.register_buffer("shift", torch.randn(COLUMNS, generator=generator))
         self.register_buffer("state", torch.zeros(COLUMNS))
-        self.register_buffer("alias", self.state)
         self.register_buffer("other", torch.ones(COLUMNS), persistent=False)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.requires_grad_(False)
@@ -202,7 +201,6 @@ STEPS: Mapping[str, Step] = {
     "change state": change_state,
     "change slice": change_slice,
     "replace other": replace_other,
-    "read alias": lambda m, x, y, n: [torch.sin(m.alias) * x],
     "in place": in_place,
     "count": count_calls,
     "branch": branch,

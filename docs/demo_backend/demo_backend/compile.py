@@ -19,7 +19,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backend.partitioners import CapabilityBasedPartitioner, tag_constant_data
+from hatch_lower.backend.partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
 from hatch_lower.debug import DelegateMappingBuilder
 from hatch_lower.digest import canonical_json
 from hatch_lower.errors import BackendError
@@ -190,5 +190,5 @@ def is_fusible(node: Any) -> bool:
 
 
 def name_of(node: Node) -> str:
-    """Return the operator that a node calls, `aten.relu.default`; that of anything else is its own name."""
-    return str(getattr(node.target, "_op", node.target))
+    """Return the operator that a node calls, `aten.relu.default`; nothing for a node that calls none."""
+    return operator_name(node.target) if node.op == "call_function" else ""
