@@ -108,8 +108,8 @@ class HookTable:
     is configured for them: an empty table `[tool.hatch.build.targets.sdist.hooks.lower]` does that."""
     pass_env: tuple[str, ...] = ()
     """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
-    `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed, numbers of
-    threads are always the same, and the temporary folder is the build's own."""
+    `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed and the
+    number of threads are always the same, and the temporary folder is the build's own."""
     jobs: int = field(default=1, metadata={"minimum": 1})
     """Models that are exported at the same time, each in a process of its own."""
     timeout: int = field(default=3600, metadata={"minimum": 1})

@@ -27,6 +27,7 @@ from hatch_lower.export.source import is_out_of_memory
 from hatch_lower.export.verify import check_tensors, verify_method
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import read_plan
+from hatch_lower.graph.surgery import graph_modules
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.wishes import Wishes
@@ -253,7 +254,7 @@ def count_text(found: Mapping[str, Lowered]) -> str:
 
 def count_operations(program: ExportedProgram) -> int:
     """Return how many operations an edge program has; a `getitem` computes nothing and does not count."""
-    nodes = program.graph.nodes
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
     return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
 
@@ -263,7 +264,7 @@ def row_of(
     """Return a method's row of the summary."""
     blobs: dict[str, int] = {}
     for each in rounds:
-        for child in each.program.graph_module.children():
+        for child in each.program.graph_module.modules():
             if isinstance(child, LoweredBackendModule):
                 blobs[sha256_bytes(child.processed_bytes)] = len(child.processed_bytes)
     return MethodRow(
