@@ -105,6 +105,17 @@ class BackendDetails(ABC):
         """Lower one partition. The program is the backend's own copy; raise any exception to refuse it."""
 
     @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        """Return the program that `preprocess` is given; by default `edge_program` itself.
+
+        Its graph is the backend's own and may be changed. Its tensors are the model's: a backend that changes them
+        overrides this and copies what it changes.
+        """
+        return edge_program
+
+    @classmethod
     def preprocess_multimethod(
         cls,
         edge_programs: Mapping[str, list[ExportedProgram]],

@@ -126,8 +126,10 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     programs: dict[str, list[Any]] = {}
     specs: dict[str, list[list[CompileSpec]]] = {}
     for request in requests:
-        programs.setdefault(request.method, []).append(request.local.program)
-        specs.setdefault(request.method, []).append(request.spec.compile_specs)
+        options = request.spec.compile_specs
+        program = backend.copy_exported_program_for_preprocess(request.local.program, options)
+        programs.setdefault(request.method, []).append(program)
+        specs.setdefault(request.method, []).append(options)
     answer = backend.preprocess_multimethod(programs, specs)
     check_answer(backend, backend_id, {method: len(each) for method, each in programs.items()}, answer)
     taken = {method: iter(answer[method]) for method in programs}

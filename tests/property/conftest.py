@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile(
-    "quick", max_examples=40, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
+    "quick", max_examples=60, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
 )
 settings.register_profile("thorough", max_examples=1500, print_blob=True, **COMMON)
 

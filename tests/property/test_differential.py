@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import event, given, note, target
+from hypothesis import event, given, note, settings, target
 from hypothesis import strategies as st
 from support.backends import BoundBackend, BoundDelegate
 from support.generated import (
@@ -21,6 +21,7 @@ from support.generated import (
     TagNodes,
     Tags,
     draw_tags,
+    examples,
     export,
     find_faults,
     graphs_of,
@@ -132,6 +133,7 @@ def check_proof(program: ExportedProgram, tags: Tags, error: PartitionError) -> 
     pytest.fail(f"no graph has this path: {edges}")
 
 
+@settings(max_examples=examples(0.5))
 @given(recipe=recipes(), seeds=st.lists(st.integers(0, 2**20), min_size=4, max_size=4))
 def test_partitions_that_cannot_run_are_refused_and_no_others(recipe: Recipe, seeds: list[int]) -> None:
     program = export(recipe)
@@ -162,6 +164,7 @@ def test_partitions_that_cannot_run_are_refused_and_no_others(recipe: Recipe, se
     event(f"refused: {refused} of {len(seeds)}")
 
 
+@settings(max_examples=examples(0.25))
 @given(recipe=recipes(most=4, control_flow=False), seed=st.integers(0, 2**20))
 def test_tags_where_none_belong_are_refused(recipe: Recipe, seed: int) -> None:
     program = export(recipe)

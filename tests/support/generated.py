@@ -13,6 +13,7 @@ from operator import getitem
 from random import Random
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -29,6 +30,7 @@ __all__ = [
     "TagNodes",
     "Tags",
     "draw_tags",
+    "examples",
     "export",
     "find_faults",
     "graphs_of",
@@ -211,6 +213,11 @@ STEPS: Mapping[str, Step] = {
 }
 CONTROL_FLOW = ("branch", "nested branch", "loop", "map", "scan")
 PLAIN = [name for name in STEPS if name not in CONTROL_FLOW]
+
+
+def examples(share: float) -> int:
+    """Return a share of the number of examples that the profile says."""
+    return max(5, int(share * settings().max_examples))
 
 
 def recipes(most: int = 8, control_flow: bool = True) -> st.SearchStrategy[Recipe]:

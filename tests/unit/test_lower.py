@@ -10,7 +10,14 @@ import torch
 from support.backends import RecordingBackend, TagBy, everything, recorded
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.api import (
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+)
 from hatch_lower.cache.store import Store
 from hatch_lower.edge.convert import to_aten, to_edge
 from hatch_lower.errors import BackendError, CacheError, PartitionError
@@ -354,6 +361,30 @@ def test_unknown_backends_and_wrong_answers_are_named() -> None:
         BackendError, match="the backend `TooFewBackend` must return 1 results for the method `forward`"
     ):
         to_backend("TooFewBackend", program, [])
+
+
+class CopyingBackend(BackendDetails):
+    """Doubles every weight, in a copy."""
+
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        return copy.deepcopy(edge_program)
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        for tensor in edge_program.state_dict.values():
+            tensor.data.mul_(2)
+        return PreprocessResult(str(float(edge_program.state_dict["c1"].detach().sum())).encode())
+
+
+def test_a_backend_may_copy_what_it_changes() -> None:
+    module = Layers(1)
+    before = module.layers[0].bias.clone()
+    lowered = to_backend(edge(module, torch.randn(2, 4)), TagBy(everything, "CopyingBackend"))
+    assert float(delegates(lowered)[0].processed_bytes) == pytest.approx(2 * float(before.detach().sum()))
+    torch.testing.assert_close(module.layers[0].bias, before)
 
 
 def test_a_backend_derives_from_backend_details_directly() -> None:
