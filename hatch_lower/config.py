@@ -113,7 +113,7 @@ def read_settings(
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
     ]
     if problems:
-        count = "A setting" if len(problems) == 1 else f"{len(problems)} settings"
+        count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
         hint = "correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
         raise ConfigError(what, found="\n".join(problems), hint=hint)

@@ -38,7 +38,7 @@ def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[s
     if mode == "check" and unmet:
         lines = "".join(f'\n    "{each.requirement}",' for each in unmet)
         raise ConfigError(
-            "The project's dependencies do not imply what its lowered programs need at run time",
+            "the project's dependencies do not imply what its lowered programs need at run time",
             where="project.dependencies",
             found="\n".join(f"`{each.requirement}`: {each.reason}" for each in unmet),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"

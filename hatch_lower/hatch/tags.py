@@ -107,7 +107,7 @@ def platform_tag(files: Iterable[NativeFile]) -> str:
     files = tuple(files)
     machines = sorted({file.machine for file in files})
     if len(machines) > 1:
-        what = "The native code in the payload is for different machines, and a wheel can be for one only"
+        what = "the native code in the payload is for different machines, and a wheel can be for one only"
         raise PackageError(what, found=", ".join(machines), hint="build one wheel for each machine")
     minors = [least_glibc(file) for file in files]
     known = [minor for minor in minors if minor is not None]

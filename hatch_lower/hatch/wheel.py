@@ -47,7 +47,7 @@ def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: 
     except BaseException as error:
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            what = "The payload could not be written into the wheel"
+            what = "the payload could not be written into the wheel"
             raise PackageError(what, where=wheel.name, found=str(error), hint="see that there is space left") from error
         raise
 
@@ -80,7 +80,7 @@ def write_wheel(
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
     record = next((each for each in archive.members if each.filename == f"{metadata}RECORD"), None)
     if record is None:
-        what = "The payload cannot be added to a wheel without a RECORD"
+        what = "the payload cannot be added to a wheel without a RECORD"
         raise PackageError(what, where=wheel.name, hint=f"see which build hook removes `{metadata}RECORD`")
     check_paths({each.filename for each in archive.members}, payload)
     first = next(i for i, each in enumerate(archive.members) if each.filename.startswith(metadata))
@@ -103,7 +103,7 @@ def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
     """Refuse a payload path that the wheel has already."""
     for file in payload:
         if file.path in taken:
-            what = f"The wheel already has a file `{file.path}`, which is the path of a lowered program"
+            what = f"the wheel already has a file `{file.path}`, which is the path of a lowered program"
             hint = (
                 f'add `"{file.path}"`, as it is called in the source tree, to `exclude` '
                 "under `[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"
@@ -123,7 +123,7 @@ def write_payload(
     with file.source.open("rb", buffering=0) as source:
         entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit)
     if (size, digest) != (file.size, file.sha256):
-        what = f"The file for `{file.path}` no longer holds what was lowered: the cache is damaged"
+        what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
         raise PackageError(what, where=str(file.source), found=found, hint="delete this file and build again")
     return entry

@@ -145,7 +145,7 @@ def test_every_wrong_key_is_reported_at_once(project: Callable[[str], Project]) 
 
 def test_an_unknown_backend(project: Callable[[str], Project]) -> None:
     assert message_of(project("unknown_backend")) == (
-        f"""A setting of the build hook `lower` is wrong
+        f"""a setting of the build hook `lower` is wrong
   found: `{TABLE}.backends[0]` names no installed backend, found `aotl`; did you mean `aoti`? known: `aoti`, `null`, \
 `reference`
   to do: {CORRECT_IT}"""
@@ -156,7 +156,7 @@ def test_an_unknown_recipe(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
     bad.edit(PYPROJECT, 'backends = ["null"]', 'backends = ["null"]\nrecipe-order = ["defualt"]')
     assert message_of(bad) == (
-        f"""A setting of the build hook `lower` is wrong
+        f"""a setting of the build hook `lower` is wrong
   found: `{TABLE}.recipe-order[0]` names no recipe, found `defualt`; did you mean `default`? known: `default`
   to do: {CORRECT_IT}"""
     )
@@ -167,7 +167,7 @@ def test_a_model_that_is_declared_twice(project: Callable[[str], Project]) -> No
     with (bad.root / PYPROJECT).open("a") as file:
         file.write(f'\n[{TABLE}.models.tiny]\nexport = "tiny.model:export"\n')
     assert message_of(bad) == (
-        f"""A setting of the build hook `lower` is wrong
+        f"""a setting of the build hook `lower` is wrong
   found: `{TABLE}.models.tiny.export` declares a model again that `project.entry-points."hatch_lower.models".tiny` \
 declares; keep one of the two
   to do: {CORRECT_IT}"""
@@ -178,7 +178,7 @@ def test_dependencies_that_do_not_imply_what_the_programs_need(project: Callable
     bad = project("tiny")
     bad.edit(PYPROJECT, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch"]')
     assert message_of(bad) == (
-        """The project's dependencies do not imply what its lowered programs need at run time
+        """the project's dependencies do not imply what its lowered programs need at run time
   where: project.dependencies
   found: `hatch-lower>=0.1`: not among the dependencies
   to do: let `[project] dependencies` contain
@@ -213,7 +213,7 @@ def test_a_payload_path_that_the_wheel_has_already(project: Callable[[str], Proj
     (bad.root / "tiny" / "_lowered").mkdir()
     (bad.root / "tiny" / "_lowered" / "manifest.json").write_text("{}")
     assert message_of(bad) == (
-        """The wheel already has a file `tiny/_lowered/manifest.json`, which is the path of a lowered program
+        """the wheel already has a file `tiny/_lowered/manifest.json`, which is the path of a lowered program
   where: tool.hatch.build.targets.wheel
   to do: add `"tiny/_lowered/manifest.json"`, as it is called in the source tree, to `exclude` under \
 `[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"""
@@ -244,7 +244,7 @@ def test_a_failure_inside_finalize(project: Callable[[str], Project], tmp_path: 
     temporary.mkdir()
     message = message_of(bad, {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"})
     assert message.startswith(
-        "The file for `tiny/_lowered/manifest.json` no longer holds what was lowered: the cache is damaged\n"
+        "the file for `tiny/_lowered/manifest.json` no longer holds what was lowered: the cache is damaged\n"
     )
     assert message.endswith("to do: delete this file and build again")
     assert list(temporary.glob("hatch-lower-*")) == []

@@ -103,7 +103,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
 
 
 def test_one_problem_is_singular() -> None:
-    with pytest.raises(ConfigError, match=r"^A setting of the build hook `lower` is wrong\n"):
+    with pytest.raises(ConfigError, match=r"^a setting of the build hook `lower` is wrong\n"):
         read({"jobs": 0})
 
 

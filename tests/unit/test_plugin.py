@@ -503,7 +503,7 @@ def test_a_failure_in_finalize_removes_the_wheel(
     assert caught.value.code == 1
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert "hatch-lower: The file for `digits/_lowered/digits/constants.safetensors` no longer holds" in shown.err
+    assert "hatch-lower: the file for `digits/_lowered/digits/constants.safetensors` no longer holds" in shown.err
     assert list((root / "dist").iterdir()) == []
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -517,7 +517,7 @@ def test_a_packaged_file_in_the_way_fails_the_build(
     with pytest.raises(SystemExit):
         build_wheel(root)
     message = (
-        "hatch-lower: The wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered"
+        "hatch-lower: the wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered"
     )
     assert message in capfd.readouterr().err
     assert list((root / "dist").iterdir()) == []

@@ -82,7 +82,7 @@ def test_check_fails_with_the_lines_to_paste() -> None:
     with pytest.raises(ConfigError) as caught:
         requirements_to_add("check", REQUIRED, ["torch>=2.13"])
     assert str(caught.value) == (
-        "The project's dependencies do not imply what its lowered programs need at run time\n"
+        "the project's dependencies do not imply what its lowered programs need at run time\n"
         "  where: project.dependencies\n"
         "  found: `hatch-lower>=0.1`: not among the dependencies\n"
         "    `torch==2.13.*`: `torch>=2.13` also allows 2.14\n"

@@ -186,7 +186,7 @@ def test_a_damaged_cache_entry_removes_the_wheel(dist: Path, payload: list[Paylo
 
     digest = hashlib.sha256(damaged.source.read_bytes()).hexdigest()
     assert str(caught.value) == (
-        "The file for `digits/_lowered/digits/constants.safetensors` no longer holds what was lowered: "
+        "the file for `digits/_lowered/digits/constants.safetensors` no longer holds what was lowered: "
         "the cache is damaged\n"
         f"  where: {damaged.source}\n"
         f"  found: {damaged.source.stat().st_size} bytes with sha256 {digest} instead of "
@@ -203,7 +203,7 @@ def test_a_path_that_is_taken_is_refused(dist: Path, payload: list[PayloadFile])
         append_payload(path, payload)
 
     assert str(caught.value) == (
-        "The wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered program\n"
+        "the wheel already has a file `digits/_lowered/manifest.json`, which is the path of a lowered program\n"
         "  where: tool.hatch.build.targets.wheel\n"
         '  to do: add `"digits/_lowered/manifest.json"`, as it is called in the source tree, to `exclude` under '
         "`[tool.hatch.build.targets.wheel]`, or take it out of `force-include`"
@@ -220,7 +220,7 @@ def test_a_wheel_without_record_is_refused(dist: Path, payload: list[PayloadFile
         append_payload(path, payload)
 
     assert str(caught.value) == (
-        "The payload cannot be added to a wheel without a RECORD\n"
+        "the payload cannot be added to a wheel without a RECORD\n"
         f"  where: {NAME}\n"
         f"  to do: see which build hook removes `{INFO}/RECORD`"
     )
@@ -235,7 +235,7 @@ def test_a_missing_payload_file_removes_the_wheel(dist: Path, payload: list[Payl
         append_payload(path, payload)
 
     assert str(caught.value) == (
-        "The payload could not be written into the wheel\n"
+        "the payload could not be written into the wheel\n"
         f"  where: {NAME}\n"
         f"  found: [Errno 2] No such file or directory: '{payload[2].source}'\n"
         "  to do: see that there is space left"
@@ -265,7 +265,7 @@ def test_a_failing_rename_removes_the_wheel_and_the_temporary(
 
     path = make_wheel(dist)
     monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(PackageError, match="The payload could not be written into the wheel"):
+    with pytest.raises(PackageError, match="the payload could not be written into the wheel"):
         append_payload(path, payload)
     assert list(dist.iterdir()) == []
 
