@@ -6,7 +6,7 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from hatch_lower.export.source import is_out_of_memory
 from hatch_lower.export.verify import check_tensors, verify_method
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import read_plan
+from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.graph.surgery import graph_modules
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -72,6 +73,7 @@ def lower_model(
     store = open_store(os.environ, warn)
     packager = Packager(folder, model.name, store)
     digests = SpanDigests()
+    digests.start(plain_constants(source))
     chosen = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
     recipes = [lower_recipe(source, recipe, store, packager, digests, reporter) for recipe in chosen]
     with stage(reporter, "constants", model.name):
@@ -150,6 +152,15 @@ def lower_recipe(
         entries[name] = entry
         rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
     return LoweredRecipe(recipe, emitted, files, entries, tuple(rows))
+
+
+def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
+    """Yield the constants that will be packaged, as far as they are plain memory of the CPU."""
+    for method in source.methods:
+        for spec in constant_specs(method.program):
+            tensor = constant_of(method.program, spec).detach()
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
+                yield tensor
 
 
 def verify_recipe(

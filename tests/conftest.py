@@ -1,4 +1,7 @@
-"""What all tests share: the order of the run, and fresh interpreters to look at imports."""
+"""What all tests share: the order of the run, fresh interpreters to look at imports, and how much is drawn at random.
+
+Property tests try a few examples, always the same; `--hypothesis-profile=thorough` tries many, ever new ones.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile(
+    "quick", max_examples=60, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
+)
+settings.register_profile("thorough", max_examples=1500, print_blob=True, **COMMON)
+settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ so methods, recipes and equal tensors of one model share them without knowing of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -63,22 +63,33 @@ class Constants:
 
 
 class SpanDigests:
-    """Remembers the digests of memory that was hashed once, for several programs of one model.
+    """Digests of memory, each hashed once for all programs of one model, on two threads of its own.
 
-    It keeps the tensors alive, so that their addresses are not used again.
+    It keeps the tensors alive, so that their addresses are not used again. Their contents must not change.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[str, torch.Tensor]] = {}
+        self._known: dict[tuple[int, int], tuple[Future[str], torch.Tensor]] = {}
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="digests")
+
+    def start(self, tensors: Iterable[torch.Tensor]) -> list[Future[str]]:
+        """Begin to hash the memory that each tensor spans; hashing leaves the interpreter to others."""
+        found = []
+        for tensor in tensors:
+            place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
+            if place not in self._known:
+                self._known[place] = (self._pool.submit(span_digest, tensor), tensor)
+            found.append(self._known[place][0])
+        return found
 
     def digests(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """Return the sha256 of the memory that each tensor spans; hashed on two threads."""
-        places = [(tensor.data_ptr(), span_length(tensor) * tensor.element_size()) for tensor in tensors]
-        new = {place: tensor for place, tensor in zip(places, tensors, strict=True) if place not in self._known}
-        with ThreadPoolExecutor(2) as pool:
-            found = pool.map(lambda tensor: sha256_bytes(span_bytes(tensor)), new.values())
-            self._known.update(zip(new, zip(found, new.values(), strict=True), strict=True))
-        return [self._known[place][0] for place in places]
+        """Return the sha256 of the memory that each tensor spans."""
+        return [each.result() for each in self.start(tensors)]
+
+
+def span_digest(tensor: torch.Tensor) -> str:
+    """Return the sha256 of the memory that a tensor spans."""
+    return sha256_bytes(span_bytes(tensor))
 
 
 def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
