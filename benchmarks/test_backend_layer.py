@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,14 +147,14 @@ def edge_chain(length: int) -> ExportedProgram:
 
 
 def cpu_seconds(action: Callable[[], object], rounds: int = 1) -> float:
-    """Return the least CPU time of an action over some rounds."""
+    """Return the median CPU time of an action over some rounds."""
     times = []
     for _ in range(rounds):
         gc.collect()
         begin = time.process_time()
         action()
         times.append(time.process_time() - begin)
-    return min(times)
+    return statistics.median(times)
 
 
 def exponent(points: Iterable[tuple[float, float]]) -> float:

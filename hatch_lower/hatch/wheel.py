@@ -66,6 +66,9 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int)
         with os.fdopen(number, "w+b") as target, wheel.open("rb") as source:
             write_wheel(wheel, source, target, payload, zip64_limit)
         temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
+        # Without the wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
+        # some file systems write a file out before it may take another's place (0.3 s for 1 GiB).
+        wheel.unlink()
         os.replace(temporary, wheel)
     except BaseException:
         temporary.unlink(missing_ok=True)
