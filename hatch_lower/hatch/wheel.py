@@ -36,7 +36,7 @@ def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: 
     """Add the payload to a wheel that hatchling has finished.
 
     Everything before the metadata is kept byte for byte, then comes the payload, stored, sorted by path, with the
-    metadata's date; then the metadata byte for byte, RECORD last. The wheel is replaced by one rename.
+    metadata's date; then the metadata byte for byte, RECORD last. One rename gives the whole wheel its name.
 
     Raises:
         PackageError: if a path is taken, a file is not what it was, or the wheel cannot be written. The wheel is
