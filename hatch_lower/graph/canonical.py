@@ -41,6 +41,7 @@ def canonical_form(program: ExportedProgram) -> dict[str, Any]:
         program: of any dialect, before or after lowering.
     """
     names = SymbolNames()
+    name_sizes(program, names)
     graph = encode_graph(program.graph_module, names)
     indices = {node.name: index for index, node in enumerate(program.graph.nodes)}
     return {
@@ -67,6 +68,18 @@ class SymbolNames:
                     self.symbols[symbol] = new
             self._texts[expression] = str(expression.xreplace(self.symbols))
         return self._texts[expression]
+
+
+def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
+    """Name the symbols that are sizes of inputs by themselves, in order.
+
+    In an expression of several symbols none comes first but by torch's names, which follow those of the parameters.
+    """
+    for node in program.graph.find_nodes(op="placeholder") if program.range_constraints else ():
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                names.text(size.node.expr)
 
 
 def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:

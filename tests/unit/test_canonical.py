@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.backends import TagBy
+from torch.export import ExportedProgram
 
 from hatch_lower.edge.convert import to_aten, to_edge
 from hatch_lower.graph.canonical import canonical_form, structure_digest
+from hatch_lower.lowering.lower import to_backend
 
 pytestmark = pytest.mark.torch
 
@@ -127,3 +130,26 @@ def test_the_edge_and_the_aten_form_differ_only_in_dialect() -> None:
     assert edge != aten
     assert edge["inputs"] == aten["inputs"]
     assert edge["outputs"] == aten["outputs"]
+
+
+def test_the_order_of_symbols_does_not_follow_their_names() -> None:
+    class Products(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.sin((x.unsqueeze(1) * y).reshape(-1)), torch.sin(x)
+
+    class Swapped(Products):
+        def forward(self, y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().forward(y, x)
+
+    def sines(module: torch.nn.Module, names: str) -> ExportedProgram:
+        shapes = {name: {0: torch.export.Dim(f"size_{name}", min=2, max=9)} for name in names}
+        exported = torch.export.export(module, (torch.ones(3), torch.ones(4)), dynamic_shapes=shapes, strict=False)
+        lowered = to_backend(to_edge(exported), TagBy(lambda node: "a" if "sin" in str(node.target) else None))
+        return lowered.graph_module.lowered_module_0.original_module
+
+    first, second = sines(Products(), "xy"), sines(Swapped(), "yx")
+    inputs = [each.graph.find_nodes(op="placeholder") for each in (first, second)]
+    sizes = [[str(node.meta["val"].shape) for node in each] for each in inputs]
+    assert sizes[0][0] == sizes[1][0], "the first input is of both sizes"
+    assert sizes[0][1] != sizes[1][1], "torch names the sizes by the parameters"
+    assert structure_digest(first) == structure_digest(second)

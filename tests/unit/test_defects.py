@@ -36,6 +36,7 @@ from hatch_lower.errors import BackendError, PartitionError
 from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.graph.surgery import graph_modules
 from hatch_lower.lowering.lower import MethodProgramsPartitionerSpec, lower_methods, to_backend
+from hatch_lower.lowering.manager import to_edge_transform_and_lower
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.pipeline import convert
 
@@ -382,7 +383,10 @@ def test_12_what_one_partitioner_keeps_whole_no_other_undoes() -> None:
         for partitioner in each:
             program = to_backend(program, partitioner)
         assert len(delegates(program)) == 3
-        assert_runs_alike(program, made, x)
+        manager = to_edge_transform_and_lower(exported, partitioner=each)
+        assert len(delegates(manager.exported_program())) == 3
+        for lowered in (program, manager.exported_program()):
+            assert_runs_alike(lowered, made, x)
 
 
 class AnsweringBackend(BackendDetails):
