@@ -365,7 +365,7 @@ def test_the_environment_of_a_child() -> None:
         "HF_HOME": "/models",
         "OMP_NUM_THREADS": "8",
     }
-    made = child_environment(given, ("HF_*", "OMP_NUM_THREADS"), ["", "/one", "/two"], Path("/work/temporary"))
+    made = child_environment(given, ("HF_*", "OMP_NUM_THREADS"), ["", "/one", "/two"], Path("/build/temporary"))
     assert made["PATH"] == "/bin"
     assert made["PYTHONPATH"] == os.pathsep.join(["/one", "/two"])
     assert made["HATCH_LOWER_CACHE"] == "off"
