@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.generated import Drawn, Recipe, examples, export, graphs_of, inputs, recipes
+from support.generated import Drawn, Recipe, examples, export, inputs, recipes
+from support.random_tags import graphs_of
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import Node

@@ -15,21 +15,8 @@ import torch
 from hypothesis import event, given, note, settings, target
 from hypothesis import strategies as st
 from support.backends import BoundBackend, BoundDelegate
-from support.generated import (
-    Drawn,
-    Recipe,
-    TagNodes,
-    Tags,
-    draw_tags,
-    examples,
-    export,
-    find_faults,
-    graphs_of,
-    inputs,
-    recipes,
-    repair,
-    tag_constants,
-)
+from support.generated import Drawn, Recipe, examples, export, inputs, recipes
+from support.random_tags import TagNodes, Tags, draw_tags, find_faults, graphs_of, repair, tag_constants
 from torch.export import ExportedProgram
 from torch.fx import Node
 

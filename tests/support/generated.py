@@ -1,16 +1,9 @@
-"""Random programs: modules made of random steps, random partitions of their graphs, and an oracle that judges them.
-
-The oracle shares no code with the lowering: it closes the relation "needs the result of" over whole partitions by brute
-force.
-"""
+"""Random programs: modules made of random steps."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import getitem
-from random import Random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from hypothesis import settings
@@ -19,31 +12,12 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.edge.convert import to_edge
 
-__all__ = [
-    "Drawn",
-    "Recipe",
-    "TagNodes",
-    "Tags",
-    "draw_tags",
-    "examples",
-    "export",
-    "find_faults",
-    "graphs_of",
-    "inputs",
-    "recipes",
-    "repair",
-    "tag_constants",
-]
+__all__ = ["Drawn", "Recipe", "examples", "export", "inputs", "recipes"]
 
 Tensor = torch.Tensor
-Tags = dict[tuple[int, str], str]
-"""Number of the graph in `graphs_of`, and name of a node, to its tag."""
-
 COLUMNS = 4
 
 
@@ -149,11 +123,14 @@ def nested_branch(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
     return [torch.cond(x.sum() > 0, inner, lambda a, b: torch.sin(a) * b, (x, y))]
 
 
+# torch.export cannot always loop over an input itself: what is looped over is computed before
+
+
 def loop(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
     def body(i: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return i + 1, torch.sin(t) * 2 + torch.cos(t)
 
-    return [while_loop(lambda i, t: i < n, body, (torch.zeros((), dtype=torch.int64), x))[1]]
+    return [while_loop(lambda i, t: i < n, body, (torch.zeros((), dtype=torch.int64), x * 1.5))[1]]
 
 
 def over_rows(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
@@ -161,7 +138,7 @@ def over_rows(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
 
 
 def along_rows(m: Drawn, x: Tensor, y: Tensor, n: int) -> list[Tensor]:
-    return [scan(lambda carry, row: (carry * 0.5 + row, carry + torch.sin(row)), torch.zeros(COLUMNS), x)[1]]
+    return [scan(lambda carry, row: (carry * 0.5 + row, carry + torch.sin(row)), torch.zeros(COLUMNS), x * 0.5)[1]]
 
 
 STEPS: Mapping[str, Step] = {
@@ -189,7 +166,7 @@ STEPS: Mapping[str, Step] = {
     "topk": lambda m, x, y, n: [torch.topk(x, COLUMNS, 1).values],
     "variance": variance,
     "cat constant": cat_constant,
-    "stack": lambda m, x, y, n: [torch.stack([x, x * 0 + m.shift, y]).sum(0)],
+    "stack": lambda m, x, y, n: [torch.stack([x, m.shift.expand_as(x), y]).sum(0)],
     "index": lambda m, x, y, n: [x[:, torch.tensor([3, 1, 0, 2])]],
     "lifted": lambda m, x, y, n: [x + torch.tensor([1.0, 2.0, 3.0, 4.0])],
     "where": lambda m, x, y, n: [torch.where(x > 0, y, m.shift)],
@@ -246,144 +223,3 @@ def export(recipe: Recipe) -> ExportedProgram:
     batch = Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}, "y": {0: batch}} if recipe.dynamic else None
     return to_edge(torch.export.export(Drawn(recipe), inputs(recipe, 0), dynamic_shapes=shapes, strict=False))
-
-
-def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
-    """Yield a graph module and those nested in it, each once, in graph order."""
-    yield module
-    for node in module.graph.nodes:
-        if node.op == "get_attr" and isinstance(nested := getattr(module, node.target), GraphModule):
-            yield from graphs_of(nested)
-
-
-def producer_of(node: Node) -> Node:
-    """Return the operation of which a node takes a result, or the node itself."""
-    while node.target is getitem:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def draw_tags(module: GraphModule, random: Random) -> Tags:
-    """Tag operations at random: scattered, in runs, or all; a result always with its operation."""
-    tags: Tags = {}
-    for number, each in enumerate(graphs_of(module)):
-        style = random.choice(["scattered", "runs", "runs", "all", "none" if number else "runs"])
-        names = [f"part_{index}" for index in range(random.randint(1, 4))]
-        current: str | None = random.choice(names)
-        for node in each.graph.nodes:
-            if node.op != "call_function":
-                continue
-            if node.target is getitem:
-                tag = tags.get((number, producer_of(node).name))
-            elif style == "none":
-                tag = None
-            else:
-                if style == "scattered" or (style == "runs" and random.random() < 0.3):
-                    current = random.choice([*names, None])
-                tag = current
-            if tag is not None:
-                tags[number, node.name] = tag
-    return tags
-
-
-def tag_constants(program: ExportedProgram, tags: Tags, random: Random) -> Tags:
-    """Tag most of the constants that tagged operations use, at random by one of their users."""
-    found: Tags = {}
-    users = set(program.graph_signature.user_inputs)
-    for node in program.graph.find_nodes(op="placeholder"):
-        known = [tags[0, user.name] for user in node.users if (0, user.name) in tags]
-        if node.name not in users and known and random.random() < 0.85:
-            found[0, node.name] = random.choice(known)
-    return found
-
-
-@dataclass(slots=True)
-class Faults:
-    """What is wrong with tags: partitions that need their own results, operations split from their results."""
-
-    circles: set[tuple[int, str]] = field(default_factory=set)
-    split: set[tuple[int, str]] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.circles or self.split)
-
-
-def find_faults(module: GraphModule, tags: Mapping[tuple[int, str], str]) -> Faults:
-    """Return what is wrong with tags, by brute force over each graph that is not inside of a partition."""
-    faults = Faults()
-    for number, each in enumerate_outside(module, tags):
-        nodes = [node for node in each.graph.nodes if node.op == "call_function"]
-        units = {node: tags.get((number, node.name), f"={node.name}") for node in nodes}
-        for node in nodes:
-            if node.target is getitem and units[node].strip("=") != units[node.args[0]].strip("="):
-                tag = tags.get((number, node.name)), tags.get((number, node.args[0].name))
-                if tag != (None, None):
-                    faults.split |= {(number, one) for one in tag if one is not None}
-        needs = {(units[node], units[source]) for node in nodes for source in node.all_input_nodes if source in units}
-        closed = {(user, source) for user, source in needs if user != source}
-        for middle, user, source in itertools.product(sorted(set(units.values())), repeat=3):
-            if (user, middle) in closed and (middle, source) in closed:
-                closed.add((user, source))
-        faults.circles |= {(number, unit) for unit, source in closed if unit == source and not unit.startswith("=")}
-    return faults
-
-
-def enumerate_outside(module: GraphModule, tags: Mapping[tuple[int, str], str]) -> Iterator[tuple[int, GraphModule]]:
-    """Yield the graphs that are not inside of a tagged operation, with their numbers in `graphs_of`."""
-    numbers = {id(each): number for number, each in enumerate(graphs_of(module))}
-    pending = [module]
-    while pending:
-        each = pending.pop()
-        yield numbers[id(each)], each
-        for node in each.graph.nodes:
-            outside = node.op == "get_attr" and not any((numbers[id(each)], user.name) in tags for user in node.users)
-            if outside and isinstance(nested := getattr(each, node.target), GraphModule):
-                pending.append(nested)
-
-
-def repair(module: GraphModule, tags: Tags, random: Random) -> Tags:
-    """Return tags without faults: partitions in circles are cut in two, over and over."""
-    tags = dict(tags)
-    fresh = itertools.count()
-    names = {
-        (number, node.name): producer_of(node).name
-        for number, each in enumerate(graphs_of(module))
-        for node in each.graph.nodes
-        if node.op == "call_function"
-    }
-    while faults := find_faults(module, tags):
-        number, tag = random.choice(sorted(faults.circles | faults.split))
-        members = [key for key in names if key[0] == number and tags.get(key) == tag]
-        producers = list(dict.fromkeys(names[key] for key in members))
-        behind = set(producers[random.randint(1, max(1, len(producers) - 1)) :])
-        new = f"cut_{next(fresh)}"
-        for key in members:
-            if names[key] in behind:
-                tags[key] = new
-            elif key[1] != names[key] and tags.get((number, names[key])) != tag:
-                del tags[key]
-    return tags
-
-
-class TagNodes(Partitioner):
-    """Writes tags that were made beforehand.
-
-    Args:
-        tags: of nodes of all graphs.
-        backend_id: the backend.
-        declared: which tags the result declares; all, if it is not given.
-    """
-
-    def __init__(self, tags: Mapping[tuple[int, str], str], backend_id: str, declared: Sequence[str] | None = None):
-        super().__init__()
-        self.tags = dict(tags)
-        self.backend = DelegationSpec(backend_id, [CompileSpec("level", b"1")])
-        self.declared = sorted(set(tags.values())) if declared is None else declared
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Write the tags."""
-        for number, each in enumerate(graphs_of(exported_program.graph_module)):
-            for node in each.graph.nodes:
-                if (number, node.name) in self.tags:
-                    node.meta["delegation_tag"] = self.tags[number, node.name]
-        return PartitionResult(exported_program, dict.fromkeys(self.declared, self.backend))
