@@ -20,28 +20,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-    TensorArgument,
-)
-from torch.fx import Graph
-from torch.utils import _pytree as pytree
 
 from hatch_lower.backend import api
-from hatch_lower.edge.ops import edge_overload
-from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.lowering.lower import to_backend
 from hatch_lower.lowering.manager import to_edge
 
 SIZES = (2000, 4000, 8000, 16000, 32000)
-NODES_OF_A_PARTITION = 10
 
 
 class EmptyBackend(api.BackendDetails):
@@ -125,40 +110,14 @@ class Chain(torch.nn.Module):
         return x
 
 
-def edge_chain(length: int) -> ExportedProgram:
-    """Return the edge program of a chain, made without torch.export, which is slow for long ones."""
-    graph = Graph()
-    with FakeTensorMode():
-        value = torch.empty(2)
-    node = graph.placeholder("x")
-    node.meta["val"] = value
-    operators = [edge_overload(op) for op in (torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor)]
-    for index in range(length):
-        node = graph.call_function(operators[index % 2], (node, 1.0 if index % 2 else 1.5))
-        node.meta.update(val=value, debug_handle=index + 1)
-    graph.output((node,))
-    signature = ExportGraphSignature(
-        [InputSpec(InputKind.USER_INPUT, TensorArgument("x"), None)],
-        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None)],
-    )
-    specs = [pytree.tree_flatten(value)[1] for value in (((0,), {}), 0)]
-    entry = ModuleCallEntry("", ModuleCallSignature([], [], *specs))
-    return ExportedProgram({}, graph, signature, {}, {}, [entry], verifiers=[EdgeVerifier])
-
-
 def cpu_seconds(action: Callable[[], object], rounds: int = 1) -> float:
-    """Return the median CPU time of an action over some rounds.
-
-    What is in memory before (ExecuTorch keeps all that it ever lowered) is nothing that the collector walks through.
-    """
+    """Return the median CPU time of an action over some rounds."""
     times = []
     for _ in range(rounds):
         gc.collect()
-        gc.freeze()
         begin = time.process_time()
         action()
         times.append(time.process_time() - begin)
-        gc.unfreeze()
     return statistics.median(times)
 
 
@@ -193,18 +152,13 @@ def test_lower_a_chain(bench: Any, executorch: SimpleNamespace, nodes: int, part
 
 @pytest.mark.benchmark(group="backend layer")
 def test_growth(bench: Any) -> None:
-    seconds = {}
-    for size in SIZES:
-        program = edge_chain(size)
-        blocks = Blocks(size, size // NODES_OF_A_PARTITION)
-        seconds[size] = cpu_seconds(lambda: to_backend(program, blocks), 3 if size < SIZES[-1] else 2)  # noqa: B023
-    smallest = edge_chain(SIZES[0])
-    bench.benchmark.pedantic(lambda: to_backend(smallest, Blocks(SIZES[0], SIZES[0] // NODES_OF_A_PARTITION)), rounds=3)
-    power = exponent(seconds.items())
+    reports: list[dict[str, float]] = []
+    bench.benchmark.pedantic(lambda: reports.append(bench.script("lower_growth.py", *map(str, SIZES))), rounds=1)
+    seconds = reports[0]
+    power = exponent((float(size), each) for size, each in seconds.items())
     listed = ", ".join(f"{size}: {each:.2f} s" for size, each in seconds.items())
     bench.report(
-        f"growth, N = {SIZES[0]}, P = {SIZES[0] // NODES_OF_A_PARTITION} to N = {SIZES[-1]}, "
-        f"P = {SIZES[-1] // NODES_OF_A_PARTITION}",
+        f"growth, N = {SIZES[0]}, P = {SIZES[0] // 10} to N = {SIZES[-1]}, P = {SIZES[-1] // 10}",
         f"exponent {power:.2f} ({listed})",
         "exponent <= 1.15",
         exponent=power,
