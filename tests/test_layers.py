@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 LAYERS = (
     {"errors", "digest", "events"},
     {"config", "config_table", "config_schema", "debug", "environment", "format", "model", "surroundings"},
-    {"runtime", "cache", "records"},
+    {"runtime", "cache", "records", "recording", "explain"},
     {"graph"},
     {"backend", "edge"},
     {"lowering"},
@@ -28,7 +28,8 @@ SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
 NO_TORCH = {"errors", "digest", "events", "config", "config_table", "config_schema", "debug", "environment", "format"}
-NO_TORCH |= {"model", "surroundings", "cache", "records", "build", "children", "hatch", "cli"}
+NO_TORCH |= {"model", "surroundings", "cache", "records", "recording", "explain"}
+NO_TORCH |= {"build", "children", "hatch", "cli"}
 
 
 def module_name(path: Path) -> str:
