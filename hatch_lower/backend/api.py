@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 __all__ = [
+    "DELEGATION_TAG",
+    "SHARED_TAGS",
     "BackendDetails",
     "CompileSpec",
     "DebugHandleMap",
@@ -32,6 +34,11 @@ __all__ = [
     "PreprocessResult",
     "Target",
 ]
+
+DELEGATION_TAG = "delegation_tag"
+"""The key of `node.meta` under which a partitioner writes a node's tag."""
+SHARED_TAGS = "shared_delegation_tags"
+"""The key of `node.meta` under which a constant has the tags of all partitions that own it, where they are several."""
 
 DebugHandleMap = Mapping[int | str, tuple[int, ...]]
 
@@ -143,6 +150,16 @@ class BackendDetails(ABC):
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         """Return the versions of everything that shapes the blob beside torch: libraries, compilers, this code."""
         return {}
+
+    @classmethod
+    def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the commands whose executables shape the blobs: names that `PATH` finds, or paths.
+
+        While no executable and nothing else that an export read has changed, a build uses the earlier result without
+        asking the backend. So name every compiler that `preprocess` may run, and first the one that is looked for
+        first, be it there or not.
+        """
+        return ()
 
 
 class Partitioner(ABC):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from hatch_lower.backend.api import BackendDetails
+from hatch_lower.config import BACKEND_GROUP
 from hatch_lower.errors import BackendError, nearest
 
-__all__ = ["BACKEND_GROUP", "find_backend"]
-
-BACKEND_GROUP = "hatch_lower.backends"
+__all__ = ["find_backend"]
 
 
 def find_backend(backend_id: str) -> type[BackendDetails]:

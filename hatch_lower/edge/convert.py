@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch._export.verifier import Verifier
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import get_current_meta
 
@@ -49,22 +51,24 @@ def decompose(
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
-    if some:
-        program = copy_program(program)
-        mark_kept(program.graph_module, some)
-        for op in some:
-            table[op] = partial(decompose_unmarked, op, table[op])
-    decomposed: ExportedProgram = program.run_decompositions(table)
+    for op in some:
+        table[op] = partial(decompose_unmarked, op, table[op])
+    # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
+    marked = [node for node in operations(program) if node.target in some and some[node.target](node)]
+    for node in marked:
+        node.meta[KEPT] = node.target
+    try:
+        decomposed: ExportedProgram = program.run_decompositions(table)
+    finally:
+        for node in marked:
+            del node.meta[KEPT]
     return decomposed
 
 
-def mark_kept(module: GraphModule, some: Mapping[OpOverload, Wanted]) -> None:
-    """Mark the operations that stay whole, in place."""
-    for each in graph_modules(module):
-        for node in each.graph.nodes:
-            wanted = some.get(node.target) if node.op == "call_function" else None
-            if wanted is not None and wanted(node):
-                node.meta[KEPT] = node.target
+def operations(program: ExportedProgram) -> Iterator[Node]:
+    """Yield the operations of a program, those of nested graphs too."""
+    for each in graph_modules(program.graph_module):
+        yield from (node for node in each.graph.nodes if node.op == "call_function")
 
 
 def decompose_unmarked(op: OpOverload, decomposition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -100,9 +104,10 @@ def to_edge(
     """
     try:
         aten = decompose(program, keep, keep_nodes)
-        replace_targets(aten.graph_module)
+        names = replace_targets(aten.graph_module)
         assign_debug_handles(aten.graph_module)
-        return rebuild_program(aten, aten.graph_module, aten.graph, verifier=EdgeVerifier)
+        signature = rename_outputs(aten.graph_signature, names)
+        return rebuild_program(aten, aten.graph_module, aten.graph, signature=signature, verifier=EdgeVerifier)
     except EdgeError:
         raise
     except Exception as error:
@@ -123,11 +128,13 @@ def aten_target(target: Any) -> Any:
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
-def replace_targets(module: GraphModule) -> None:
-    """Make every torch overload of a freshly decomposed graph an edge operator, in place.
+def replace_targets(module: GraphModule) -> dict[str, str]:
+    """Make every torch overload of a freshly decomposed graph an edge operator, in place; return new names by old ones.
 
-    Checks that exporting left behind of dtypes and devices, which are known by now, go.
+    A node is called after its edge operator, `aten_add_tensor`, as in ExecuTorch. Checks that exporting left behind of
+    dtypes and devices, which are known by now, go.
     """
+    names: dict[str, str] = {}
     for each in graph_modules(module):
         for node in list(each.graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
@@ -138,7 +145,21 @@ def replace_targets(module: GraphModule) -> None:
             if not node.target._schema.returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
+            old = node.name
+            node._rename(each.graph._target_to_str(node.target))
+            if each is module:
+                names[old] = node.name
         each.recompile()
+    return names
+
+
+def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) -> ExportGraphSignature:
+    """Return a signature whose outputs are found under their nodes' new names."""
+    outputs = []
+    for spec in signature.output_specs:
+        name = names.get(getattr(spec.arg, "name", ""))
+        outputs.append(spec if name is None else replace(spec, arg=replace(spec.arg, name=name)))
+    return replace(signature, output_specs=outputs)
 
 
 def assign_debug_handles(module: GraphModule) -> None:

@@ -26,7 +26,7 @@ from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs,
 from hatch_lower.graph.surgery import attribute_of
 from hatch_lower.graph.tensors import dtype_name, tensor_digest
 
-__all__ = ["canonical_form", "structure_digest"]
+__all__ = ["SymbolNames", "canonical_form", "encode_literal", "encode_target", "encode_value", "structure_digest"]
 
 
 def structure_digest(program: ExportedProgram) -> str:
@@ -34,13 +34,14 @@ def structure_digest(program: ExportedProgram) -> str:
     return digest_of(canonical_form(program))
 
 
-def canonical_form(program: ExportedProgram) -> dict[str, Any]:
+def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -> dict[str, Any]:
     """Return a program's canonical form as a JSON value.
 
     Args:
         program: of any dialect, before or after lowering.
+        names: names the symbols; one that has named none yet.
     """
-    names = SymbolNames()
+    names = SymbolNames() if names is None else names
     name_sizes(program, names)
     graph = encode_graph(program.graph_module, names)
     indices = {node.name: index for index, node in enumerate(program.graph.nodes)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = [
     "copy_graph_module",
     "copy_node",
     "copy_program",
+    "count_operations",
     "graph_modules",
     "nested_graph_modules",
     "rebuild_program",
@@ -46,6 +48,12 @@ def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
     yield module
     for _, nested in nested_graph_modules(module):
         yield from graph_modules(nested)
+
+
+def count_operations(module: GraphModule) -> int:
+    """Return how many operations a graph and those nested in it have; a `getitem` computes nothing and is none."""
+    nodes = (node for each in graph_modules(module) for node in each.graph.nodes)
+    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
 
 def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target: target) -> GraphModule:

@@ -24,10 +24,11 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from hatch_lower.backend.api import DELEGATION_TAG
 from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 from hatch_lower.graph.surgery import attribute_of
-from hatch_lower.lowering.partition import TAG, Partition
+from hatch_lower.lowering.partition import Partition
 
 __all__ = ["LocalProgram", "argument_of", "extract", "localise"]
 
@@ -84,7 +85,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
         input_specs.append(InputSpec(InputKind.USER_INPUT, argument_of(copies[node]), None))
     for node in partition.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].meta.pop(TAG, None)
+        copies[node].meta.pop(DELEGATION_TAG, None)
         if node.op == "get_attr":
             attributes[str(node.target)] = attribute_of(partition.module, str(node.target))
     output_specs = [
@@ -109,7 +110,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
 def copy_placeholder(graph: Graph, node: Node) -> Node:
     """Add a placeholder that stands for a value of the owner."""
     placeholder = graph.placeholder(node.name)
-    placeholder.meta = {key: value for key, value in node.meta.items() if key != TAG}
+    placeholder.meta = {key: value for key, value in node.meta.items() if key != DELEGATION_TAG}
     return placeholder
 
 

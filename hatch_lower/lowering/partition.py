@@ -14,15 +14,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DelegationSpec
+from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS, DelegationSpec
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
 from hatch_lower.graph.surgery import attribute_of
 from hatch_lower.graph.tensors import storage_key
 
-__all__ = ["TAG", "Partition", "Plan", "plan_partitions"]
-
-TAG = "delegation_tag"
+__all__ = ["Partition", "Plan", "plan_partitions"]
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +113,7 @@ def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constan
     """Return the partitions with their operations; graph attributes belong to their user's partition."""
     found: dict[str, Partition] = {}
     for node in module.graph.nodes:
-        tag = node.meta.get(TAG)
+        tag = node.meta.get(DELEGATION_TAG)
         if node.op == "get_attr":
             tag = common_tag(node)
         if tag is None:
@@ -139,7 +137,7 @@ def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constan
 
 def common_tag(node: Node) -> str | None:
     """Return the tag that all users of a graph attribute share."""
-    tags = {user.meta.get(TAG) for user in node.users}
+    tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
     return tags.pop() if len(tags) == 1 else None
 
 
@@ -151,11 +149,11 @@ def require_whole(node: Node, tag: str) -> None:
         pairs = [(node, user) for user in node.users if user.target is operator.getitem]
     for producer, item in pairs:
         other = item if producer is node else producer
-        if isinstance(other, Node) and other.op == "call_function" and other.meta.get(TAG) != tag:
+        if isinstance(other, Node) and other.op == "call_function" and other.meta.get(DELEGATION_TAG) != tag:
             raise PartitionError(
                 f"the operation `{producer}` and its result `{item}` are in different partitions",
                 where=f"tag `{tag}`",
-                found=f"`{other.name}` has the tag `{other.meta.get(TAG)}`",
+                found=f"`{other.name}` has the tag `{other.meta.get(DELEGATION_TAG)}`",
                 hint="give an operation with several results and all its `getitem` nodes one tag",
             )
 
@@ -248,7 +246,7 @@ def decide_ownership(
         if spec.kind not in CONSTANT_KINDS:
             continue
         node = nodes[spec.arg.name]
-        if node.meta.get(TAG) is None and not node.meta.get("shared_delegation_tags"):
+        if node.meta.get(DELEGATION_TAG) is None and not node.meta.get(SHARED_TAGS):
             continue
         owners = {member[user].tag: member[user] for user in node.users if user in member}
         place = storage_key(constant_of(program, spec))
@@ -263,7 +261,7 @@ def decide_ownership(
         if node.meta.get("no_copy") and (len(owners) > 1 or any(user not in member for user in node.users)):
             raise PartitionError(
                 f"the constant `{spec.target}` must not be shared and has users outside its partition",
-                where=f"tag `{node.meta.get(TAG)}`",
+                where=f"tag `{node.meta.get(DELEGATION_TAG)}`",
                 found=", ".join(f"`{user.name}`" for user in node.users),
                 hint="remove `no_copy` from its placeholder, or put all its users into one partition",
             )

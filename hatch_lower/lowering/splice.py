@@ -17,11 +17,12 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS
 from hatch_lower.graph.state import STATE_MUTATIONS
 from hatch_lower.graph.surgery import attribute_of, copy_node, graph_modules, rebuild_program
 from hatch_lower.lowering.extract import argument_of
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
-from hatch_lower.lowering.partition import TAG, Partition, Plan
+from hatch_lower.lowering.partition import Partition, Plan
 
 __all__ = ["splice"]
 
@@ -129,8 +130,8 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
 def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     """Copy a node that stays, without its tag."""
     copied = copy_node(graph, node, copies)
-    copied.meta.pop(TAG, None)
-    copied.meta.pop("shared_delegation_tags", None)
+    copied.meta.pop(DELEGATION_TAG, None)
+    copied.meta.pop(SHARED_TAGS, None)
     return copied
 
 
@@ -142,7 +143,7 @@ def call_partition(graph: Graph, partition: Partition, name: str, handle: int, c
     call.meta["debug_handle"] = handle
     for index, node in enumerate(partition.outputs):
         item = graph.call_function(getitem, (call, index))
-        kept = {key: value for key, value in node.meta.items() if key != TAG}
+        kept = {key: value for key, value in node.meta.items() if key != DELEGATION_TAG}
         item.meta = {**kept, "debug_handle": handle}
         copies[node] = item
 

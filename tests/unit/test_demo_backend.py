@@ -186,7 +186,7 @@ def test_equal_partitions_with_other_weights_are_lowered_once() -> None:
     assert one.processed_bytes is other.processed_bytes
     assert (one.constants, other.constants) == (("one",), ("other",))
     assert one.meta["debug_handle_map"] != other.meta["debug_handle_map"]
-    assert lowered.reasons == {"cumsum": "the machine has no instruction for `aten.cumsum.default`"}
+    assert lowered.reasons == {"aten_cumsum_default": "the machine has no instruction for `aten.cumsum.default`"}
 
 
 def test_the_program_holds_no_weights(tmp_path: Path) -> None:

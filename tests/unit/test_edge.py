@@ -66,7 +66,7 @@ def test_every_operation_has_a_handle_and_those_of_one_source_share_it() -> None
                 torch.ops.higher_order.cond,
             )
             handles[node.name] = node.meta["debug_handle"]
-    assert handles["permute"] == handles["addmm"], "both come from the linear layer"
+    assert handles["aten_permute_default"] == handles["aten_addmm_default"], "both come from the linear layer"
     assert sorted(set(handles.values()))[0] == 1
     branch = program.graph_module.true_graph_0
     assert all("debug_handle" in node.meta for node in branch.graph.nodes if node.op == "call_function")

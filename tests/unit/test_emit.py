@@ -592,9 +592,9 @@ def test_the_debug_map_names_modules_and_lines() -> None:
 
 def test_reasons_are_in_the_debug_map() -> None:
     program = to_edge(export(module(lambda self, x: x.relu()), (torch.ones(2),)))
-    debug = emit(method(program, reasons={"relu": "it is not liked"})).debug.methods["forward"]
+    debug = emit(method(program, reasons={"aten_relu_default": "it is not liked"})).debug.methods["forward"]
     assert [(each.name, each.op, each.reason) for each in debug.undelegated] == [
-        ("relu", "aten.relu.default", "it is not liked")
+        ("aten_relu_default", "aten.relu.default", "it is not liked")
     ]
 
 
@@ -650,7 +650,7 @@ def test_delegates_their_constants_and_blobs() -> None:
     path = next(iter(debug.delegates))
     assert [origin.module for origin in debug.origins(path)] == ["layers.0"]
     assert debug.origins(path, 0)[0].module == "layers.0"
-    assert [each.name for each in debug.undelegated] == ["sin", "sin_1"]
+    assert [each.name for each in debug.undelegated] == ["aten_sin_default", "aten_sin_default_1"]
 
 
 def test_equal_delegates_with_equal_constants_are_one() -> None:

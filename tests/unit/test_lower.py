@@ -256,7 +256,7 @@ def test_a_circle_is_refused_with_tag_nodes_and_path() -> None:
     assert str(caught.value) == (
         "the partition `part` cannot run as one call: it needs its own result\n"
         "  where: tag `part`\n"
-        "  found: `sin` needs `cos`; `cos` needs `exp`\n"
+        "  found: `aten_sin_default` needs `aten_cos_default`; `aten_cos_default` needs `aten_exp_default`\n"
         "  to do: split the partition so that no path leaves it and comes back"
     )
 
@@ -279,7 +279,7 @@ def test_an_operation_is_not_separated_from_its_results() -> None:
             return torch.max(x, dim=0).values + 1
 
     with pytest.raises(
-        PartitionError, match="the operation `max_1` and its result `getitem` are in different partitions"
+        PartitionError, match="the operation `aten_max_dim` and its result `getitem` are in different partitions"
     ):
         to_backend(edge(Maximum(), torch.randn(4, 4)), TagBy(lambda node: "a" if "max" in str(node.target) else None))
 
@@ -321,7 +321,10 @@ def tag(names: str, value: str) -> Callable[[ExportedProgram], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (tag("relu", "unknown"), "a node carries the tag `unknown`, which the partitioner did not declare"),
+        (
+            tag("aten_relu_default", "unknown"),
+            "a node carries the tag `unknown`, which the partitioner did not declare",
+        ),
         (tag("output", "a"), "the output `output` is tagged `a`"),
         (tag("x", "a"), "the user input `x` is tagged `a`"),
     ],

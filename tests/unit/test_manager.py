@@ -127,7 +127,7 @@ def test_the_result_is_checked() -> None:
     with pytest.raises(SpecViolationError) as caught:
         to_edge({"size": program})
     assert isinstance(caught.value, EdgeViolationError)
-    assert caught.value.where == "method `size`, node `linalg_vector_norm`"
+    assert caught.value.where == "method `size`, node `aten_linalg_vector_norm_default`"
     norm = aten.linalg_vector_norm.default
     for config in (
         EdgeCompileConfig(_check_ir_validity=False),
@@ -330,13 +330,13 @@ def test_filters_of_several_partitioners_add_up() -> None:
 
 def test_what_was_kept_in_vain_is_refused() -> None:
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as caught:
-        lowered_by(Keeping([LINEAR], lambda node: "one" if node.name == "linear" else None))
+        lowered_by(Keeping([LINEAR], lambda node: "one" if node.name == "aten_linear_default" else None))
     assert isinstance(caught.value, NotDelegatedError)
     assert str(caught.value) == (
         "aten.linear.default was not decomposed or delegated\n"
-        "  where: method `forward`, node `linear_1`\n"
+        "  where: method `forward`, node `aten_linear_default_1`\n"
         "  found: aten.linear.default was kept whole for `Keeping`\n"
-        "    node `linear_1`: no partitioner took it\n"
+        "    node `aten_linear_default_1`: no partitioner took it\n"
         "  to do: let the partitioner take it, or leave out of `ops_to_not_decompose` what it does not take (its "
         "filter says which operations); `EdgeCompileConfig(preserve_ops=[...])` leaves an operator whole in any case"
     )

@@ -461,10 +461,11 @@ def test_partitioning_by_a_list_of_operators() -> None:
     lowered = lower_methods({"forward": program}, {"forward": partitioner})["forward"]
     assert lowered.partitions == 3
     torch.testing.assert_close(lowered.program.module()(x), module(x))
+    names = ["aten_tanh_default", "aten_tanh_default_1", "aten_tanh_default_2"]
     reason = "`aten.tanh.default` is not among the operators of the backend `RecordingBackend`"
-    assert lowered.reasons == dict.fromkeys(("tanh", "tanh_1", "tanh_2"), reason)
+    assert lowered.reasons == dict.fromkeys(names, reason)
     assert len(get_delegates(lowered.program.graph)) == 3
-    assert [node.name for node in get_non_lowered_nodes(lowered.program.graph)] == ["tanh", "tanh_1", "tanh_2"]
+    assert [node.name for node in get_non_lowered_nodes(lowered.program.graph)] == names
     with pytest.raises(TypeError, match="'mappingproxy' object does not support item assignment"):
         partitioner.spec["operators"] = ()  # type: ignore[index]
 
@@ -517,11 +518,14 @@ def test_a_support_object_says_why_through_its_reporter() -> None:
     partitioner = SupportPartitioner("RecordingBackend", [], Choosy(), reporter=reporter)
     for _ in range(2):
         reasons = partitioner(edge(Layers(), torch.randn(2, 4), keep=[torch.ops.aten.linear.default])).reasons
-    assert reasons["tanh"] == "It has no table for tanh."
-    assert reasons["linear"] == "the backend `RecordingBackend` does not support this call of `aten.linear.default`"
+    assert reasons["aten_tanh_default"] == "It has no table for tanh."
+    assert (
+        reasons["aten_linear_default"]
+        == "the backend `RecordingBackend` does not support this call of `aten.linear.default`"
+    )
     assert reporter.get_table_report().splitlines()[:2] == [
-        "node    operator           reason",
-        "tanh    aten.tanh.default  It has no table for tanh.",
+        "node                 operator           reason",
+        "aten_tanh_default    aten.tanh.default  It has no table for tanh.",
     ]
     assert WhyNoPartitionReporter().get_table_report() == "No node was rejected."
 
@@ -549,7 +553,7 @@ def test_partitioning_by_patterns_takes_each_place_whole() -> None:
     lowered = lower_methods({"forward": edge(module, x)}, {"forward": partitioner})["forward"]
     assert (lowered.partitions, lowered.reused) == (3, 2)
     assert (
-        lowered.reasons["tanh"]
+        lowered.reasons["aten_tanh_default"]
         == "no pattern of the backend `RecordingBackend` covers this call of `aten.tanh.default`"
     )
     torch.testing.assert_close(lowered.program.module()(x), module(x))
@@ -563,10 +567,14 @@ def test_partitioning_by_groups_gives_a_reason_for_broken_ones() -> None:
     module, x = Layers(), torch.randn(2, 4)
     result = GroupPartitioner("RecordingBackend", [], pairs)(edge(module, x, keep=[torch.ops.aten.linear.default]))
     assert len(result.partition_tags) == 1
-    assert result.reasons["relu"] == (
-        "its group cannot run as one call: a path leaves it and comes back, `relu` → `tanh` → `linear_1` → `relu_1`"
+    assert result.reasons["aten_relu_default"] == (
+        "its group cannot run as one call: a path leaves it and comes back, "
+        "`aten_relu_default` → `aten_tanh_default` → `aten_linear_default_1` → `aten_relu_default_1`"
     )
-    assert result.reasons["tanh"] == "this call of `aten.tanh.default` is in no group that `RecordingBackend` takes"
+    assert (
+        result.reasons["aten_tanh_default"]
+        == "this call of `aten.tanh.default` is in no group that `RecordingBackend` takes"
+    )
 
 
 class Shared(torch.nn.Module):

@@ -95,9 +95,9 @@ def test_operators_outside_the_core_set_are_refused() -> None:
     assert isinstance(caught.value, EdgeError)
     assert str(caught.value) == (
         "operator aten.linear.default is not core ATen\n"
-        "  where: node `linear`\n"
-        "  found: operator aten.linear.default is not core ATen (node `linear`)\n"
-        "    operator aten.linalg_vector_norm.default is not core ATen (node `linalg_vector_norm`)\n"
+        "  where: node `aten_linear_default`\n"
+        "  found: operator aten.linear.default is not core ATen (node `aten_linear_default`)\n"
+        "    operator aten.linalg_vector_norm.default is not core ATen (node `aten_linalg_vector_norm_default`)\n"
         "  to do: keep it whole with `EdgeCompileConfig(preserve_ops=[...])`, exempt it with "
         "`_core_aten_ops_exception_list`, or let a backend take it"
     )
@@ -154,7 +154,7 @@ def test_dtypes_that_do_not_go_together_are_refused() -> None:
     assert messages(retyped(program(), "y", torch.float16)) == [
         "operator aten.mm.default does not go with these dtypes: self: float32, mat2: float16, __ret_0: float32"
     ]
-    assert messages(retyped(program(), "mm", torch.int64), rules=[has_allowed_dtypes]) == [
+    assert messages(retyped(program(), "aten_mm_default", torch.int64), rules=[has_allowed_dtypes]) == [
         "operator aten.mm.default does not go with these dtypes: self: float32, mat2: float32, __ret_0: int64"
     ]
     with pytest.raises(EdgeViolationError, match="convert one of the tensors before the operation"):

@@ -17,7 +17,6 @@ from hatch_lower.backend.partitioners.capability import (
     Support,
 )
 from hatch_lower.backend.partitioners.constants import (
-    DELEGATION_TAG,
     duplicate_constant_node,
     duplicate_constant_nodes,
     tag_constant_data,
@@ -36,7 +35,6 @@ from hatch_lower.backend.partitioners.strategies import (
 )
 
 __all__ = [
-    "DELEGATION_TAG",
     "AllNodePartitioner",
     "CapabilityBasedPartitioner",
     "GroupBasedPartitioner",

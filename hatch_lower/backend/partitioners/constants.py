@@ -9,18 +9,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, TensorArgument
 from torch.fx import Node
 
+from hatch_lower.backend.api import DELEGATION_TAG
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.state import CONSTANT_KINDS, mutated_targets
 
 __all__ = [
-    "DELEGATION_TAG",
     "duplicate_constant_node",
     "duplicate_constant_nodes",
     "tag_constant_data",
     "tag_mutated_buffer",
 ]
-
-DELEGATION_TAG = "delegation_tag"
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.api import DELEGATION_TAG, CompileSpec, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.partitioners.capability import CapabilityBasedPartitioner, Partition, Support, predicate
-from hatch_lower.backend.partitioners.constants import DELEGATION_TAG, tag_constant_data, tag_mutated_buffer
+from hatch_lower.backend.partitioners.constants import tag_constant_data, tag_mutated_buffer
 from hatch_lower.backend.partitioners.operators import OperatorSet, operator_name
 from hatch_lower.backend.partitioners.patterns import find_pattern
 from hatch_lower.backend.partitioners.reasons import WhyNoPartitionReporter

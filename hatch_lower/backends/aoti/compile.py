@@ -6,6 +6,7 @@ weights compile nothing, and methods, recipes and clones share one copy of the w
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import tempfile
@@ -99,6 +100,12 @@ class AotiBackend(BackendDetails):
         """
         isa = options_from_specs(compile_specs).isa
         return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
+
+    @classmethod
+    def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the compilers that `find_compiler` looks for, and the assembler and linker that they run."""
+        named = os.environ.get("CXX")
+        return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
 
 def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[PreprocessResult]:

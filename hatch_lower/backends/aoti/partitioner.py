@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from hatch_lower.backend.api import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, aten_operator, is_symbolic, is_view, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
@@ -26,8 +26,6 @@ from hatch_lower.graph.state import CONSTANT_KINDS
 __all__ = ["AotiPartitioner"]
 
 BACKEND_ID = "aoti"
-TAG = "delegation_tag"
-SHARED_TAGS = "shared_delegation_tags"
 ONLY_VIEWS = "it computes nothing, and nothing beside it is compiled"
 ONLY_SIZES = "it computes a size that is needed elsewhere"
 
@@ -55,7 +53,7 @@ class AotiPartitioner(Partitioner):
             tag = f"{BACKEND_ID}_{len(tags)}"
             tags[tag] = DelegationSpec(BACKEND_ID, self.options.to_specs())
             for node in nodes:
-                node.meta[TAG] = tag
+                node.meta[DELEGATION_TAG] = tag
         tag_constants(exported_program)
         return PartitionResult(exported_program, tags, reasons.texts(exported_program))
 
@@ -87,7 +85,9 @@ class Refusals:
 
     def texts(self, program: ExportedProgram) -> dict[str, str]:
         """Return the reason for each operation that carries no tag."""
-        untagged = [node for node in program.graph.nodes if node.op == "call_function" and TAG not in node.meta]
+        untagged = [
+            node for node in program.graph.nodes if node.op == "call_function" and DELEGATION_TAG not in node.meta
+        ]
         return {node.name: self.why(node) or (ONLY_SIZES if is_symbolic(node) else ONLY_VIEWS) for node in untagged}
 
 
@@ -179,14 +179,14 @@ def tag_constants(program: ExportedProgram) -> None:
         if spec.kind not in CONSTANT_KINDS:
             continue
         node = nodes[spec.arg.name]
-        found = [user.meta.get(TAG) for user in node.users]
+        found = [user.meta.get(DELEGATION_TAG) for user in node.users]
         tags = tuple(dict.fromkeys(tag for tag in found if tag is not None))
         value = written.get(spec.target)
         if value is not None:
             # State that others see, or whose new value comes from elsewhere, stays in the program.
-            if len(tags) == 1 and None not in found and value.meta.get(TAG) == tags[0]:
-                node.meta[TAG] = tags[0]
+            if len(tags) == 1 and None not in found and value.meta.get(DELEGATION_TAG) == tags[0]:
+                node.meta[DELEGATION_TAG] = tags[0]
         elif len(tags) == 1 and None not in found:
-            node.meta[TAG] = tags[0]
+            node.meta[DELEGATION_TAG] = tags[0]
         elif tags:
             node.meta[SHARED_TAGS] = tags

@@ -11,14 +11,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DelegationSpec, PartitionResult
+from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import constant_specs
 from hatch_lower.graph.surgery import attribute_of
 
 __all__ = ["claim", "is_operation", "refuse_options"]
-
-TAG = "delegation_tag"
 
 
 def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
@@ -77,7 +75,7 @@ def tag_operations(
         if takes(node):
             levels[node] = level
             tag = f"{spec.backend_id}_{level}"
-            node.meta[TAG] = tag
+            node.meta[DELEGATION_TAG] = tag
             tags[tag] = spec
         else:
             ends[node] = max((levels.get(each, ends.get(each, -1)) for each in sources), default=-1)
@@ -92,9 +90,9 @@ def tag_constants(program: ExportedProgram) -> None:
     names = {spec.arg.name for spec in constant_specs(program) if spec.kind is not InputKind.BUFFER}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
-            found = sorted({user.meta[TAG] for user in node.users if TAG in user.meta})
+            found = sorted({user.meta[DELEGATION_TAG] for user in node.users if DELEGATION_TAG in user.meta})
             if found:
-                node.meta[TAG] = found[0]
+                node.meta[DELEGATION_TAG] = found[0]
 
 
 def is_operation(node: Node) -> bool:

@@ -1,0 +1,97 @@
+"""A lowered program as a folder that `hatch_lower.load` takes, without a project and a wheel around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower import __version__
+from hatch_lower.cache.store import open_store
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import PackageError
+from hatch_lower.export.capture import capture_program
+from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
+from hatch_lower.graph.surgery import count_operations
+from hatch_lower.lowering.manager import LoweredProgram, lowered_modules
+from hatch_lower.program.constants import merge_storages
+from hatch_lower.program.emit import LoweredMethod, emit_program
+from hatch_lower.program.package import Packager
+
+__all__ = ["save_program"]
+
+RECIPE = "default"
+
+
+def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model") -> Path:
+    """Write a lowered program's files as they lie in a wheel's `_lowered` folder.
+
+    `hatch_lower.load(folder)` loads it, with the run halves of its backends as they are installed. Nothing is verified,
+    cached or checked for reproduction: `hatch build` does that.
+
+    Args:
+        lowered: what `EdgeProgramManager.to_program` returned.
+        folder: a new or empty folder; it is made.
+        model: the model's name.
+
+    Returns:
+        The folder.
+
+    Raises:
+        PackageError: if the folder holds something.
+        EdgeError: for what a plan cannot hold.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise PackageError(
+            "a lowered program is saved into an empty folder only",
+            where=str(folder),
+            found=f"`{min(each.name for each in folder.iterdir())}`",
+            hint="name a folder that does not exist",
+        )
+    constants = lowered.constant_methods
+    programs = {**lowered.programs, **{name: constant_program(each) for name, each in constants.items()}}
+    captured = {
+        name: capture_program(model, name, program, examples_needed=False) for name, program in programs.items()
+    }
+    methods = {
+        name: LoweredMethod(name, program, captured[name].parameters, lowered.reasons.get(name, {}))
+        for name, program in programs.items()
+    }
+    emitted = emit_program(model, methods)
+    packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
+    files = packager.write_program(RECIPE, emitted)
+    stored = packager.write_storages(merge_storages([emitted.storages]))
+    targets = [each.target for each in emitted.plan.delegates if each.target is not None]
+    recipe = RecipeEntry(
+        plan=files.plan,
+        debug=files.debug,
+        delegates=files.delegates,
+        backends=tuple(sorted({each.backend for each in emitted.plan.delegates})),
+        requirements=emitted.requirements(),
+        target=targets[0] if targets else None,
+        methods={name: count_method(program) for name, program in programs.items()},
+    )
+    entry = ModelEntry(order=(RECIPE,), constants=stored, check=None, recipes={RECIPE: recipe})
+    manifest = Manifest(model, "0", __version__, torch.__version__, {}, {model: entry})
+    (folder / "manifest.json").write_bytes(write_manifest(manifest))
+    return folder
+
+
+def constant_program(value: Any) -> ExportedProgram:
+    """Return the edge program of a method without arguments that returns a constant."""
+
+    class Constant(torch.nn.Module):
+        def forward(self) -> Any:
+            return value
+
+    return to_edge(torch.export.export(Constant(), (), strict=False))
+
+
+def count_method(program: ExportedProgram) -> MethodEntry:
+    """Return how much of a lowered method is in delegates."""
+    modules = list(lowered_modules(program))
+    delegated = sum(count_operations(each.original_module.graph_module) for each in modules)
+    return MethodEntry(count_operations(program.graph_module) - len(modules) + delegated, delegated, len(modules))
