@@ -1,29 +1,46 @@
-"""The build, as its parent process sees it: a child for each model, then one manifest for each package.
+"""The build, as its parent process sees it: what is known of each model, a child for each other one, then one manifest
+for each package.
 
-torch is imported in the children only.
+torch is imported in the children only, and what starts them only if there are any.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower import __version__
-from hatch_lower.children import run_children
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.environment import child_environment
-from hatch_lower.events import Reporter
-from hatch_lower.export.site import lay_out_site
-from hatch_lower.format.manifest import Manifest, write_manifest
-from hatch_lower.records import BuildResult, MethodRow, ModelReport, PayloadFile, Request
+from hatch_lower.events import Event, Reporter
+from hatch_lower.format.package import package_manifest
+from hatch_lower.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.surroundings import Surroundings
+from hatch_lower.unchanged import Known, Unchanged, roots_of
 
-__all__ = ["BuildResult", "MethodRow", "PayloadFile", "build"]
+__all__ = ["BuildResult", "Lookup", "MethodRow", "PayloadFile", "build", "look_up"]
 
 LOWER_MODEL = "hatch_lower.pipeline:lower_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is known before anything is run.
+
+    Args:
+        environment: of the child processes that would export.
+        search_path: their `sys.path`, without folders of this build.
+        models: what is known of each model; empty if the cache is off.
+    """
+
+    environment: Mapping[str, str]
+    search_path: tuple[Path, ...]
+    models: Mapping[str, Known]
 
 
 def build(
@@ -34,7 +51,7 @@ def build(
     surroundings: Surroundings,
     lower: str = LOWER_MODEL,
 ) -> BuildResult:
-    """Lower every model of a project.
+    """Lower every model of a project of which no earlier result holds.
 
     Args:
         settings: what to build.
@@ -46,71 +63,106 @@ def build(
     Raises:
         LowerError: if a model cannot be lowered; no child process is left.
     """
-    search_path = lay_out_site(surroundings, work)
-    requests = []
-    for model in settings.models:
-        folder = work / "models" / model.name
-        folder.mkdir(parents=True)
-        request = Request(
-            settings=settings,
-            model=model.name,
-            folder=folder,
-            lower=lower,
-            search_path=search_path,
-            import_roots=search_path[1:],
-            later_hooks=surroundings.later_hooks,
-            events=-1,
-        )
-        requests.append(request)
-    temporary = work / "temporary"
-    temporary.mkdir()
-    reports = run_children(
-        requests,
-        jobs=settings.jobs,
-        timeout=settings.timeout,
-        environment=child_environment(os.environ, settings.pass_env, sys.path, temporary),
-        reporter=reporter,
+
+    def warn(line: str) -> None:
+        reporter.report(Event("cache", "note", settings.name, detail=line))
+
+    store = open_cache(settings, warn)
+    known = look_up(settings, work, surroundings=surroundings, store=store, lower=lower)
+    found = {name: each.result for name, each in known.models.items() if each.result is not None}
+    missing = [model for model in settings.models if model.name not in found]
+    if not missing:
+        return result_of(settings, [found[model.name] for model in settings.models], work)
+
+    from hatch_lower.exporting import explained, export_models  # a build of what is known starts no process
+
+    answers = export_models(
+        settings,
+        missing,
+        work,
+        reporter,
+        surroundings=surroundings,
+        lower=lower,
+        store=store,
+        known=known.models,
+        environment=known.environment,
+        search_path=known.search_path,
     )
-    recipes = [recipe for report in reports for recipe in report.manifest.recipes.values()]
-    targets = {recipe.target for recipe in recipes if recipe.target is not None}
+    found |= explained(settings, store, known.models, answers)
+    return result_of(settings, [found[model.name] for model in settings.models], work)
+
+
+def look_up(
+    settings: Settings, work: Path, *, surroundings: Surroundings, store: Store, lower: str = LOWER_MODEL
+) -> Lookup:
+    """Return what is known of each model, by looking at what its export read; nothing is run.
+
+    Args:
+        settings: of the build.
+        work: the folder of this build.
+        surroundings: what the models' code sees of its project.
+        store: the cache.
+        lower: `module:function` that lowers one captured model.
+    """
+    environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary")
+    search_path = (*surroundings.import_roots, *(Path(entry) for entry in sys.path if entry), settings.root)
+    if store.mode == "off":
+        return Lookup(environment, search_path, {})
+    roots = roots_of(settings.root, search_path, environment, (work, store.directory))
+    unchanged = Unchanged(store, roots, environment)
+    keys = [unchanged.key_of(settings, model, surroundings, lower) for model in settings.models]
+    models = {key.model: unchanged.look_up(key.components()) for key in keys}
+    unchanged.save()
+    return Lookup(environment, search_path, models)
+
+
+def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
+    """Return the cache, with the one that a team shares where there is one."""
+    if not settings.cache.remote and "HATCH_LOWER_REMOTE_CACHE" not in os.environ:
+        return open_store(os.environ, warn)
+    from hatch_lower.cache.remote import open_remote
+
+    return open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
+
+
+def result_of(settings: Settings, results: Sequence[ModelResult], work: Path) -> BuildResult:
+    """Return what the results of all models, in their order, come to."""
+    recipes = [recipe for result in results for recipe in result.entry["recipes"].values()]
     return BuildResult(
-        payload=collect_payload(settings, reports, work),
-        rows=tuple(row for report in reports for row in report.rows),
-        requirements=tuple(sorted({requirement for recipe in recipes for requirement in recipe.requirements})),
-        targets=tuple(sorted(targets, key=lambda target: (target.system, target.machine, target.isa))),
-        native=tuple(path for report in reports for path in report.native),
+        payload=collect_payload(settings, results, work),
+        rows=tuple(row for result in results for row in result.rows),
+        requirements=tuple(sorted({requirement for recipe in recipes for requirement in recipe["requirements"]})),
+        native=tuple(path for result in results for path in result.native),
     )
 
 
-def collect_payload(settings: Settings, reports: Sequence[ModelReport], work: Path) -> tuple[PayloadFile, ...]:
+def collect_payload(settings: Settings, results: Sequence[ModelResult], work: Path) -> tuple[PayloadFile, ...]:
     """Return all files under their paths in the wheel, each package's manifest among them."""
-    packages: dict[str, list[ModelReport]] = {}
-    for model, report in zip(settings.models, reports, strict=True):
-        packages.setdefault(model.package, []).append(report)
+    packages: dict[str, list[ModelResult]] = {}
+    for model, result in zip(settings.models, results, strict=True):
+        packages.setdefault(model.package, []).append(result)
     payload = []
     for package, members in packages.items():
         prefix = f"{package.replace('.', '/')}/_lowered"
         payload.append(write_package_manifest(settings, members, f"{prefix}/manifest.json", work))
         payload += [
             PayloadFile(f"{prefix}/{file.path}", file.source, file.size, file.sha256)
-            for report in members
-            for file in report.files
+            for result in members
+            for file in result.files
         ]
     return tuple(sorted(payload, key=lambda file: file.path))
 
 
-def write_package_manifest(settings: Settings, reports: Sequence[ModelReport], path: str, work: Path) -> PayloadFile:
+def write_package_manifest(settings: Settings, results: Sequence[ModelResult], path: str, work: Path) -> PayloadFile:
     """Write the manifest of the models that one package holds."""
-    tools = {name: version for report in reports for name, version in report.tools.items()}
-    manifest = Manifest(
-        distribution=settings.name,
-        version=settings.version,
-        hatch_lower=__version__,
-        torch=reports[0].torch,
-        tools=tools,
-        models={report.model: report.manifest for report in reports},
+    data = package_manifest(
+        settings.name,
+        settings.version,
+        __version__,
+        results[0].torch,
+        {name: version for result in results for name, version in result.tools.items()},
+        {result.model: result.entry for result in results},
     )
-    data = write_manifest(manifest)
     source = work / "payload" / path
     source.parent.mkdir(parents=True)
     source.write_bytes(data)

@@ -21,13 +21,26 @@ from hatch_lower.events import Event, Reporter, event_from_json
 from hatch_lower.records import ModelReport, Request, decode, write_record
 from hatch_lower.worker import ANSWER, out_of_memory_error
 
-__all__ = ["run_children"]
+__all__ = ["Answer", "run_children"]
 
 GRACE_SECONDS = 3.0
 """How long a child may take to remove its temporary files when it is told to end."""
 TICK_SECONDS = 0.2
 TAIL_LINES = 200
 SHOWN_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a child process answers.
+
+    Args:
+        report: of its model.
+        unknown: reasons why what the export read is not known completely, so that the next build exports again.
+    """
+
+    report: ModelReport
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +77,8 @@ def run_children(
     timeout: float,
     environment: Mapping[str, str],
     reporter: Reporter,
-) -> list[ModelReport]:
-    """Run a child process for each request, up to `jobs` at once, and return their reports in order.
+) -> list[Answer]:
+    """Run a child process for each request, up to `jobs` at once, and return their answers in order.
 
     After a failure no other child is started, but those that run are waited for, as what they finish is kept in the
     cache. No child outlives this call, whatever ends it.
@@ -82,7 +95,7 @@ def run_children(
     """
     waiting = deque(requests)
     running: list[Child] = []
-    answers: dict[str, ModelReport | LowerError] = {}
+    answers: dict[str, Answer | LowerError] = {}
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or running:
@@ -109,7 +122,7 @@ def run_children(
             end(running)
             for child in running:
                 close_pipes(child)
-    return reports_of([answers[each.model] for each in requests if each.model in answers])
+    return without_errors([answers[each.model] for each in requests if each.model in answers])
 
 
 def start(request: Request, environment: Mapping[str, str]) -> Child:
@@ -122,7 +135,7 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
         process = subprocess.Popen(
             [sys.executable, "-m", "hatch_lower.worker", str(path)],
             cwd=request.folder,
-            env=dict(environment),
+            env={**environment, **request.variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -204,9 +217,7 @@ def end(children: Sequence[Child]) -> None:
             reap(child)
 
 
-def close(
-    child: Child, selector: selectors.BaseSelector, reporter: Reporter, timeout: float
-) -> ModelReport | LowerError:
+def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, timeout: float) -> Answer | LowerError:
     """Read the rest of a child's pipes, close them, and return its answer."""
     for descriptor in child.descriptors():
         if descriptor in selector.get_map():
@@ -231,8 +242,8 @@ def readable(descriptor: int) -> bool:
         return bool(selector.select(0))
 
 
-def answer_of(child: Child, timeout: float) -> ModelReport | LowerError:
-    """Return a child's report, or the error that says why there is none."""
+def answer_of(child: Child, timeout: float) -> Answer | LowerError:
+    """Return a child's answer, or the error that says why there is none."""
     tail = last_words(list(child.output))
     if child.timed_out:
         return ProcessError(
@@ -246,8 +257,7 @@ def answer_of(child: Child, timeout: float) -> ModelReport | LowerError:
         answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if "error" in answer:
             return error_from_json(answer["error"])
-        report: ModelReport = decode(ModelReport, answer["report"])
-        return report
+        return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
     status = child.process.returncode
     if status == -signal.SIGKILL:
         error = out_of_memory_error(child.request.model, tail)
@@ -283,11 +293,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def reports_of(answers: Sequence[ModelReport | LowerError]) -> list[ModelReport]:
-    """Return the reports, or raise the first error with the others listed in it."""
+def without_errors(answers: Sequence[Answer | LowerError]) -> list[Answer]:
+    """Return the answers, or raise the first error with the others listed in it."""
     errors = [each for each in answers if isinstance(each, LowerError)]
     if not errors:
-        return [each for each in answers if isinstance(each, ModelReport)]
+        return [each for each in answers if isinstance(each, Answer)]
     first, *others = errors
     if not others:
         raise first

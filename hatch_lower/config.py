@@ -8,15 +8,24 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hatch_lower.config_table import BackendChoice, HookTable, ModelTable, quote_key, read_table
+from hatch_lower.config_table import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.model import ENTRY_POINT_GROUP
 
-__all__ = ["BACKEND_GROUP", "HOOK_PATH", "BackendChoice", "ModelSettings", "Recipe", "Settings", "read_settings"]
+__all__ = [
+    "BACKEND_GROUP",
+    "HOOK_PATH",
+    "BackendChoice",
+    "CacheSettings",
+    "ModelSettings",
+    "Recipe",
+    "Settings",
+    "read_settings",
+]
 
 BACKEND_GROUP = "hatch_lower.backends"
 HOOK_PATH = "tool.hatch.build.targets.wheel.hooks.lower"
@@ -76,6 +85,9 @@ class Settings:
     jobs: int = 1
     timeout: int = 3600
     seed: int = 0
+    strict: bool = False
+    """Whether exports may read undeclared files: then a read is an error."""
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
 
 def read_settings(
@@ -132,6 +144,8 @@ def read_settings(
         jobs=given.jobs,
         timeout=given.timeout,
         seed=given.seed,
+        strict=given.strict,
+        cache=given.cache,
     )
 
 

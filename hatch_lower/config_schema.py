@@ -8,11 +8,19 @@ import itertools
 import json
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hatch_lower.config import HOOK_PATH
-from hatch_lower.config_table import RESERVED_KEYS, BackendChoice, HookTable, ModelTable, RecipeTable, toml_key
+from hatch_lower.config_table import (
+    RESERVED_KEYS,
+    BackendChoice,
+    CacheSettings,
+    HookTable,
+    ModelTable,
+    RecipeTable,
+    toml_key,
+)
 
 __all__ = ["json_schema", "reference_markdown", "schema_text"]
 
@@ -69,6 +77,7 @@ def reference_markdown() -> str:
         (HookTable, "`[….hooks.lower]`"),
         (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
         (ModelTable, "`[….hooks.lower.models.<name>]`"),
+        (CacheSettings, "`[….hooks.lower.cache]`"),
     ):
         sections.append(f"## {title}\n\n{summary(kind)}\n")
         sections += setting_sections(kind)
@@ -80,7 +89,7 @@ def setting_sections(kind: type) -> Iterator[str]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     for each in fields(kind):
         default = default_of(each)
-        shown = "" if default in (None, [], {}) else f"; default `{json.dumps(default)}`"
+        shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
         words = type_words(hints[each.name], each.metadata)
         yield f"### `{toml_key(each.name)}`\n\n*{words}{shown}*\n\n{texts[each.name]}\n"
 
@@ -93,7 +102,7 @@ def table_schema(kind: type) -> dict[str, Any]:
         properties[toml_key(each.name)] = {
             "description": " ".join(texts[each.name].split()),
             **value_schema(hints[each.name], each.metadata),
-            **({} if default_of(each) is None else {"default": default_of(each)}),
+            **({} if default_of(each) is None or is_dataclass(default_of(each)) else {"default": default_of(each)}),
         }
     return {
         "type": "object",
@@ -109,7 +118,7 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if origin in (Union, types.UnionType):
         return value_schema(arguments[0], limits)
     if origin is tuple:
-        return {"type": "array", "items": value_schema(arguments[0], {})}
+        return {"type": "array", "items": value_schema(arguments[0], limits)}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": table_schema(arguments[1])}
     if origin is Literal:
@@ -117,8 +126,12 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if hint is BackendChoice:
         name = {"type": "string", "minLength": 1, "description": field_docstrings(BackendChoice)["name"]}
         return {"anyOf": [name, {"type": "object", "required": ["name"], "properties": {"name": name}}]}
+    if is_dataclass(hint):
+        return table_schema(hint)  # type: ignore[arg-type]
     words = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": words[hint], **({"minLength": 1} if hint is str else {}), **limits}
+    numbers = {key: limit for key, limit in limits.items() if key in ("minimum", "maximum")}
+    pattern = {"pattern": f"^{limits['pattern']}$"} if "pattern" in limits else {}
+    return {"type": words[hint], **({"minLength": 1} if hint is str else {}), **numbers, **pattern}
 
 
 def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
@@ -132,6 +145,8 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
         return "table of tables, described below"
     if origin is Literal:
         return "one of " + ", ".join(f"`{json.dumps(each)}`" for each in arguments)
+    if is_dataclass(hint):
+        return "table, described below"
     words: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return words[hint] + (f", at least {limits['minimum']}" if "minimum" in limits else "")
 

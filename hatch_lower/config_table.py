@@ -9,14 +9,36 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hatch_lower.errors import nearest
 
-__all__ = ["RESERVED_KEYS", "BackendChoice", "HookTable", "ModelTable", "RecipeTable", "read_table", "toml_key"]
+__all__ = [
+    "PUBLIC_KEY",
+    "REMOTE",
+    "RESERVED_KEYS",
+    "BackendChoice",
+    "CacheSettings",
+    "HookTable",
+    "ModelTable",
+    "RecipeTable",
+    "read_table",
+    "toml_key",
+]
+
+REMOTE = {
+    # a scheme and a place; an `@` only where it names a container (`abfs://container@account`), never a user
+    "pattern": r"(?!https?://[^/]*@)(?![^/]*//[^/]*:[^/]*@)[a-z][a-z0-9+.-]*://\S+",
+    "words": "a URL such as `https://cache.example.org` or `s3://bucket/folder`, without a user name or password",
+}
+PUBLIC_KEY = {
+    "pattern": "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=",
+    "words": "an ed25519 public key: the base64 of its 32 bytes",
+}
 
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
@@ -64,6 +86,26 @@ class ModelTable:
     """Import package that gets this model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None
     """The recipes to lower this model for. Default: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The cache of earlier results, and the one that a team shares."""
+
+    max_gigabytes: float = field(default=10.0, metadata={"minimum": 0})
+    """Size, in units of 10⁹ bytes, down to which the cache of this machine is trimmed; what was used least recently
+    goes first. What was used in the last hour stays."""
+    max_days: int = field(default=60, metadata={"minimum": 1})
+    """Days after which a result that no build has used is removed."""
+    remote: str | None = field(default=None, metadata=REMOTE)
+    """URL of a cache that is shared by a team and its CI: `http://` or `https://` for a server that speaks Bazel's
+    HTTP cache protocol, or any other scheme that fsspec knows (`s3://`, `gs://`, `az://`, `file://`). The environment
+    variable `HATCH_LOWER_REMOTE_CACHE` comes first. Credentials are never in it: they come from the environment."""
+    public_keys: tuple[str, ...] = field(default=(), metadata=PUBLIC_KEY)
+    """Base64 of the ed25519 public keys whose signatures are accepted on results from the shared cache."""
+    shareable_env: tuple[str, ...] = ()
+    """Globs of environment variables whose recorded values may go into the shared cache, as digests: `["MODEL_SIZE"]`.
+    Of others only those that are unset can be shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +158,11 @@ class HookTable:
     """Seconds after which the export and lowering of one model is given up."""
     seed: int = field(default=0, metadata={"minimum": 0, "maximum": 2**63 - 1})
     """Seed of Python, NumPy and torch in the exporting process, and of the random inputs of the comparison."""
+    strict: bool = False
+    """Exports may read what belongs to the project, to installed distributions and to the system, and what `inputs`
+    declares; reading any other file is an error that names it. Needs Landlock: Linux 5.13 or newer."""
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    """Limits of the cache, and the cache that a team shares, described below."""
 
 
 def toml_key(name: str) -> str:
@@ -161,7 +208,7 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
     if origin is tuple:
         if not isinstance(value, list):
             return refuse(f"`{path}` must be an array", value, problems)
-        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, {}) for i, each in enumerate(value))
+        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, limits) for i, each in enumerate(value))
         return tuple(arguments[0]("") if each is None else each for each in read)  # later indices stay right
     if origin is Mapping:
         if not isinstance(value, Mapping):
@@ -170,6 +217,8 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
         return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
+    if is_dataclass(hint):
+        return read_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
         if value in arguments:
             return value
@@ -194,6 +243,7 @@ def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
     """Return a string, number or boolean that has the right type and is within its limits."""
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
+    words = limits.get("words", words)
     if hint is float and type(value) is int:
         value = float(value)
     minimum, maximum = limits.get("minimum"), limits.get("maximum")
@@ -204,6 +254,8 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
     good = type(value) is hint and value != ""
     if good and isinstance(value, int | float):
         good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+    if good and isinstance(value, str) and "pattern" in limits:
+        good = re.fullmatch(limits["pattern"], value) is not None
     return value if good else refuse(f"`{path}` must be {words}", value, problems)
 
 

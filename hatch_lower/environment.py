@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-__all__ = ["FIXED", "PASSED", "child_environment"]
+__all__ = ["COMPILER", "FIXED", "PASSED", "child_environment", "matches"]
+
+COMPILER = (
+    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
+    *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
+)
+"""Variables that say which compiler there is, and what it does."""
 
 PASSED = (
     # where things are
@@ -15,9 +21,7 @@ PASSED = (
     *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"),
     # Python and its environment
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
-    # compilers
-    *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
-    *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
+    *COMPILER,
     # this tool's own
     "HATCH_LOWER_*",
 )

@@ -6,7 +6,6 @@ An error travels from the build's child process to its parent as JSON, so it car
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = [
@@ -156,6 +155,8 @@ def error_from_json(fields: dict[str, str]) -> LowerError:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "did you mean `x`? known: `a`, `b`" for a name that is not among `known`."""
+    import difflib  # a build without mistakes does without it
+
     names = sorted(known)
     listed = ", ".join(f"`{each}`" for each in names) or "none"
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.backend.api import Partitioner
 from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
@@ -24,19 +25,20 @@ from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.source import is_out_of_memory
-from hatch_lower.export.verify import check_tensors, verify_method
+from hatch_lower.export.verify import example_tensors, limited, verify_method
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import read_plan
-from hatch_lower.graph.state import constant_of, constant_specs
-from hatch_lower.graph.surgery import graph_modules
+from hatch_lower.graph.surgery import count_operations
 from hatch_lower.lowering.lower import Lowered, lower_methods
+from hatch_lower.lowering.manager import lowered_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
-from hatch_lower.records import MethodRow, ModelReport
+from hatch_lower.records import MethodRow, ModelReport, encode
+from hatch_lower.reuse import Used, describe_export, find_report, keep_report, plain_constants, used_backends
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.selection import DelegateKinds
@@ -48,6 +50,39 @@ PLAN_READER = "hatch-lower>=0.1"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """What lowering one model works with.
+
+    Args:
+        settings: of the build.
+        model: the model's own.
+        source: the captured model.
+        recipes: those that it is lowered for.
+        partitioners: recipe to backend to its partitioner.
+        store: the cache.
+        packager: writes its files.
+        digests: of its constants.
+        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
+        reporter: is told of the stages.
+    """
+
+    settings: Settings
+    model: ModelSettings
+    source: CapturedModel
+    recipes: tuple[Recipe, ...]
+    partitioners: Mapping[str, Mapping[str, Partitioner]]
+    store: Store
+    packager: Packager
+    digests: SpanDigests
+    examples: tuple[Mapping[str, torch.Tensor], str] | None
+    reporter: Reporter
+
+    def warn(self, line: str) -> None:
+        """Report a line about the cache or the check data."""
+        self.reporter.report(Event("cache", "note", self.model.name, detail=line))
+
+
+@dataclass(frozen=True, slots=True)
 class LoweredRecipe:
     """A model lowered for one recipe."""
 
@@ -56,12 +91,15 @@ class LoweredRecipe:
     files: ProgramFiles
     methods: Mapping[str, MethodEntry]
     rows: tuple[MethodRow, ...]
+    used: tuple[Used, ...]
 
 
 def lower_model(
     settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
 ) -> ModelReport:
     """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
+
+    What was lowered before from an equal export is taken from the cache; its debug maps get the lines of this one.
 
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
@@ -70,44 +108,81 @@ def lower_model(
     def warn(line: str) -> None:
         reporter.report(Event("cache", "note", model.name, detail=line))
 
-    store = open_store(os.environ, warn)
-    packager = Packager(folder, model.name, store)
+    store = open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
     digests = SpanDigests()
     digests.start(plain_constants(source))
-    chosen = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
-    recipes = [lower_recipe(source, recipe, store, packager, digests, reporter) for recipe in chosen]
-    with stage(reporter, "constants", model.name):
-        constants = packager.write_storages(merge_storages(each.emitted.storages for each in recipes))
+    recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)
+    partitioners = {
+        recipe.name: {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends} for recipe in recipes
+    }
+    compared = settings.check or any(recipe.verify for recipe in recipes)
+    examples = example_tensors(source) if compared else None
+    packager = Packager(folder, model.name, store)
+    build = ModelBuild(settings, model, source, recipes, partitioners, store, packager, digests, examples, reporter)
+    try:
+        with stage(reporter, "known", model.name) as describe:
+            export = describe_export(settings, model, source, store, digests, examples)
+            report = find_report(store, export, packager)
+            describe("nothing to lower" if report is not None else "not yet")
+    except NoKeyError as error:
+        build.warn(f"only partitions are looked up in the cache: {error}")
+        return lower_all(build)[0]
+    if report is not None:
+        return report
+    with store.locked([export.key.digest()], "export"):
+        report = find_report(store, export, packager)  # another build may just have made it
+        if report is not None:
+            return report
+        report, lowered = lower_all(build)
+        report = replace(report, methods=export.methods, key=encode(export.key.components()))
+        reason = keep_report(
+            store,
+            export,
+            report,
+            {each.recipe.name: each.emitted for each in lowered},
+            dict.fromkeys(used for each in lowered for used in each.used),
+        )
+    if reason:
+        build.warn(f"the model is not kept in the cache as a whole: {reason}")
+    return report
+
+
+def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
+    """Lower, package and verify a model for all its recipes."""
+    model, packager = build.model, build.packager
+    lowered = [lower_recipe(build, recipe) for recipe in build.recipes]
+    with stage(build.reporter, "constants", model.name):
+        constants = packager.write_storages(merge_storages(each.emitted.storages for each in lowered))
     check = None
-    if settings.check:
-        tensors, note = check_tensors(source)
+    if build.settings.check and build.examples is not None:
+        tensors, note = limited(*build.examples)
         check = packager.write("check.safetensors", constants_bytes(tensors)) if tensors else None
         if note:
-            warn(note)
+            build.warn(note)
     entry = ModelEntry(
-        order=tuple(name for name in settings.recipe_order if name in model.recipes),
+        order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
         constants=constants,
         check=check,
-        recipes={each.recipe.name: describe_recipe(each) for each in recipes},
+        recipes={each.recipe.name: describe_recipe(each) for each in lowered},
     )
-    for each in recipes:
+    for each in lowered:
         if each.recipe.verify:
-            verify_recipe(source, each, packager, settings.seed, reporter)
-    return ModelReport(
+            verify_recipe(build, each)
+    report = ModelReport(
         model=model.name,
         manifest=entry,
         files=packager.files(),
-        rows=tuple(row for each in recipes for row in each.rows),
-        native=tuple(sorted({path for each in recipes for path in each.files.native})),
+        rows=tuple(row for each in lowered for row in each.rows),
+        native=tuple(sorted({path for each in lowered for path in each.files.native})),
         torch=torch.__version__,
     )
+    return report, lowered
 
 
-def lower_recipe(
-    source: CapturedModel, recipe: Recipe, store: Store, packager: Packager, digests: SpanDigests, reporter: Reporter
-) -> LoweredRecipe:
+def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     """Lower all methods for one recipe, backend by backend, and write its plan, debug map and delegates."""
-    partitioners = {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends}
+    source, reporter = build.source, build.reporter
+    partitioners = build.partitioners[recipe.name]
     programs: dict[str, ExportedProgram] = {}
     seconds: dict[str, float] = {}
     for method in source.methods:
@@ -120,7 +195,7 @@ def lower_recipe(
     for name, partitioner in partitioners.items():
         begin = time.perf_counter()
         with stage(reporter, "lower", source.name, recipe.name) as describe:
-            found = lower_with(name, lowered_programs, partitioner, store, f"{source.name}/{recipe.name}")
+            found = lower_with(name, lowered_programs, partitioner, build.store, f"{source.name}/{recipe.name}")
             describe(f"{name}: {count_text(found)}")
         for method_name, share in shares_of(found).items():
             seconds[method_name] += share * (time.perf_counter() - begin)
@@ -138,39 +213,30 @@ def lower_recipe(
             for method in source.methods
         }
         roots = [Path(entry) for entry in sys.path if entry]
-        emitted = emit_program(source.name, methods, roots=roots, digests=digests)
-        files = packager.write_program(recipe.name, emitted)
+        emitted = emit_program(source.name, methods, roots=roots, digests=build.digests)
+        files = build.packager.write_program(recipe.name, emitted)
     entries = {}
     rows = []
     for name, program in programs.items():
         each = [one[name] for one in rounds]
         entry = MethodEntry(
-            nodes=count_operations(program),
+            nodes=count_operations(program.graph_module),
             delegated=sum(one.delegated for one in each),
             partitions=sum(one.partitions for one in each),
         )
         entries[name] = entry
         rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
-    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows))
+    used = used_backends(module for program in lowered_programs.values() for module in lowered_modules(program))
+    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used)
 
 
-def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
-    """Yield the constants that will be packaged, as far as they are plain memory of the CPU."""
-    for method in source.methods:
-        for spec in constant_specs(method.program):
-            tensor = constant_of(method.program, spec).detach()
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-                yield tensor
-
-
-def verify_recipe(
-    source: CapturedModel, lowered: LoweredRecipe, packager: Packager, seed: int, reporter: Reporter
-) -> None:
+def verify_recipe(build: ModelBuild, lowered: LoweredRecipe) -> None:
     """Run what was written, read back as an installed wheel's files are, against eager.
 
     Raises:
         VerificationError: if anything differs.
     """
+    source, packager, reporter = build.source, build.packager, build.reporter
     plan = read_plan(packager.source(lowered.files.plan.path).read_bytes(), lowered.files.plan.path)
     spans: Sequence[torch.Tensor] = ()
     if plan.storages:
@@ -190,7 +256,7 @@ def verify_recipe(
                 recipe=lowered.recipe.name,
                 rtol=lowered.recipe.rtol,
                 atol=lowered.recipe.atol,
-                seed=seed,
+                seed=build.settings.seed,
                 mutable=mutable,
             )
             count = len(result.cases)
@@ -263,12 +329,6 @@ def count_text(found: Mapping[str, Lowered]) -> str:
     return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"
 
 
-def count_operations(program: ExportedProgram) -> int:
-    """Return how many operations an edge program has; a `getitem` computes nothing and does not count."""
-    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
-    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
-
-
 def row_of(
     model: str, recipe: str, method: str, entry: MethodEntry, rounds: list[Lowered], seconds: float
 ) -> MethodRow:
@@ -278,6 +338,7 @@ def row_of(
         for child in each.program.graph_module.modules():
             if isinstance(child, LoweredBackendModule):
                 blobs[sha256_bytes(child.processed_bytes)] = len(child.processed_bytes)
+    reused = sum(each.reused for each in rounds)
     return MethodRow(
         model=model,
         recipe=recipe,
@@ -287,7 +348,8 @@ def row_of(
         partitions=entry.partitions,
         bytes=sum(blobs.values()),
         seconds=seconds,
-        reused=sum(each.reused for each in rounds),
+        reused=reused,
+        level=3 if entry.partitions and reused == entry.partitions else 0,
     )
 
 

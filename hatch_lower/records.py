@@ -14,58 +14,42 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hatch_lower.config import Settings
-from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.results import BuildResult, MethodRow, PayloadFile
 
-__all__ = ["BuildResult", "MethodRow", "ModelReport", "PayloadFile", "Request", "read_record", "write_record"]
+__all__ = [
+    "BuildResult",
+    "MethodRecord",
+    "MethodRow",
+    "ModelReport",
+    "PayloadFile",
+    "Request",
+    "decode",
+    "encode",
+    "read_record",
+    "write_record",
+]
 
 Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadFile:
-    """A file for the wheel.
+class MethodRecord:
+    """What an exported method was, before decomposition.
 
     Args:
-        path: its posix path; in a `ModelReport` relative to the package's `_lowered` folder, else in the wheel.
-        source: the file on disk.
-        size: in bytes.
-        sha256: of its content.
+        graph: sha256 of its canonical form.
+        names: sha256 of the names in it, and of what torch and the author noted at its nodes.
+        examples: sha256 of its example inputs.
+        state: constant's name to the sha256 of its contents.
+        form: sha256 of a blob in the store: zlib-compressed JSON with the canonical form and the source lines.
     """
 
-    path: str
-    source: Path
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class MethodRow:
-    """A row of the summary table: what became of one method of one recipe.
-
-    Args:
-        model: the model's name.
-        recipe: the recipe's name.
-        method: the method's name.
-        nodes: operations in the edge program.
-        delegated: how many of them are in a delegate.
-        partitions: how many delegate calls there are.
-        bytes: of the delegates' blobs.
-        seconds: that lowering it took.
-        reused: how many of the partitions came from the cache.
-        note: a few words more.
-    """
-
-    model: str
-    recipe: str
-    method: str
-    nodes: int
-    delegated: int
-    partitions: int
-    bytes: int
-    seconds: float
-    reused: int
-    note: str = ""
+    graph: str
+    names: str
+    examples: str
+    state: Mapping[str, str]
+    form: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +64,8 @@ class ModelReport:
         native: the files with native code, for the wheel's tag.
         tools: name to version of what shaped the programs beside torch.
         torch: torch's version.
+        methods: method name to what its export was; empty where that has no digest.
+        key: the components of the `ExportKey` of the exported model; empty where it has none.
     """
 
     model: str
@@ -89,25 +75,8 @@ class ModelReport:
     native: tuple[Path, ...] = ()
     tools: Mapping[str, str] = field(default_factory=dict)
     torch: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildResult:
-    """What a build puts into the wheel, and what it says about it.
-
-    Args:
-        payload: every file, sorted by path; each package's `manifest.json` is among them.
-        rows: for the summary table, in the order of models and recipes.
-        requirements: PEP 508 requirements of all programs, sorted.
-        targets: machines that native code needs, sorted, without repetition.
-        native: the files with native code.
-    """
-
-    payload: tuple[PayloadFile, ...]
-    rows: tuple[MethodRow, ...]
-    requirements: tuple[str, ...]
-    targets: tuple[TargetEntry, ...]
-    native: tuple[Path, ...]
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)
+    key: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +92,11 @@ class Request:
         import_roots: those of them that hold the user's own code.
         later_hooks: build hooks that run after this one.
         events: file descriptor for events, as JSON lines.
+        manifest: components of the `ManifestKey` under which the result is remembered; empty if it is not.
+        recorded_path: `sys.path` of the child process by which its inputs are located, without folders of this build.
+        work: the folder of this build.
+        log: what the preloaded library writes; `None` if there is no such library.
+        variables: of the environment, which put that library into the process.
     """
 
     settings: Settings
@@ -133,6 +107,11 @@ class Request:
     import_roots: tuple[Path, ...]
     later_hooks: tuple[str, ...]
     events: int
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    recorded_path: tuple[Path, ...] = ()
+    work: Path | None = None
+    log: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_record(path: Path, record: Any) -> None:

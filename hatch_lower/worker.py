@@ -21,10 +21,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hatch_lower.cache.remote import open_remote
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.digest import digest_of
 from hatch_lower.errors import LowerError, ProcessError
-from hatch_lower.events import Event, stage
+from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.source import describe_exception, is_out_of_memory
+from hatch_lower.recording.sharing import shareable
+from hatch_lower.recording.variables import secret
+from hatch_lower.recording.watch import Recorder
 from hatch_lower.records import ModelReport, Request, encode, read_record
+from hatch_lower.strict import refuse_undeclared, undeclared_read
+from hatch_lower.unchanged import Unchanged, remember, roots_of
+from hatch_lower.watching import PausingReporter, Watch
 
 __all__ = ["ANSWER", "main", "out_of_memory_error"]
 
@@ -60,23 +69,54 @@ def main(arguments: list[str]) -> int:
     # and of a package that it can do without
     warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
     reporter = PipeReporter(request.events)
-    enter_project(request)
     try:
-        answer: dict[str, Any] = {"report": encode(lower(request, reporter))}
-    except LowerError as error:
-        answer = {"error": error.to_json()}
-    except MemoryError as error:
-        answer = {"error": out_of_memory_error(request.model, describe_exception(error)).to_json()}
+        answer = answer_request(request, reporter)
     except Exception as error:
-        traceback.print_exc()
-        answer = {"error": unexpected_error(request.model, error).to_json()}
+        answer = {"error": error_of(request, error).to_json()}
     temporary = request.folder / f"{ANSWER}.part"
     temporary.write_text(json.dumps(answer), encoding="utf-8")
     temporary.replace(request.folder / ANSWER)
     return 0 if "report" in answer else 1
 
 
-def lower(request: Request, reporter: PipeReporter) -> ModelReport:
+def answer_request(request: Request, reporter: PipeReporter) -> dict[str, Any]:
+    """Return the model's report as JSON, and why what it was made from is not known; remember it if it is."""
+
+    def warn(line: str) -> None:
+        reporter.report(Event("cache", "note", request.model, detail=line))
+
+    store = open_store(os.environ, warn, open_remote(os.environ, request.settings.cache, warn))
+    if request.settings.strict:
+        refuse_undeclared(request, store.directory.parent)
+    if not request.manifest:
+        enter_project(request)
+        return {"report": encode(lower(request, reporter)), "unknown": []}
+    with store.locked([digest_of(request.manifest)], "manifest"):
+        report = look_again(request, store)
+        if report is not None:
+            return {"report": encode(report), "unknown": []}
+        watch = Watch(request, store)
+        enter_project(request)
+        report = lower(request, PausingReporter(reporter, watch.recorder), watch.recorder)
+        inputs = watch.inputs()
+        shared = None
+        if store.remote is not None:
+            globs = request.settings.cache.shareable_env
+            shared = shareable(inputs, globs, watch.environment, secret(store.directory))
+        remember(store, request.manifest, inputs, report, shared)
+    if inputs.unknown:
+        warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
+    return {"report": encode(report), "unknown": list(inputs.unknown)}
+
+
+def look_again(request: Request, store: Store) -> ModelReport | None:
+    """Return the result that another build on this machine has remembered since this one looked."""
+    ignored = (request.work or request.folder, store.directory)
+    roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
+    return Unchanged(store, roots, os.environ).look_up(request.manifest).report
+
+
+def lower(request: Request, reporter: Reporter, recorder: Recorder | None = None) -> ModelReport:
     """Find the model, capture its methods, and lower them."""
     model = next(each for each in request.settings.models if each.name == request.model)
     with stage(reporter, "discover", model.name):
@@ -85,6 +125,8 @@ def lower(request: Request, reporter: PipeReporter) -> ModelReport:
         gc.disable()
         import torch
 
+        if recorder is not None:
+            recorder.wrap_torch()
         from hatch_lower.export.capture import capture_model
         from hatch_lower.export.discover import EntryPoint, discover
 
@@ -148,6 +190,19 @@ def out_of_memory_error(model: str, found: str) -> ProcessError:
         hint="set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or build on a"
         " machine with more memory",
     )
+
+
+def error_of(request: Request, error: Exception) -> LowerError:
+    """Return what the parent is told of an exception."""
+    undeclared = undeclared_read(request, error) if request.settings.strict else None
+    if undeclared is not None:
+        return undeclared
+    if isinstance(error, LowerError):
+        return error
+    if isinstance(error, MemoryError):
+        return out_of_memory_error(request.model, describe_exception(error))
+    traceback.print_exc()
+    return unexpected_error(request.model, error)
 
 
 def unexpected_error(model: str, error: Exception) -> ProcessError:

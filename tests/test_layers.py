@@ -14,22 +14,26 @@ PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 LAYERS = (
     {"errors", "digest", "events"},
     {"config", "config_table", "config_schema", "debug", "environment", "format", "model", "surroundings"},
-    {"runtime", "cache", "records", "recording", "explain"},
-    {"graph"},
+    {"results"},
+    {"runtime", "cache", "records", "recording"},
+    {"graph", "explain"},
     {"backend", "edge"},
     {"lowering"},
     {"export", "program"},
-    {"backends", "build", "children", "pipeline", "worker"},
-    {"hatch", "cli"},
+    {"audit", "backends", "build", "children", "exporting", "pipeline", "recapture", "reports", "reuse", "saving"}
+    | {"strict", "unchanged", "watching", "worker"},
+    {"hatch"},
+    {"cli"},
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 # modules of one layer that are no folders may use each other, without circles; folders of one layer may not
 SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "children", "pipeline", "worker"}
+SINGLE_MODULES |= {"audit", "exporting", "recapture", "reports", "reuse", "strict", "unchanged", "watching"}
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
 NO_TORCH = {"errors", "digest", "events", "config", "config_table", "config_schema", "debug", "environment", "format"}
 NO_TORCH |= {"model", "surroundings", "cache", "records", "recording", "explain"}
-NO_TORCH |= {"build", "children", "hatch", "cli"}
+NO_TORCH |= {"audit", "build", "children", "exporting", "hatch", "cli", "reports", "results", "unchanged", "watching"}
 
 
 def module_name(path: Path) -> str:

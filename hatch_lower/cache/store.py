@@ -3,48 +3,70 @@
 ```text
 <directory>/v1/records/<aa>/<key>.json    a JSON value and the digests of the blobs that it refers to
 <directory>/v1/blobs/<aa>/<sha256>        bytes
+<directory>/v1/locks/<level>-<nnn>        empty; held by builds that make what others may want
 ```
 
 Every file is written under a temporary name and renamed, so a reader sees all of it or nothing. What is read is checked
-against its digest: a damaged record or blob is a miss, is removed, and is reported.
+against its digest: a damaged record or blob is a miss, is removed, and is reported. A record's modification time says
+when it was last used; blobs live as long as a record refers to them (`cache/trim.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from hatch_lower.digest import canonical_json, digest_of, sha256_bytes, sha256_file
+from hatch_lower.cache.directory import default_directory, reason_to_distrust
+from hatch_lower.cache.entry import DIGEST, Record, check_record, make_record, parse_record
+from hatch_lower.cache.files import move_file, temporary_beside, write_file
+from hatch_lower.cache.locks import hold
+from hatch_lower.cache.verified import Verified
+from hatch_lower.digest import canonical_json, sha256_bytes, sha256_file
 from hatch_lower.errors import CacheError
 
-__all__ = ["Mode", "Store", "default_directory", "open_store"]
+__all__ = ["MARK_INTERVAL", "Keep", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]
 
 MODES = ("on", "off", "read-only", "refresh", "frozen")
 Mode = str
 
+MARK_INTERVAL = 3600.0
+"""Seconds between two marks of use on one record: a build does not write to all that it reads."""
 
-def default_directory(environment: Mapping[str, str]) -> Path:
-    """Return `HATCH_LOWER_CACHE_DIR`, or the platform's cache directory for this user."""
-    named = environment.get("HATCH_LOWER_CACHE_DIR")
-    if named:
-        return Path(named)
-    import platformdirs
+PATIENCE = 3600.0
+"""Seconds after which a build no longer waits for another."""
 
-    return Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
+Keep = Callable[[str, Callable[[Path], bool]], bool]
+"""`keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
+into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there."""
 
 
-def open_store(environment: Mapping[str, str], warn: Callable[[str], None]) -> Store:
+class RemoteCache(Protocol):
+    """A cache that several machines share; a store asks it for what it lacks and offers it what it gets.
+
+    Both methods report their own troubles and raise nothing but `OSError` about local files.
+    """
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        """Take a record, and where its blobs are on this machine, by digest."""
+
+
+def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remote: RemoteCache | None = None) -> Store:
     """Return the store that `HATCH_LOWER_CACHE` and `HATCH_LOWER_CACHE_DIR` ask for.
 
+    A directory that others can write to is not used, for native code comes from it: that is reported, and nothing is
+    read or stored.
+
     Raises:
-        CacheError: if `HATCH_LOWER_CACHE` is none of `on`, `off`, `read-only`, `refresh`, `frozen`.
+        CacheError: if `HATCH_LOWER_CACHE` is none of `on`, `off`, `read-only`, `refresh`, `frozen`, or is `frozen` and
+            others can write to the directory.
     """
     mode = environment.get("HATCH_LOWER_CACHE", "on")
     if mode not in MODES:
@@ -54,7 +76,22 @@ def open_store(environment: Mapping[str, str], warn: Callable[[str], None]) -> S
             found=f"`{mode}`",
             hint="use one of " + ", ".join(f"`{each}`" for each in MODES),
         )
-    return Store(default_directory(environment) / "v1", mode, warn)
+    parent = default_directory(environment)
+    reason = None if mode == "off" else reason_to_distrust(parent)
+    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
+    if reason and mode == "frozen":
+        raise CacheError("the cache is frozen and cannot be trusted", where=str(parent), found=reason, hint=hint)
+    if reason:
+        warn(f"the cache is not used: {reason}; {hint}")
+        mode = "off"
+    return Store(parent / "v1", mode, warn, remote)
+
+
+@dataclass(slots=True)
+class Condition:
+    """Whether the directory has failed, so that it is said once and no longer written to."""
+
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +102,15 @@ class Store:
         directory: where they are; made when something is first written.
         mode: `on`; `off`: neither read nor written; `read-only`; `refresh`: written and not read; `frozen`: read, and
             a miss is an error.
-        warn: called with one line about a damaged entry, or a directory that cannot be written.
+        warn: called with one line about a damaged entry, and once about a directory that cannot be read or written.
+        remote: asked for what is not here (in the modes `on` and `frozen`), and offered what is stored.
     """
 
     directory: Path
     mode: Mode
     warn: Callable[[str], None]
+    remote: RemoteCache | None = None
+    condition: Condition = field(default_factory=Condition, repr=False, compare=False)
 
     @property
     def reads(self) -> bool:
@@ -79,18 +119,26 @@ class Store:
 
     @property
     def writes(self) -> bool:
-        """Whether results are stored."""
-        return self.mode in ("on", "refresh")
+        """Whether results are stored; no longer once the directory could not be written."""
+        return self.mode in ("on", "refresh") and not self.condition.failed
 
     def blob_path(self, digest: str) -> Path:
-        """Return where the blob of a digest is or would be."""
+        """Return where the blob of a digest is or would be.
+
+        Raises:
+            CacheError: if it is no sha256 in hexadecimal: what other machines send must not name other files.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise CacheError("an entry of the cache refers to something else than a blob", found=f"`{digest}`")
         return self.directory / "blobs" / digest[:2] / digest
 
     def record_path(self, key: str) -> Path:
         """Return where the record of a key is or would be."""
         return self.directory / "records" / key[:2] / f"{key}.json"
 
-    def get(self, key: str, subject: str) -> dict[str, Any] | None:
+    # reading
+
+    def get(self, key: str, subject: str) -> Any:
         """Return the value stored under a key, or `None`; every blob that it refers to is whole.
 
         Args:
@@ -100,7 +148,7 @@ class Store:
         Raises:
             CacheError: in mode `frozen`, if there is no such value.
         """
-        value = self._read(key) if self.reads else None
+        value = self.find(key)
         if value is None and self.mode == "frozen":
             raise CacheError(
                 "the cache is frozen and does not hold what this build needs",
@@ -110,62 +158,182 @@ class Store:
             )
         return value
 
-    def find(self, key: str) -> dict[str, Any] | None:
-        """Return the value stored under a key, or `None` in every mode: for what can be made again at no great cost."""
-        return self._read(key) if self.reads else None
+    def find(self, key: str, *, shared: bool = True) -> Any:
+        """Return the value stored under a key, or `None` in every mode: for what can be made again at no great cost.
 
-    def _read(self, key: str) -> dict[str, Any] | None:
-        path = self.record_path(key)
-        try:
-            record = json.loads(path.read_bytes())
-            value, blobs = record["value"], record["blobs"]
-            whole = record["digest"] == digest_of([key, value, blobs]) and all(self.holds(blob) for blob in blobs)
-        except FileNotFoundError:
+        Args:
+            key: sha256 in hexadecimal.
+            shared: whether a shared cache is asked for what is not here.
+        """
+        if not self.reads:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
-            self.warn(f"the cache entry {path} was damaged; it is built again")
-            if self.writes:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            return None
-        return value  # type: ignore[no-any-return]
+        record = self._read(key)
+        if record is None and shared:
+            record = self._fetch(key)
+            if record is not None:
+                self._try_writing(lambda: self._write_record(key, record))
+        return None if record is None else record["value"]
+
+    def fetch(self, key: str) -> Any:
+        """Return the value that the shared cache has under a key, or `None`: its blobs are here then."""
+        record = self._fetch(key) if self.reads else None
+        return None if record is None else record["value"]
+
+    def read_blob(self, digest: str) -> bytes | None:
+        """Return the bytes of a blob, or `None` if it is not there or damaged."""
+        data = self._try_reading(lambda: self.blob_path(digest).read_bytes())
+        return data if data is not None and sha256_bytes(data) == digest else None
 
     def holds(self, digest: str) -> bool:
         """Return whether a blob is there and has the contents that its name says; a damaged one is removed."""
+        return self._is_whole(digest) is True
+
+    def _read(self, key: str) -> Record | None:
+        path = self.record_path(key)
+        data = self._try_reading(path.read_bytes)
+        if data is None:
+            return None
+        record = check_record(key, parse_record(data))
+        whole = [] if record is None else [self._is_whole(blob) for blob in record["blobs"]]
+        if record is None or False in whole:
+            self._discard(path)
+            self.warn(f"the cache entry {path} was damaged; it is built again")
+            return None
+        return record if None not in whole and self._mark(path) else None
+
+    def _is_whole(self, digest: str) -> bool | None:
+        """Return whether a blob is whole; `None` if it is not there or cannot be read."""
         path = self.blob_path(digest)
+        verified = Verified(self.directory / "verified.json", self.writes)
+        whole: bool | None = self._try_reading(lambda: verified.is_whole(path, digest))
+        if whole is False:
+            self._discard(path)
+        return whole
+
+    def _mark(self, path: Path) -> bool:
+        """Note that a file is used now; return whether it is there."""
+        if not self.writes:
+            return True
         try:
-            if sha256_file(path) == digest:
-                return True
-        except OSError:
+            if time.time() - path.stat().st_mtime > MARK_INTERVAL:
+                os.utime(path)
+        except FileNotFoundError:  # a trim has just removed it
             return False
+        except OSError:
+            return True
+        return True
+
+    def _discard(self, path: Path) -> None:
         if self.writes:
             with contextlib.suppress(OSError):
                 path.unlink()
-        return False
 
-    def put(self, key: str, components: Mapping[str, Any], value: Any, blobs: Iterable[bytes] = ()) -> None:
+    def _fetch(self, key: str) -> Record | None:
+        """Return the shared cache's record of a key once all its blobs are here."""
+        if self.remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
+            return None
+        remote, kept = self.remote, set()
+
+        def keep(digest: str, write: Callable[[Path], bool]) -> bool:
+            if digest not in kept and self._keep(digest, write):
+                kept.add(digest)
+            return digest in kept
+
+        record = check_record(key, self._try_writing(lambda: remote.fetch(key, keep)))
+        return (
+            record if record is not None and all(blob in kept or self.holds(blob) for blob in record["blobs"]) else None
+        )
+
+    def _keep(self, digest: str, write: Callable[[Path], bool]) -> bool:
+        if self.holds(digest):
+            return True
+        path = self.blob_path(digest)
+        with temporary_beside(path) as part:
+            if not write(part) or sha256_file(part) != digest:
+                return False
+            os.replace(part, path)
+        return True
+
+    # writing
+
+    def put(
+        self,
+        key: str,
+        components: Mapping[str, Any],
+        value: Any,
+        blobs: Iterable[bytes | str] = (),
+        *,
+        shared: bool = True,
+    ) -> None:
         """Store a value under a key, with the blobs whose digests it holds.
 
-        A directory that cannot be written is reported and otherwise ignored: a build does not need its cache.
+        A directory that cannot be written is reported once and otherwise ignored: a build does not need its cache.
+
+        Args:
+            key: sha256 in hexadecimal.
+            components: what the key was made of, in words; `kind` and `subject` are shown by `hatch-lower cache list`.
+            value: a JSON value.
+            blobs: bytes, or digests of blobs that the store has already (`put_blob`, `adopt`). Those that are listed
+                live as long as the value does, and are whole when it is found.
+            shared: whether it is offered to a shared cache.
         """
         if not self.writes:
             return
-        try:
-            digests = [self.put_blob(blob) for blob in blobs]
-            digest = digest_of([key, value, digests])
-            record = {"value": value, "blobs": digests, "components": dict(components), "digest": digest}
-            self._write(self.record_path(key), canonical_json(record))
-        except OSError as error:
-            self.warn(f"the cache {self.directory} could not be written: {error.strerror or error}")
+        digests = [blob if isinstance(blob, str) else self.put_blob(blob) for blob in blobs]
+        if any(self._try_reading(self.blob_path(digest).stat) is None for digest in digests):
+            return
+        record = make_record(key, components, value, digests)
+        self._try_writing(lambda: self._write_record(key, record))
+        if shared and self.remote is not None and self.writes:
+            remote = self.remote
+            self._try_reading(lambda: remote.offer(key, record, {each: self.blob_path(each) for each in digests}))
+
+    def update(
+        self,
+        key: str,
+        components: Mapping[str, Any],
+        change: Callable[[Any], tuple[Any, Iterable[bytes | str]]],
+        *,
+        shared: bool = False,
+    ) -> Any:
+        """Replace a value by one that is made from it, while no other build does; return the new one.
+
+        Args:
+            key: sha256 in hexadecimal.
+            components: as for `put`.
+            change: given the value, or `None` if there is none or the mode does not read, returns the new value and
+                its blobs; it must not call `update`. It is called in every mode.
+            shared: whether the new value is offered to a shared cache.
+        """
+        with self.locked([key], "record"):
+            record = self._read(key) if self.reads else None
+            value, blobs = change(None if record is None else record["value"])
+            self.put(key, components, value, blobs, shared=shared)
+        return value
+
+    @contextlib.contextmanager
+    def locked(self, keys: Iterable[str], level: str = "partition") -> Iterator[None]:
+        """Let no other build on this machine make the same things: look again for what was missing, then make it.
+
+        Nothing is locked in a store that is not written, nor where locks cannot be had. Within it only locks of later
+        levels may be taken.
+
+        Args:
+            keys: of what is missing, all at once.
+            level: `manifest`, `export` or `partition`, in this order.
+        """
+        if not self.writes:
+            yield
+            return
+        with hold(self.directory / "locks", level, keys, PATIENCE):
+            yield
 
     def put_blob(self, blob: bytes) -> str:
-        """Store bytes under their digest and return it."""
+        """Store bytes under their digest and return it; in a store that is not written the digest is all there is."""
         digest = sha256_bytes(blob)
         path = self.blob_path(digest)
-        if not path.exists():
-            self._write(path, blob)
+        if self.writes and not (self.holds(digest) and self._mark(path)):
+            self._try_writing(lambda: write_file(path, blob))
         return digest
 
     def adopt(self, source: Path, digest: str) -> Path:
@@ -173,36 +341,35 @@ class Store:
 
         The file stays where it is if the store is not written.
         """
+        path = self.blob_path(digest)
         if not self.writes:
             return source
-        path = self.blob_path(digest)
+        self._try_writing(lambda: move_file(source, path))
+        return source if self.condition.failed else path
+
+    def _write_record(self, key: str, record: Record) -> None:
+        write_file(self.record_path(key), canonical_json({**record, "stored": int(time.time())}))
+
+    # a directory that fails
+
+    def _try_reading(self, action: Callable[[], Any]) -> Any:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if source.stat().st_dev == path.parent.stat().st_dev:
-                os.replace(source, path)
-            else:
-                with temporary_beside(path) as temporary:
-                    shutil.copyfile(source, temporary)
-                    os.replace(temporary, path)
+            return action()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
-            self.warn(f"the cache {self.directory} could not be written: {error.strerror or error}")
-            return source
-        return path
+            self._fail("read", error)
+            return None
 
-    def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with temporary_beside(path) as temporary:
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
+    def _try_writing(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except OSError as error:
+            self._fail("written", error)
+            return None
 
-
-@contextlib.contextmanager
-def temporary_beside(path: Path) -> Any:
-    """Give a new file's path in the directory of `path`; it is gone at the end unless it was renamed."""
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    def _fail(self, verb: str, error: OSError) -> None:
+        if not self.condition.failed:
+            self.condition.failed = True
+            reason = error.strerror or str(error)
+            self.warn(f"the cache {self.directory} could not be {verb}: {reason}; the build goes on without it")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from typing import Any
 
 import click
 
 from hatch_lower import __version__
-from hatch_lower.cache.store import default_directory
-from hatch_lower.cli.tables import size_text
+from hatch_lower.cli.audit import audit
+from hatch_lower.cli.cache import cache
+from hatch_lower.cli.explain import explain
 from hatch_lower.errors import LowerError, ProgramError, nearest
 
 __all__ = ["main"]
@@ -32,7 +31,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hatch-lower")
 def main() -> None:
-    """Look into lowered PyTorch programs in wheels and installed packages."""
+    """Look into lowered PyTorch programs, and into what builds of them did and kept."""
 
 
 @main.command()
@@ -84,21 +83,5 @@ def debug(name: str, method: str, model: str | None, recipe: str | None, as_json
     click.echo("\n".join([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)]))
 
 
-@main.group()
-def cache() -> None:
-    """The cache of lowered partitions."""
-
-
-@cache.command()
-def path() -> None:
-    """Print the cache's folder."""
-    click.echo(default_directory(os.environ))
-
-
-@cache.command()
-def clear() -> None:
-    """Delete everything in the cache."""
-    folder = default_directory(os.environ) / "v1"
-    freed = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-    shutil.rmtree(folder, ignore_errors=True)
-    click.echo(f"freed {size_text(freed)} in {folder}")
+for command in (cache, explain, audit):
+    main.add_command(command)

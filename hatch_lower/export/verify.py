@@ -18,7 +18,15 @@ from hatch_lower.export.checks import path_text
 from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.export.source import describe_exception
 
-__all__ = ["CHECK_BYTES", "HALF_FACTORS", "Verification", "check_tensors", "verify_method"]
+__all__ = [
+    "CHECK_BYTES",
+    "HALF_FACTORS",
+    "Verification",
+    "check_tensors",
+    "example_tensors",
+    "limited",
+    "verify_method",
+]
 
 CHECK_BYTES = 1 << 20
 
@@ -307,8 +315,21 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
     )
 
 
-def check_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors for `check.safetensors`, and a note if they are left out.
+def check_tensors(model: CapturedModel) -> tuple[Mapping[str, torch.Tensor], str]:
+    """Return the tensors for `check.safetensors`, and a note if they are left out."""
+    return limited(*example_tensors(model))
+
+
+def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
+    """Return what `example_tensors` found as far as it is small enough to be packaged, and the note."""
+    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if total > CHECK_BYTES:
+        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
+    return found, note
+
+
+def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them.
 
     The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
     eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory.
@@ -328,9 +349,6 @@ def check_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
             for i, leaf in enumerate(pytree.tree_leaves(tree)):
                 if isinstance(leaf, torch.Tensor):
                     found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
-    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    if total > CHECK_BYTES:
-        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
     return found, ""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.digest import canonical_json
 from hatch_lower.format.delegates import TargetEntry, read_target, target_json
+from hatch_lower.format.package import MANIFEST_SCHEMA, package_manifest
 from hatch_lower.format.reading import (
     check_schema,
     parse_json,
@@ -28,11 +28,10 @@ __all__ = [
     "MethodEntry",
     "ModelEntry",
     "RecipeEntry",
+    "model_json",
     "read_manifest",
     "write_manifest",
 ]
-
-MANIFEST_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +130,13 @@ def read_manifest(data: bytes, where: str) -> Manifest:
 
 def write_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as canonical JSON, which `read_manifest` reads back to an equal manifest."""
-    return canonical_json(
-        {
-            "schema": MANIFEST_SCHEMA,
-            "distribution": manifest.distribution,
-            "version": manifest.version,
-            "hatch_lower": manifest.hatch_lower,
-            "torch": manifest.torch,
-            "tools": dict(manifest.tools),
-            "models": {name: _model_json(each) for name, each in manifest.models.items()},
-        }
+    return package_manifest(
+        manifest.distribution,
+        manifest.version,
+        manifest.hatch_lower,
+        manifest.torch,
+        manifest.tools,
+        {name: model_json(each) for name, each in manifest.models.items()},
     )
 
 
@@ -203,7 +199,8 @@ def _file_json(entry: FileEntry) -> dict[str, Any]:
     return fields | {"header_sha256": entry.header_sha256} if entry.header_sha256 else fields
 
 
-def _model_json(model: ModelEntry) -> dict[str, Any]:
+def model_json(model: ModelEntry) -> dict[str, Any]:
+    """Return a model's part of the manifest as JSON."""
     return {
         "order": list(model.order),
         "constants": model.constants and _file_json(model.constants),

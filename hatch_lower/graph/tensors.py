@@ -49,7 +49,8 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """Return the sha256 of dtype, shape, strides and contents, over the memory that the tensor spans."""
     total = hashlib.sha256()
     total.update(f"{dtype_name(tensor.dtype)}{tuple(tensor.shape)}{tensor.stride()}".encode())
-    total.update(span_bytes(tensor.detach()))
+    value = tensor.detach().resolve_conj().resolve_neg()  # memory alone does not tell a tensor from its conjugate
+    total.update(span_bytes(value))
     return total.hexdigest()
 
 

@@ -9,10 +9,12 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = ["ZIP64_LIMIT", "Archive", "copy_span", "read_archive", "write_bytes", "write_directory", "write_file"]
 
@@ -68,13 +70,13 @@ def write_file(
     date: tuple[int, int, int, int, int, int],
     source: io.FileIO,
     size: int,
-    pool: ThreadPoolExecutor,
+    pool: ThreadPoolExecutor | None,
     zip64_limit: int = ZIP64_LIMIT,
 ) -> tuple[zipfile.ZipInfo, int, str]:
     """Append a stored member of `size` bytes.
 
     The source is read once: while a thread of `pool` (which must have only one) hashes a piece, this one computes its
-    checksum and writes it.
+    checksum and writes it. Without a pool this thread does both.
 
     Returns:
         The member's entry for the directory, the number of bytes that the source had, and their sha256.
@@ -82,11 +84,15 @@ def write_file(
     entry = new_entry(target, name, date, size)
     target.write(local_header(entry, zip64_limit))
     digest, checksum, count = hashlib.sha256(), 0, 0
-    buffers = [memoryview(bytearray(CHUNK)) for _ in range(2)]
+    length = min(CHUNK, max(size, 1))  # most files are small, and so much memory is not had for nothing
+    buffers = [memoryview(bytearray(length)) for _ in range(2)]
     hashing: list[Future[None]] = []
     while read := source.readinto(buffers[0]):
         piece = buffers[0][:read]
-        hashing.append(pool.submit(digest.update, piece))
+        if pool is None:
+            digest.update(piece)
+        else:
+            hashing.append(pool.submit(digest.update, piece))
         checksum = zlib.crc32(piece, checksum)
         target.write(piece)
         count += read

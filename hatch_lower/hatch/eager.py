@@ -9,14 +9,14 @@ from hatch_lower.config import Settings
 from hatch_lower.digest import canonical_json, sha256_bytes
 
 if TYPE_CHECKING:
-    from hatch_lower.records import PayloadFile
+    from hatch_lower.results import PayloadFile
 
 __all__ = ["write_eager"]
 
 
 def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/eager.json` for each package under `work` and return the files."""
-    from hatch_lower.records import PayloadFile
+    from hatch_lower.results import PayloadFile
 
     packages: dict[str, dict[str, str]] = {}
     for model in settings.models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -16,7 +17,7 @@ from hatch_lower.errors import LowerError
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
-    from hatch_lower.records import PayloadFile
+    from hatch_lower.results import PayloadFile
 
 __all__ = ["LowerBuildHook"]
 
@@ -85,9 +86,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     def _lower(self, project: Project, work: Path, build_data: dict[str, Any], editable: bool) -> Sequence[PayloadFile]:
         from hatch_lower.build import build
+        from hatch_lower.cache.store import open_store
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.requirements import requirements_to_add
-        from hatch_lower.hatch.tags import tag_of
+        from hatch_lower.hatch.tags import remembering, tag_of
         from hatch_lower.hatch.terminal import reporter_for, summary_lines
 
         reporter = reporter_for(self.app)
@@ -98,7 +100,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
         mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
-            set_tag(build_data, tag_of(result.native))
+            store = open_store(os.environ, self.app.display_warning)
+            digests = {file.source: file.sha256 for file in result.payload}
+            set_tag(build_data, tag_of(result.native, remembering(store, digests)))
             for warning in project.repetition_warnings(result.payload):
                 self.app.display_warning(f"hatch-lower: {warning}")
         for line in summary_lines(result.rows):

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from hatch_lower.config import Settings, read_settings
 from hatch_lower.config_table import RESERVED_KEYS, HookTable, read_table
 from hatch_lower.errors import ConfigError
-from hatch_lower.hatch.duplicates import find_repeated, repetition_warning
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
 
 if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-    from hatch_lower.records import PayloadFile
+    from hatch_lower.results import PayloadFile
 
 __all__ = ["Project", "input_files", "read_project", "set_tag"]
 
@@ -40,6 +39,10 @@ class Project:
 
     def repetition_warnings(self, payload: Sequence[PayloadFile]) -> list[str]:
         """Return a warning for each packaged file that holds tensors of the payload again."""
+        if not any(file.distributed.endswith(".safetensors") for file in (*self.selected, *self.forced)):
+            return []
+        from hatch_lower.hatch.duplicates import find_repeated, repetition_warning
+
         where = "tool.hatch.build.targets.wheel"
         root = self.settings.root
         warnings = [
@@ -79,7 +82,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
     surroundings = Surroundings(
         name=core.name,
         version=hook.metadata.version,
-        metadata=config.core_metadata_constructor(hook.metadata),
+        metadata=without_description(config.core_metadata_constructor(hook.metadata)),
         entry_points=config.builder.construct_entry_points_file(),
         import_roots=roots,
         links=plan_links(files),
@@ -143,6 +146,11 @@ def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files
     )
+
+
+def without_description(metadata: str) -> str:
+    """Return core metadata without its body, the README: an export does not see it, so a new one exports nothing."""
+    return metadata.partition("\n\n")[0].rstrip("\n") + "\n"
 
 
 def own_table(config: Mapping[str, Any]) -> dict[str, Any]:

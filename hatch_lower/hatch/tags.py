@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.store import Store
+from hatch_lower.digest import digest_of
 from hatch_lower.errors import PackageError
 
-__all__ = ["SYMBOL_VERSIONS", "NativeFile", "platform_tag", "read_native_file", "tag_of"]
+__all__ = ["SYMBOL_VERSIONS", "NativeFile", "platform_tag", "read_native_file", "remembering", "tag_of"]
+
+NATIVE_FILE_SCHEMA = 1
 
 SYMBOL_VERSIONS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "x86_64": {
@@ -80,15 +84,19 @@ class NativeFile:
     """Library to the symbol versions needed of it."""
 
 
-def tag_of(native: Sequence[Path]) -> str:
+def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
     """Return the wheel tag for a payload with these native files: `py3-none-any` if there are none.
+
+    Args:
+        native: the files.
+        read: reads one of them; by default `read_native_file`.
 
     Raises:
         PackageError: if the files are for different machines.
     """
     if not native:
         return "py3-none-any"
-    found = [read_native_file(path) for path in native]
+    found = [(read or read_native_file)(path) for path in native]
     files = [file for file in found if file is not None]
     if len(files) < len(found):
         return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
@@ -146,6 +154,32 @@ def numbers_of(text: str) -> tuple[int, ...]:
     """Return `3.4.30` as numbers; nothing for a text that is not a version."""
     parts = text.split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], NativeFile | None]:
+    """Return a `read_native_file` that parses the contents of a file once: what they need is kept in the cache.
+
+    Args:
+        store: the cache.
+        digests: the sha256 of each file.
+    """
+
+    def read(path: Path) -> NativeFile | None:
+        if path not in digests:
+            return read_native_file(path)
+        key = digest_of(["native file", NATIVE_FILE_SCHEMA, digests[path]])
+        known = store.find(key)
+        if known is None:
+            file = read_native_file(path)
+            store.put(key, {"native file": digests[path]}, {"needs": None if file is None else asdict(file)})
+            return file
+        needs = known["needs"]
+        if needs is None:
+            return None
+        versions = {name: tuple(each) for name, each in needs["versions"].items()}
+        return NativeFile(needs["machine"], tuple(needs["libraries"]), versions)
+
+    return read
 
 
 def read_native_file(path: Path) -> NativeFile | None:

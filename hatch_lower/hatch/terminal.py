@@ -12,12 +12,14 @@ from hatch_lower.events import LineReporter, LiveReporter, Reporter
 if TYPE_CHECKING:
     from hatchling.bridge.app import Application
 
-    from hatch_lower.records import MethodRow
+    from hatch_lower.results import MethodRow
 
 __all__ = ["reporter_for", "summary_lines"]
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 TEXT_COLUMNS = frozenset({0, 1, 2, 8})
+LEVELS = {1: "unchanged", 2: "same graph"}
+"""What is said of a method for which nothing was exported, or nothing lowered."""
 
 
 def reporter_for(app: Application) -> Reporter:
@@ -58,7 +60,9 @@ def cells_of(row: MethodRow) -> tuple[str, ...]:
 
 
 def origin_of(row: MethodRow) -> str:
-    """Return whether a method's partitions were built or came from the cache."""
+    """Return whether a method was lowered, or how far the build came with it before it was known."""
+    if row.level in LEVELS:
+        return LEVELS[row.level]
     if row.reused == 0:
         return "built"
     return "reused" if row.reused == row.partitions else f"{row.reused} reused, {row.partitions - row.reused} built"

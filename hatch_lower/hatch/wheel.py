@@ -10,7 +10,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -25,11 +25,15 @@ from hatch_lower.hatch.archive import (
 )
 
 if TYPE_CHECKING:
-    from hatch_lower.records import PayloadFile
+    from concurrent.futures import ThreadPoolExecutor
+
+    from hatch_lower.results import PayloadFile
 
 __all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
 
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
+LARGE = 16 << 20
+"""Bytes of a payload that is worth a second thread."""
 
 
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: int = ZIP64_LIMIT) -> None:
@@ -89,7 +93,7 @@ def write_wheel(
     first = next(i for i, each in enumerate(archive.members) if each.filename.startswith(metadata))
     entries = list(archive.members[:first])
     copy_span(source, target, 0, archive.members[first].header_offset)
-    with ThreadPoolExecutor(1) as pool:
+    with hashing_thread(payload) as pool:
         entries += [write_payload(target, file, record.date_time, pool, zip64_limit) for file in payload]
     for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
         if member is not record:
@@ -115,11 +119,20 @@ def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
         taken.add(file.path)
 
 
+def hashing_thread(payload: Sequence[PayloadFile]) -> AbstractContextManager[ThreadPoolExecutor | None]:
+    """Return a thread for a large payload; what it takes to have one costs more than a small payload does."""
+    if sum(file.size for file in payload) < LARGE:
+        return nullcontext()
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1)
+
+
 def write_payload(
     target: BinaryIO,
     file: PayloadFile,
     date: tuple[int, int, int, int, int, int],
-    pool: ThreadPoolExecutor,
+    pool: ThreadPoolExecutor | None,
     zip64_limit: int,
 ) -> zipfile.ZipInfo:
     """Append one payload file and see that it is what was lowered."""
@@ -128,8 +141,17 @@ def write_payload(
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
-        raise PackageError(what, where=str(file.source), found=found, hint="delete this file and build again")
+        hint = "build again: the damaged file was removed" if discard(file) else "delete this file and build again"
+        raise PackageError(what, where=str(file.source), found=found, hint=hint)
     return entry
+
+
+def discard(file: PayloadFile) -> bool:
+    """Remove a damaged file from the cache; return whether it is gone."""
+    from hatch_lower.cache.store import open_store  # only here does writing a wheel need the cache
+
+    store = open_store(os.environ, lambda line: None)
+    return file.source == store.blob_path(file.sha256) and not store.holds(file.sha256) and not file.source.exists()
 
 
 def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> bytes:

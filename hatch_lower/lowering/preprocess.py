@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,32 +64,41 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
     """
     fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
     keys = [key_of(request, fingerprints) for request in requests]
-    found: dict[str, PreprocessResult] = {}
-    missing: dict[str, Request] = {}
-    for request, key in zip(requests, keys, strict=True):
-        digest = key.digest()
-        if digest in found or digest in missing:
-            continue
-        stored = None if store is None else read_result(store, digest, request)
-        if stored is None:
-            missing[digest] = request
-        else:
-            found[digest] = stored
-    components = {key.digest(): key.components() for key in keys}
-    by_backend: dict[str, dict[str, Request]] = {}
-    for digest, request in missing.items():
-        by_backend.setdefault(request.spec.backend_id, {})[digest] = request
-    first = {digest: id(request) for digest, request in missing.items()}
-    for group in by_backend.values():
-        results = call_backend(list(group.values()))
-        for digest, result in zip(group, results, strict=True):
-            found[digest] = result
-            if store is not None:
-                write_result(store, digest, components[digest], result)
+    digests = [key.digest() for key in keys]
+    wanted: dict[str, Request] = {}
+    for digest, request in zip(digests, requests, strict=True):
+        wanted.setdefault(digest, request)
+    found = {} if store is None else read_results(store, wanted)
+    missing = {digest: request for digest, request in wanted.items() if digest not in found}
+    if missing:
+        components = {digest: key.components() for digest, key in zip(digests, keys, strict=True)}
+        with nullcontext() if store is None else store.locked(missing):
+            if store is not None:  # another build may have made some while this one waited
+                found |= read_results(store, missing)
+            missing = {digest: request for digest, request in missing.items() if digest not in found}
+            for digest, result in call_backends(missing):
+                found[digest] = result
+                if store is not None:
+                    write_result(store, digest, components[digest], result)
     return [
-        Response(found[key.digest()], first.get(key.digest()) != id(request))
-        for request, key in zip(requests, keys, strict=True)
+        Response(found[digest], missing.get(digest) is not request)
+        for request, digest in zip(requests, digests, strict=True)
     ]
+
+
+def read_results(store: Store, wanted: Mapping[str, Request]) -> dict[str, PreprocessResult]:
+    """Return the stored results of the requests that have one."""
+    results = {digest: read_result(store, digest, request) for digest, request in wanted.items()}
+    return {digest: result for digest, result in results.items() if result is not None}
+
+
+def call_backends(requests: Mapping[str, Request]) -> Iterator[tuple[str, PreprocessResult]]:
+    """Lower partitions, those of one backend together; yield each one's key and result."""
+    by_backend: dict[str, dict[str, Request]] = {}
+    for digest, request in requests.items():
+        by_backend.setdefault(request.spec.backend_id, {})[digest] = request
+    for group in by_backend.values():
+        yield from zip(group, call_backend(list(group.values())), strict=True)
 
 
 def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
+from torch.fx import Node
 
 from hatch_lower.debug import DebugMap, MethodDebug
 from hatch_lower.errors import EdgeError
@@ -58,6 +59,7 @@ class EmittedProgram:
         debug: the debug map.
         storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
         data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.bin`.
+        nodes: method name to debug handle to the node that the debug map describes there.
     """
 
     plan: Plan
@@ -65,6 +67,7 @@ class EmittedProgram:
     debug: DebugMap
     storages: Mapping[str, torch.Tensor]
     data: Mapping[str, bytes]
+    nodes: Mapping[str, Mapping[int, Node]] = field(default_factory=dict)
 
     def requirements(self) -> tuple[str, ...]:
         """Return what running the delegates requires, sorted."""
@@ -98,11 +101,12 @@ def emit_program(
     sources = SourceRoots(roots)
     plans: dict[str, MethodPlan] = {}
     debug: dict[str, MethodDebug] = {}
+    nodes: dict[str, Mapping[int, Node]] = {}
     for name, method in methods.items():
         names = {key: use.plan_name for key, use in uses[name].items()}
-        plans[name], debug[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
+        plans[name], debug[name], nodes[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
     plan = Plan(constants.storages, constants.constants, tuple(delegates.entries), plans)
-    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data, delegates.data)
+    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data, delegates.data, nodes)
 
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
@@ -185,8 +189,8 @@ def emit_method(
     names: Mapping[str, str],
     delegates: DelegateTable,
     sources: SourceRoots,
-) -> tuple[MethodPlan, MethodDebug]:
-    """Return the plan and the debug map of one method.
+) -> tuple[MethodPlan, MethodDebug, Mapping[int, Node]]:
+    """Return the plan and the debug map of one method, and the nodes that the map describes, by debug handle.
 
     Args:
         where: `model.method`, for errors.
@@ -238,7 +242,7 @@ def emit_method(
         tuple(input_mutations),
         tree_of(program.call_spec.out_spec, f"{where}, result"),
     )
-    return plan, context.debug()
+    return plan, context.debug(), context.nodes
 
 
 def user_output(spec: OutputSpec, argument: Argument, where: str) -> Argument:

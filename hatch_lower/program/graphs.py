@@ -49,6 +49,7 @@ class MethodContext:
         add_delegate: from a lowered module to its number in the plan.
         sources: for the debug map.
         reasons: node name to the reason why no backend took it.
+        nodes: debug handle to the node that its origin describes.
     """
 
     where: str
@@ -58,6 +59,7 @@ class MethodContext:
     sources: SourceRoots
     reasons: Mapping[str, str]
     handles: dict[int, Origin] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
     instructions: dict[str, tuple[int, ...]] = field(default_factory=dict)
     delegates: dict[str, DelegateDebug] = field(default_factory=dict)
     undelegated: list[Undelegated] = field(default_factory=list)
@@ -315,6 +317,7 @@ class GraphEmitter:
         known = self._context.handles.get(handle)
         if known is None or ("." in name and "." not in known.op):
             self._context.handles[handle] = self._context.sources.origin(node, name)
+            self._context.nodes[handle] = node
         return (handle,)
 
     def _note_undelegated(self, node: Node, name: str) -> None:

@@ -17,7 +17,7 @@ from hatch_lower.program.constants_file import ConstantsFile, write_constants
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.records import PayloadFile
 
-__all__ = ["CONSTANTS", "Packager", "ProgramFiles"]
+__all__ = ["CONSTANTS", "CONSTANTS_SCHEMA", "Packager", "ProgramFiles"]
 
 CONSTANTS = "constants.safetensors"
 
@@ -104,7 +104,7 @@ class Packager:
         path = f"{self._model}/{CONSTANTS}"
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
         key = digest_of(["constants", CONSTANTS_SCHEMA, described])
-        known = self._store.find(key)
+        known = self._store.find(key, shared=False)
         if known is not None:
             written, source = ConstantsFile(**known), self._store.blob_path(known["sha256"])
             if not (source.is_file() and source.stat().st_size == written.size):
@@ -115,6 +115,6 @@ class Packager:
             written = write_constants(source, storages)
             source = self._store.adopt(source, written.sha256)
             value = {"size": written.size, "sha256": written.sha256, "header_sha256": written.header_sha256}
-            self._store.put(key, {"constants": len(described)}, value)
+            self._store.put(key, {"constants": len(described)}, value, [written.sha256], shared=False)
         self._files[path] = PayloadFile(path, source, written.size, written.sha256)
         return FileEntry(path, written.size, written.sha256, written.header_sha256)

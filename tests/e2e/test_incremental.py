@@ -1,8 +1,15 @@
-"""It is incremental: building the same again calls no `preprocess`, for `frozen` turns a call into an error."""
+"""It is incremental: what has not changed is not done again, and what has changed is.
+
+An interpreter that starts writes what it runs into a file: so it is seen whether a build exported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from support.scenarios import Project, sha256, tree
@@ -10,6 +17,201 @@ from support.scenarios import Project, sha256, tree
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 FROZEN = {"HATCH_LOWER_CACHE": "frozen"}
+WITNESS = """
+import atexit, sys
+def write(word):
+    with open({log!r}, "a") as file:
+        file.write(word + "\\n")
+write("worker" if "hatch_lower.worker" in sys.orig_argv else "other")
+heavy = ("torch", "hatch_lower.children", "hatch_lower.format.manifest", "elftools", "concurrent.futures")
+atexit.register(lambda: [write(name) for name in heavy if name in sys.modules])
+"""
+READING = """
+from pathlib import Path
+from safetensors.torch import load_file
+SCALE = load_file(Path(__file__).with_name("scale.safetensors"))["scale"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    """Builds of a project of which it is known what they started."""
+
+    project: Project
+    witness: Path
+    log: Path
+
+    def wheel(self, environment: Mapping[str, str] | None = None) -> str:
+        """Build and return the wheel's digest."""
+        self.log.unlink(missing_ok=True)
+        return sha256(self.project.wheel({"PYTHONPATH": str(self.witness), **(environment or {})}))
+
+    def started(self) -> list[str]:
+        """Return what the last build started, and what it imported that a build of what is known does without."""
+        return self.log.read_text().split()
+
+
+@pytest.fixture
+def witnessed(project: Callable[[str], Project], tmp_path: Path) -> Callable[[str], Witnessed]:
+    """Copies a scenario, to be built with a witness."""
+
+    def copy(name: str) -> Witnessed:
+        witness = tmp_path / "witness"
+        witness.mkdir()
+        (witness / "sitecustomize.py").write_text(WITNESS.format(log=str(tmp_path / "started")))
+        return Witnessed(project(name), witness, tmp_path / "started")
+
+    return copy
+
+
+KNOWN = ["other"]
+
+
+def test_a_build_of_what_is_known_starts_nothing_and_imports_no_torch(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    first = tiny.wheel()
+    assert "worker" in tiny.started()
+    made = tree(tiny.project.cache)
+    assert tiny.wheel() == first
+    assert tiny.started() == KNOWN
+    assert tiny.wheel(FROZEN) == first
+    assert tiny.started() == KNOWN
+    assert set(tree(tiny.project.cache)) == set(made), "nothing piles up"
+    assert tiny.wheel({"HATCH_LOWER_CACHE": "refresh"}) == first
+    assert "worker" in tiny.started()
+    assert tiny.wheel({"HATCH_LOWER_CACHE": "off"}) == first
+    assert "worker" in tiny.started()
+
+
+def test_what_no_export_reads_is_no_change(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    tiny.wheel()
+    root = tiny.project.root
+    (root / "README.md").write_text("# Tiny\n")
+    (root / "tiny" / "notes.md").write_text("beside the module\n")
+    os.utime(root / "tiny" / "model.py", (1_000_000_000, 1_000_000_000))
+    tiny.project.edit("pyproject.toml", 'name = "tiny"\nversion = "1.0"', 'version = "1.0"\nname = "tiny"')
+    tiny.wheel()
+    assert tiny.started() == KNOWN
+
+
+def test_a_comment_costs_one_export_and_nothing_else(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    first = tiny.wheel()
+    before = (tiny.project.root / "tiny" / "model.py").read_text()
+    tiny.project.edit("tiny/model.py", "class Tiny(", "# A comment that moves every line below it.\nclass Tiny(")
+    moved = tiny.wheel()
+    assert "worker" in tiny.started()
+    assert moved != first, "the debug map names the new lines"
+    assert tiny.wheel() == moved
+    assert tiny.started() == KNOWN
+    (tiny.project.root / "tiny" / "model.py").write_text(before)
+    assert tiny.wheel() == first, "both states are known"
+    assert tiny.started() == KNOWN
+
+
+def test_a_checkout_elsewhere_by_another_user_is_known(witnessed: Callable[[str], Witnessed], tmp_path: Path) -> None:
+    tiny = witnessed("tiny")
+    first = tiny.wheel()
+    elsewhere = tmp_path / "another place" / "checkout"
+    shutil.copytree(tiny.project.root, elsewhere, copy_function=shutil.copyfile)
+    for path in elsewhere.rglob("*"):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    (tmp_path / "home").mkdir()
+    moved = replace(tiny, project=replace(tiny.project, root=elsewhere))
+    assert moved.wheel({"HOME": str(tmp_path / "home"), "USER": "another"}) == first
+    assert moved.started() == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("what", "noticed"),
+    [
+        ("weights", True),
+        ("touched weights", False),
+        ("shadowing module", True),
+        ("setting", True),
+        ("variable", True),
+        ("variable not read", False),
+    ],
+)
+def test_a_change_is_noticed(witnessed: Callable[[str], Witnessed], what: str, noticed: bool) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    tiny = witnessed("tiny")
+    root = tiny.project.root
+    weights = root / "tiny" / "scale.safetensors"
+    save_file({"scale": torch.ones(3)}, weights)
+    tiny.project.edit(
+        "tiny/model.py", "import torch\n", f"import os\nimport torch\n{READING}\nos.getenv('TINY_SIZE')\n"
+    )
+    tiny.project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
+    tiny.project.edit("pyproject.toml", 'backends = ["null"]', 'backends = ["null"]\npass-env = ["TINY_SIZE"]')
+    first = tiny.wheel({"TINY_NAME": "a"})
+    assert "worker" in tiny.started()
+    assert tiny.wheel({"TINY_NAME": "a"}) == first
+    assert tiny.started() == KNOWN
+    environment = {"TINY_NAME": "a"}
+    if what == "weights":
+        save_file({"scale": torch.full((3,), 2.0)}, weights)
+    elif what == "touched weights":
+        os.utime(weights)
+    elif what == "shadowing module":
+        (root / "safetensors.py").write_text("from json import *\n")
+    elif what == "setting":
+        tiny.project.edit("pyproject.toml", "verify = false ", "verify = false\nseed = 5 ")
+    elif what == "variable":
+        environment["TINY_SIZE"] = "3"
+    else:
+        environment["TINY_NAME"] = "b"
+    done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness), **environment})
+    assert ("worker" in tiny.log.read_text().split()[1:]) == noticed, done.output
+
+
+def test_a_subprocess_that_cannot_be_watched_is_said(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    code = "import subprocess\nsubprocess.run(['true'], env={})\n"
+    tiny.project.edit("tiny/model.py", "import torch\n", f"import torch\n{code}")
+    for _ in range(2):
+        done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
+        said = [line for line in done.stderr.splitlines() if "not reusable without an export" in line]
+        assert ["/true" in line for line in said] == [True]
+        assert tiny.log.read_text().split().count("worker") > 0
+        tiny.log.unlink()
+
+
+def test_undeclared_inputs_are_refused_where_that_is_asked_for(witnessed: Callable[[str], Witnessed]) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    tiny = witnessed("tiny")
+    save_file({"scale": torch.ones(3)}, tiny.project.root / "tiny" / "scale.safetensors")
+    tiny.project.edit("tiny/model.py", "import torch\n", f"import torch\n{READING}")
+    tiny.project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
+    tiny.project.edit("pyproject.toml", 'backends = ["null"]', 'backends = ["null"]\nstrict = true')
+    done = tiny.project.build()
+    if "undeclared reads cannot be refused here" in done.stderr:
+        pytest.skip("this kernel has no Landlock")
+    assert done.status != 0
+    assert "the export read a file that is not declared, and `strict` is set" in done.stderr
+    assert 'inputs = ["tiny/scale.safetensors"]' in done.stderr
+    declared = 'strict = true\ninputs = ["tiny/scale.safetensors"]'
+    tiny.project.edit("pyproject.toml", "strict = true", declared)
+    first = tiny.wheel()
+    assert tiny.wheel() == first
+    assert tiny.started() == KNOWN
+
+
+def test_a_damaged_file_of_the_cache_is_made_again(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    first = tiny.wheel()
+    for blob in (tiny.project.cache / "v1" / "blobs").rglob("*"):
+        if blob.is_file():
+            blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    assert tiny.wheel() == first
+    assert "worker" in tiny.started()
+    assert tiny.wheel() == first
+    assert tiny.started() == KNOWN
 
 
 def test_a_second_build_calls_no_preprocess(project: Callable[[str], Project]) -> None:

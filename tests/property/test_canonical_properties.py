@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.generated import Drawn, Recipe, examples, export, inputs, recipes
+from support.generated import Drawn, Recipe, examples, export, exported, inputs, recipes
 from support.random_tags import graphs_of
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import Node
@@ -99,6 +100,14 @@ def target_changes(node: Node) -> Iterator[tuple[str, Change]]:
             yield f"the overload {other}", lambda o=other: setattr(node, "target", edge_overload(o))
         stranger = torch.ops.aten.neg.default if op is not torch.ops.aten.neg.default else torch.ops.aten.abs.default
         yield "the operator", lambda: setattr(node, "target", edge_overload(stranger))
+    elif isinstance(node.target, OpOverload):
+        op = node.target
+        yield "the dialect", lambda: setattr(node, "target", edge_overload(op))
+        others = [getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()]
+        for other in [each for each in others if each is not op][:3]:
+            yield f"the overload {other}", lambda o=other: setattr(node, "target", o)
+        stranger = torch.ops.aten.neg.default if op is not torch.ops.aten.neg.default else torch.ops.aten.abs.default
+        yield "the operator", lambda: setattr(node, "target", stranger)
     elif node.target is getitem:
         yield "the function", lambda: setattr(node, "target", max)
 
@@ -132,9 +141,9 @@ def value_changes(node: Node) -> Iterator[tuple[str, Change]]:
 
 
 @settings(max_examples=examples(0.25))
-@given(recipe=recipes(most=5))
-def test_a_change_of_any_field_of_any_node_changes_the_digest(recipe: Recipe) -> None:
-    program = export(recipe)
+@given(recipe=recipes(most=5), edge=st.booleans())
+def test_a_change_of_any_field_of_any_node_changes_the_digest(recipe: Recipe, edge: bool) -> None:
+    program = export(recipe) if edge else exported(recipe)
     before = structure_digest(program)
     count = 0
     for module in graphs_of(program.graph_module):
@@ -152,9 +161,9 @@ def test_a_change_of_any_field_of_any_node_changes_the_digest(recipe: Recipe) ->
 
 
 @settings(max_examples=examples(0.25))
-@given(recipe=recipes(most=4, control_flow=False))
-def test_a_change_of_the_signature_the_constants_or_the_ranges_changes_the_digest(recipe: Recipe) -> None:
-    program = export(recipe)
+@given(recipe=recipes(most=4, control_flow=False), edge=st.booleans())
+def test_a_change_of_the_signature_the_constants_or_the_ranges_changes_the_digest(recipe: Recipe, edge: bool) -> None:
+    program = export(recipe) if edge else exported(recipe)
     before = structure_digest(program)
     signature = program.graph_signature
     ranges = dict(program.range_constraints)
@@ -227,16 +236,16 @@ class Wrapped(torch.nn.Module):
 
 
 @settings(max_examples=examples(0.25))
-@given(recipe=recipes(most=5), seed=st.integers(0, 2**20))
-def test_names_and_contents_are_not_in_the_digest(recipe: Recipe, seed: int) -> None:
-    program = export(recipe)
+@given(recipe=recipes(most=5), seed=st.integers(0, 2**20), edge=st.booleans())
+def test_names_and_contents_are_not_in_the_digest(recipe: Recipe, seed: int, edge: bool) -> None:
+    program = export(recipe) if edge else exported(recipe)
     before = structure_digest(program)
     rename_nodes(program, Random(seed))
     assert structure_digest(program) == before
     rows = Dim("rows", min=2, max=64)
     shapes = {"x": {0: rows}, "y": {0: rows}} if recipe.dynamic else None
     wrapped = torch.export.export(Wrapped(recipe), inputs(recipe, 0), dynamic_shapes=shapes, strict=False)
-    assert structure_digest(to_edge(wrapped)) == before
+    assert structure_digest(to_edge(wrapped) if edge else wrapped) == before
 
 
 def rename_nodes(program: ExportedProgram, random: Random) -> None:

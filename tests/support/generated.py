@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 from hatch_lower.edge.convert import to_edge
 
-__all__ = ["Drawn", "Recipe", "examples", "export", "inputs", "recipes"]
+__all__ = ["Drawn", "Recipe", "examples", "export", "exported", "inputs", "recipes"]
 
 Tensor = torch.Tensor
 COLUMNS = 4
@@ -218,12 +218,16 @@ def inputs(recipe: Recipe, call: int) -> tuple[Tensor, Tensor]:
     return x - call % 2, y
 
 
-def export(recipe: Recipe) -> ExportedProgram:
-    """Return a recipe's edge program; a recipe that torch.export itself stumbles over is none to test with."""
+def exported(recipe: Recipe) -> ExportedProgram:
+    """Return a recipe's exported program; one that torch.export itself stumbles over is none to test with."""
     batch = Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}, "y": {0: batch}} if recipe.dynamic else None
     try:
-        exported = torch.export.export(Drawn(recipe), inputs(recipe, 0), dynamic_shapes=shapes, strict=False)
+        return torch.export.export(Drawn(recipe), inputs(recipe, 0), dynamic_shapes=shapes, strict=False)
     except IndexError:  # in torch's solver of size constraints, now and then, with loops
         reject()
-    return to_edge(exported)
+
+
+def export(recipe: Recipe) -> ExportedProgram:
+    """Return a recipe's edge program."""
+    return to_edge(exported(recipe))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +20,13 @@ import pytest
 
 import hatch_lower.children
 from hatch_lower.build import build
-from hatch_lower.children import Child, answer_of, last_words, reports_of
+from hatch_lower.children import Answer, Child, answer_of, last_words, without_errors
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.site import lay_out_site
-from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
 from hatch_lower.surroundings import Surroundings
@@ -42,6 +43,9 @@ def small():
     assert version("shop-floor") == "1.5"
     print("loading the weights")
     return Model(torch.nn.Linear(2, 2).eval(), {"forward": Method((torch.zeros(1, 2),))})
+
+
+small2 = small
 
 
 def broken():
@@ -144,7 +148,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
     return Shop(tmp_path)
 
 
@@ -186,7 +191,6 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manifest.hatch_lower == hatch_lower.__version__
     assert list(manifest.models) == ["small"]
     assert result.requirements == ("torch==2.13.*",)
-    assert result.targets == (TargetEntry("Linux", "x86_64", "x86-64-v3"),)
     assert result.native == (result.payload[1].source,)
     assert [(row.model, row.method) for row in result.rows] == [("small", "forward")]
 
@@ -201,12 +205,64 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.torch
+def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
+    first = shop.build(shop.settings("small", "small2"))
+    shop.work = shop.work.parent / "again"
+    shop.work.mkdir()
+    reporter = Recorder()
+    second = shop.build(shop.settings("small", "small2"), reporter)
+    assert reporter.events == []
+    assert [row.level for row in second.rows] == [1, 1]
+    assert [(file.path, file.sha256) for file in second.payload] == [(file.path, file.sha256) for file in first.payload]
+    assert second.requirements == first.requirements
+    assert [path.read_bytes() for path in second.native] == [b"plan of small", b"plan of small2"]
+    assert sorted(path.name for path in shop.work.iterdir()) == ["payload"]
+
+    shop.work = shop.work.parent / "changed"
+    shop.work.mkdir()
+    with (shop.root / "shop" / "models.py").open("a") as file:
+        file.write("# another line\n")
+    third = shop.build(shop.settings("small", "small2"), reporter)
+    assert [event.model for event in reporter.events if event.stage == "discover"] == [
+        "small",
+        "small",
+        "small2",
+        "small2",
+    ]
+    assert [row.note for row in third.rows] == ["shop/models.py"] * 2
+
+    shop.work = shop.work.parent / "setting"
+    shop.work.mkdir()
+    fourth = shop.build(shop.settings("small", seed=3))
+    assert [row.note for row in fourth.rows] == ["seed 0 → 3"]
+
+
+@pytest.mark.torch
+def test_two_builds_at_once_lower_once(shop: Shop) -> None:
+    reporters = [Recorder(), Recorder()]
+    shops = []
+    for number in range(2):
+        each = copy.copy(shop)
+        each.work = shop.work / str(number)
+        each.work.mkdir()
+        shops.append(each)
+    with ThreadPoolExecutor(2) as pool:
+        builds = [
+            pool.submit(each.build, each.settings("small"), to) for each, to in zip(shops, reporters, strict=True)
+        ]
+        results = [build.result() for build in builds]
+    ended = [event.stage for to in reporters for event in to.events if event.state == "end"]
+    assert ended == ["discover", "export", "lower"]
+    assert results[0].payload[1].sha256 == results[1].payload[1].sha256
+
+
+@pytest.mark.torch
 def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> None:
     with pytest.raises(EntryPointError) as caught:
         shop.build(shop.settings("broken", "leaving", "small", jobs=2))
     assert str(caught.value) == (
         "the entry point failed\n"
-        "  where: entry point `broken = shop.models:broken`, shop/models.py:15\n"
+        "  where: entry point `broken = shop.models:broken`, shop/models.py:18\n"
         "  found: ValueError: no weights\n"
         "    other models failed too:\n"
         "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
@@ -327,10 +383,10 @@ def test_an_error_of_the_child_is_raised_as_itself(tmp_path: Path) -> None:
 
 
 def test_only_errors_are_listed() -> None:
-    report = ModelReport("digits", ModelEntry((), None, None, {}), ())
-    assert reports_of([report]) == [report]
+    answer = Answer(ModelReport("digits", ModelEntry((), None, None, {}), ()))
+    assert without_errors([answer]) == [answer]
     with pytest.raises(CaptureError, match="first") as caught:
-        reports_of([report, CaptureError("first", where="a"), LowerError("second", where="b")])
+        without_errors([answer, CaptureError("first", where="a"), LowerError("second", where="b")])
     assert caught.value.found == "other models failed too:\nsecond (b)"
 
 

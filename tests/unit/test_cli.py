@@ -384,17 +384,6 @@ def test_version() -> None:
     assert run("--version").output == f"hatch-lower, version {__version__}\n"
 
 
-def test_cache_is_shown_and_cleared(tmp_path: Path) -> None:
-    entry = tmp_path / "v1" / "blobs" / "aa" / "aaaa"
-    entry.parent.mkdir(parents=True)
-    entry.write_bytes(bytes(2048))
-    (tmp_path / "other").write_text("kept")
-    assert run("cache", "path", HATCH_LOWER_CACHE_DIR=str(tmp_path)).output == f"{tmp_path}\n"
-    cleared = run("cache", "clear", HATCH_LOWER_CACHE_DIR=str(tmp_path)).output
-    assert cleared == f"freed 2.00 KiB in {tmp_path / 'v1'}\n"
-    assert [each.name for each in tmp_path.iterdir()] == ["other"]
-
-
 def test_columns_are_aligned_and_empty_ones_left_out() -> None:
     rows = [("name", "note", "size"), ("a", "", "1"), ("longer", "", "10")]
     assert list(table_lines(rows, indent=1, right=[2])) == [" name    size", " a          1", " longer    10"]

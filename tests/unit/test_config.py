@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings, read_settings
+from hatch_lower.config import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings, read_settings
 from hatch_lower.errors import ConfigError
 
 LOWER = "tool.hatch.build.targets.wheel.hooks.lower"
 DIGITS = {"digits": "digits.model:export"}
+PUBLIC_KEY = base64.b64encode(bytes(range(32))).decode()
+REMOTE = "a URL such as `https://cache.example.org` or `s3://bucket/folder`, without a user name or password"
 
 
 def read(
@@ -64,6 +67,14 @@ def test_everything() -> None:
             "jobs": 2,
             "timeout": 60,
             "seed": 7,
+            "strict": True,
+            "cache": {
+                "max-gigabytes": 2,
+                "max-days": 7,
+                "remote": "s3://bucket/hatch-lower",
+                "public-keys": [PUBLIC_KEY],
+                "shareable-env": ["MODEL_*"],
+            },
             "dependencies": ["anything"],
             "enable-by-default": False,
             "require-runtime-dependencies": True,
@@ -83,6 +94,8 @@ def test_everything() -> None:
     assert (settings.check, settings.runtime_requirements, settings.editable) == (False, "add", "eager")
     assert (settings.inputs, settings.pass_env) == (("weights/*.safetensors",), ("HF_*",))
     assert (settings.jobs, settings.timeout, settings.seed) == (2, 60, 7)
+    assert settings.strict
+    assert settings.cache == CacheSettings(2.0, 7, "s3://bucket/hatch-lower", (PUBLIC_KEY,), ("MODEL_*",))
 
 
 def test_every_wrong_key_and_value_is_reported_at_once() -> None:
@@ -95,9 +108,9 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
-        "did you mean `runtime-requirements`? known: `atol`, `backends`, `check`, `editable`, `inputs`, `jobs`, "
-        "`models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, `seed`, "
-        "`timeout`, `verify`\n"
+        "did you mean `runtime-requirements`? known: `atol`, `backends`, `cache`, `check`, `editable`, `inputs`, "
+        "`jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, "
+        "`seed`, `strict`, `timeout`, `verify`\n"
         "  to do: correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
     )
 
@@ -211,10 +224,75 @@ def test_another_path_of_the_table_is_named() -> None:
             "`{}.models.digits.package` names no package of the wheel, found `digit`; "
             "did you mean `digits`? known: `digits`",
         ),
+        ({"strict": 1}, "`{}.strict` must be true or false, found the number 1"),
+        ({"cache": True}, "`{}.cache` must be a table, found the boolean true"),
+        (
+            {"cache": {"max-days": 0}},
+            "`{}.cache.max-days` must be an integer of at least 1, found the number 0",
+        ),
+        (
+            {"cache": {"max-gigabyte": 1}},
+            "`{}.cache.max-gigabyte` is not a setting, found the number 1; did you mean `max-gigabytes`? known: "
+            "`max-days`, `max-gigabytes`, `public-keys`, `remote`, `shareable-env`",
+        ),
+        (
+            {"cache": {"remote": "cache.example.org"}},
+            f'`{{}}.cache.remote` must be {REMOTE}, found the string "cache.example.org"',
+        ),
+        (
+            {"cache": {"public-keys": [PUBLIC_KEY, "c2hvcnQ="]}},
+            "`{}.cache.public-keys[1]` must be an ed25519 public key: the base64 of its 32 bytes, "
+            'found the string "c2hvcnQ="',
+        ),
+        (
+            {"cache": {"shareable-env": [""]}},
+            '`{}.cache.shareable-env[0]` must be a string that is not empty, found the string ""',
+        ),
     ],
 )
 def test_wrong_setting(table: dict[str, Any], sentence: str) -> None:
     assert problems(table) == [sentence.format(LOWER)]
+
+
+def test_every_problem_of_the_table_cache_is_reported_with_the_others() -> None:
+    found = problems({"jobs": 0, "cache": {"remote": 3, "max-days": "x", "public-keys": [1]}})
+    assert [each.partition("`")[2].partition("`")[0].removeprefix(f"{LOWER}.") for each in found] == [
+        "jobs",
+        "cache.remote",
+        "cache.max-days",
+        "cache.public-keys[0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "accepted"),
+    [
+        ("http://localhost:8080", True),
+        ("https://cache.example.org/team", True),
+        ("s3://bucket/folder", True),
+        ("file:///srv/cache", True),
+        ("abfs://container@account.dfs.core.windows.net/folder", True),
+        ("https://cache.example.org/a@b", True),
+        ("https://token@cache.example.org", False),
+        ("https://user:password@cache.example.org", False),
+        ("sftp://user:password@cache.example.org", False),
+        ("https://", False),
+        ("//cache.example.org", False),
+        ("s3://bucket/a b", False),
+        ("s3://bucket\n", False),
+        ("", False),
+    ],
+)
+def test_a_shared_cache_is_a_url_with_a_scheme_and_without_credentials(url: str, accepted: bool) -> None:
+    if accepted:
+        assert read({"cache": {"remote": url}}).cache.remote == url
+    else:
+        assert len(problems({"cache": {"remote": url}})) == 1
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 48, 64])
+def test_a_public_key_has_32_bytes(size: int) -> None:
+    assert len(problems({"cache": {"public-keys": [base64.b64encode(bytes(size)).decode() or "="]}})) == 1
 
 
 def test_a_wrong_element_does_not_hide_the_next() -> None:

@@ -20,12 +20,13 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
-from hatch_lower.records import BuildResult, MethodRow, PayloadFile
+from hatch_lower.results import BuildResult, MethodRow, PayloadFile
 from hatch_lower.surroundings import Surroundings
 
 PYPROJECT = """
@@ -70,6 +71,8 @@ class Lowering:
     native: tuple[Path, ...] = ()
     error: BaseException | None = None
     damage: bool = False
+    blobs: Store | None = None
+    """Where the payload is, if not in the folder of the build."""
     calls: list[tuple[Settings, Surroundings]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
 
@@ -81,6 +84,8 @@ class Lowering:
         payload = []
         for number, (path, data) in enumerate(self.files.items()):
             source = work / str(number)
+            if self.blobs is not None:
+                source = self.blobs.blob_path(self.blobs.put_blob(data))
             source.write_bytes(data)
             payload.append(PayloadFile(path, source, len(data), hashlib.sha256(data).hexdigest()))
             if self.damage:
@@ -90,7 +95,7 @@ class Lowering:
         if self.error is not None:
             raise self.error
         row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2)
-        return BuildResult(tuple(payload), (row,), self.requirements, (), self.native)
+        return BuildResult(tuple(payload), (row,), self.requirements, self.native)
 
 
 @pytest.fixture
@@ -106,6 +111,7 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(f"HATCH_BUILD_{name}", raising=False)
     for name in ("HATCH_QUIET", "HATCH_VERBOSE", "SOURCE_DATE_EPOCH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
 
@@ -203,6 +209,34 @@ def test_the_payload_goes_into_the_wheel(
         "model   method   recipe   nodes  delegated  partitions   bytes  seconds\n"
         "digits  forward  default     12         10           2  34,567     1.25  reused\n"
     )
+
+
+def test_an_export_does_not_see_the_readme(make_project: MakeProject, lowering: Lowering) -> None:
+    start = PYPROJECT.replace('version = "1.0"', 'version = "1.0"\nreadme = "README.md"\nlicense = "MIT"')
+    root = make_project(start=start)
+    (root / "README.md").write_text("# Digits\n\nof all kinds\n")
+    wheel = build_wheel(root)
+    metadata = lowering.calls[0][1].metadata
+    assert "of all kinds" in read_from(wheel, "digits-1.0.dist-info/METADATA")
+    assert "License-Expression: MIT\n" in metadata
+    assert "of all kinds" not in metadata
+
+
+def test_a_damaged_blob_of_the_cache_is_removed(
+    make_project: MakeProject, lowering: Lowering, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store({"HATCH_LOWER_CACHE_DIR": str(tmp_path / "cache")}, print)
+    lowering.blobs = store
+    lowering.damage = True
+    root = make_project()
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert "to do: build again: the damaged file was removed" in capfd.readouterr().err
+    assert list((root / "dist").iterdir()) == []
+    manifest = lowering.files["digits/_lowered/manifest.json"]
+    constants = lowering.files["digits/_lowered/digits/constants.safetensors"]
+    left = [store.blob_path(hashlib.sha256(each).hexdigest()).exists() for each in (manifest, constants)]
+    assert left == [True, False], "what comes first in the wheel is found first"
 
 
 def test_pip_installs_the_wheel(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,3 +112,29 @@ def test_facts_that_are_no_json_are_refused_with_a_cache_too(
     lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"].program
     with pytest.raises(BackendError, match="a backend returned facts for its run half that are no JSON"):
         emit_program("model", {"m": LoweredMethod("m", lowered, ("x",))})
+
+
+class Slow(BackendDetails):
+    """Waits a second for another build to call it too."""
+
+    calls: ClassVar[list[str]] = []
+    second: ClassVar[threading.Event] = threading.Event()
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        Slow.calls.append("call")
+        if len(Slow.calls) > 1:
+            Slow.second.set()
+        Slow.second.wait(1.0)
+        return PreprocessResult(b"blob")
+
+
+def test_of_two_builds_that_want_the_same_partition_one_lowers_it(program: ExportedProgram, tmp_path: Path) -> None:
+    def build() -> int:
+        store = Store(tmp_path, "on", pytest.fail)
+        return lower_methods({"m": program}, {"m": TagBy(everything, "Slow")}, store=store)["m"].reused
+
+    with ThreadPoolExecutor(2) as pool:
+        reused = list(pool.map(lambda _: build(), range(2)))
+    assert Slow.calls == ["call"]
+    assert sorted(reused) == [0, 1]

@@ -15,7 +15,7 @@ else:  # hatchling needs it there, too
     import tomli as tomllib
 
 from hatch_lower.config_schema import field_docstrings, json_schema, reference_markdown, schema_text
-from hatch_lower.config_table import BackendChoice, HookTable, ModelTable, RecipeTable, read_table
+from hatch_lower.config_table import BackendChoice, CacheSettings, HookTable, ModelTable, RecipeTable, read_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_the_checked_in_reference_is_the_generated_one() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown()
 
 
-@pytest.mark.parametrize("kind", [HookTable, RecipeTable, ModelTable, BackendChoice])
+@pytest.mark.parametrize("kind", [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice])
 def test_every_setting_is_described(kind: type) -> None:
     assert list(field_docstrings(kind)) == [each.name for each in fields(kind)]
 
@@ -48,6 +48,16 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"verify": False, "rtol": 1, "atol": 0.5, "check": True, "jobs": 1, "timeout": 10, "seed": 3}, True),
         ({"runtime-requirements": "add", "editable": "skip", "inputs": ["a"], "pass-env": ["B_*"]}, True),
         ({"dependencies": ["a"], "enable-by-default": False, "require-runtime-dependencies": True}, True),
+        ({"strict": True, "cache": {}}, True),
+        ({"cache": {"max-gigabytes": 0.5, "max-days": 1, "remote": "gs://a/b", "shareable-env": ["A_*"]}}, True),
+        ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]}}, True),
+        ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh9="]}}, False),
+        ({"cache": {"remote": "cache.example.org"}}, False),
+        ({"cache": {"remote": "https://a:b@c"}}, False),
+        ({"cache": {"max-days": 0.5}}, False),
+        ({"cache": {"max-day": 1}}, False),
+        ({"cache": []}, False),
+        ({"strict": "yes"}, False),
         ({"backend": []}, False),
         ({"backends": [3]}, False),
         ({"backends": [{"isa": "x86-64-v4"}]}, False),

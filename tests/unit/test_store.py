@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from hatch_lower.cache.key import PartitionKey
-from hatch_lower.cache.store import Store, default_directory, open_store
+from hatch_lower.cache.store import MARK_INTERVAL, Store, default_directory, open_store
+from hatch_lower.cache.verified import Verified
+from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import CacheError
 
 KEY = "ab" * 32
+OTHER = "cd" * 32
 
 
 def make_store(directory: Path, mode: str = "on") -> tuple[Store, list[str]]:
@@ -64,10 +73,10 @@ def test_nothing_but_finished_files_is_left(tmp_path: Path) -> None:
 def test_modes(tmp_path: Path, mode: str, reads: bool, writes: bool) -> None:
     make_store(tmp_path)[0].put(KEY, {}, {"size": 3})
     store, _ = make_store(tmp_path, mode)
-    other = "cd" * 32
     assert (store.get(KEY, "x") == {"size": 3}) is reads
-    store.put(other, {}, 1)
-    assert store.record_path(other).exists() is writes
+    store.put(OTHER, {}, 1)
+    assert store.record_path(OTHER).exists() is writes
+    assert (store.put_blob(b"abc"), store.holds(sha256_bytes(b"abc"))) == (sha256_bytes(b"abc"), writes)
 
 
 def test_a_miss_in_a_frozen_cache_is_an_error_that_says_what_missed(tmp_path: Path) -> None:
@@ -82,13 +91,54 @@ def test_a_miss_in_a_frozen_cache_is_an_error_that_says_what_missed(tmp_path: Pa
     )
 
 
-def test_a_directory_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
+    source = tmp_path / "made"
+    source.write_bytes(b"abc")
     store, warnings = make_store(blocked)
-    store.put(KEY, {}, {"size": 3})
-    assert len(warnings) == 1
-    assert "could not be written" in warnings[0]
+    for key in (KEY, OTHER):
+        assert store.get(key, "x") is None
+        with store.locked([key]):
+            store.put(key, {}, {"size": 3}, [b"abc"])
+        assert store.update(key, {}, lambda value: (4, [b"abc"])) == 4
+        assert store.adopt(source, sha256_bytes(b"abc")) == source
+    assert warnings == [
+        f"the cache {blocked} could not be written: Not a directory; the build goes on without it",
+    ]
+    assert source.read_bytes() == b"abc"
+
+
+def test_a_file_that_cannot_be_read_costs_one_warning(tmp_path: Path) -> None:
+    store, warnings = make_store(tmp_path)
+    for key in (KEY, OTHER):
+        store.record_path(key).mkdir(parents=True)
+        assert store.find(key) is None
+        store.put(key, {}, 1)
+    assert warnings == [f"the cache {tmp_path} could not be read: Is a directory; the build goes on without it"]
+
+
+def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from hatch_lower.cache.store import Store
+directory = Path(sys.argv[1])
+store = Store(directory, "on", print)
+store.put("aa" * 32, {}, 1, [b"small"])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for key in ("bb" * 32, "cc" * 32):
+    store.put(key, {}, 2, [bytes(100_000)])
+    assert store.get(key, "x") is None
+assert store.get("aa" * 32, "x") == 1
+store.put("dd" * 32, {}, 3)
+assert store.get("dd" * 32, "x") is None
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert done.stdout == f"the cache {tmp_path} could not be written: File too large; the build goes on without it\n"
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
+        [f"{'aa' * 32}.json", sha256_bytes(b"small")]
+    )
 
 
 def test_adopt_moves_a_file_in_and_leaves_it_where_nothing_is_written(tmp_path: Path) -> None:
@@ -107,6 +157,192 @@ def test_the_environment_chooses_mode_and_directory(tmp_path: Path) -> None:
     assert default_directory({}).name == "hatch-lower"
     with pytest.raises(CacheError, match="the cache has no such mode"):
         open_store({"HATCH_LOWER_CACHE": "offf"}, lambda line: None)
+
+
+def test_a_directory_that_everybody_can_write_to_is_not_used(tmp_path: Path) -> None:
+    environment = {"HATCH_LOWER_CACHE_DIR": str(tmp_path)}
+    open_store(environment, pytest.fail).put(KEY, {}, 1)
+    reason = f"every user may write to {tmp_path}"
+    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
+    tmp_path.chmod(0o777)
+    warnings: list[str] = []
+    store = open_store(environment, warnings.append)
+    assert (store.find(KEY), store.writes) == (None, False)
+    assert warnings == [f"the cache is not used: {reason}; {hint}"]
+    with pytest.raises(CacheError) as caught:
+        open_store({**environment, "HATCH_LOWER_CACHE": "frozen"}, pytest.fail)
+    assert str(caught.value) == (
+        f"the cache is frozen and cannot be trusted\n  where: {tmp_path}\n  found: {reason}\n  to do: {hint}"
+    )
+    assert open_store({**environment, "HATCH_LOWER_CACHE": "off"}, pytest.fail).find(KEY) is None
+    tmp_path.chmod(0o1777)
+    assert open_store(environment, pytest.fail).find(KEY) == 1
+    (tmp_path / "v1").chmod(0o777)
+    open_store(environment, warnings.append)
+    assert f"every user may write to {tmp_path / 'v1'}" in warnings[1]
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool) -> None:
+    environment = {"HATCH_LOWER_CACHE_DIR": str(tmp_path)}
+    open_store(environment, pytest.fail).put(KEY, {}, 1)
+    tmp_path.chmod(0o1777 if within else 0o700)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "v1" if within else tmp_path, 65534, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    warnings: list[str] = []
+    store = open_store(environment, warnings.append)
+    assert (store.find(KEY), store.writes, len(warnings)) == (None, False, 1)
+    assert "belongs to another user" in warnings[0]
+
+
+def test_in_a_directory_that_was_made_for_a_group_everything_is_the_groups(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    store, _ = make_store(tmp_path / "v1")
+    source = tmp_path / "made"
+    source.write_bytes(b"adopted")
+    store.adopt(source, sha256_bytes(b"adopted"))
+    with store.locked([KEY]):
+        store.put(KEY, {}, 1, [b"abc"])
+    for path in store.directory.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o2770 if path.is_dir() else 0o660), path
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o177])
+def test_what_is_stored_under_any_umask_is_this_users_and_is_found_under_any_other(tmp_path: Path, umask: int) -> None:
+    directory = tmp_path / "cache" / "v1"
+    source = tmp_path / "made"
+    source.write_bytes(b"adopted")
+    before = os.umask(umask)
+    try:
+        store = make_store(directory)[0]
+        store.adopt(source, sha256_bytes(b"adopted"))
+        with store.locked([KEY]):
+            store.put(KEY, {}, 1, [b"abc", sha256_bytes(b"adopted")])
+    finally:
+        os.umask(before)
+    assert make_store(directory)[0].find(KEY) == 1
+    for path in (directory.parent, *directory.parent.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_record_that_was_edited_or_is_of_another_key_is_damaged(tmp_path: Path) -> None:
+    store, warnings = make_store(tmp_path)
+    store.put(KEY, {"torch": "2.13.0"}, 1, [b"abc"])
+    record = json.loads(store.record_path(KEY).read_bytes())
+    edits = [{"components": {"torch": "2.14.0"}}, {"value": 2}, {"blobs": []}, {"blobs": ["../../../x"]}, {"blobs": 3}]
+    for count, edit in enumerate(edits, 1):
+        store.record_path(KEY).write_bytes(canonical_json({**record, **edit}))
+        assert store.find(KEY) is None
+        assert len(warnings) == count
+        store.put(KEY, {"torch": "2.13.0"}, 1, [b"abc"])
+        assert store.find(KEY) == 1
+    store.record_path(OTHER).parent.mkdir()
+    store.record_path(OTHER).write_bytes(store.record_path(KEY).read_bytes())
+    assert store.find(OTHER) is None
+
+
+def test_a_record_without_one_of_its_blobs_is_a_miss_that_is_not_reported(tmp_path: Path) -> None:
+    store, warnings = make_store(tmp_path)
+    store.put(KEY, {}, 1, [b"abc", b"def"])
+    store.blob_path(sha256_bytes(b"def")).unlink()
+    assert store.find(KEY) is None
+    assert warnings == []
+
+
+def test_blobs_that_are_in_the_store_are_named_by_their_digests(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path / "cache")
+    source = tmp_path / "made"
+    source.write_bytes(b"adopted")
+    digests = [store.put_blob(b"abc"), sha256_bytes(b"adopted")]
+    store.adopt(source, digests[1])
+    store.put(KEY, {}, 1, digests)
+    store.blob_path(digests[1]).write_bytes(b"damaged")
+    assert store.find(KEY) is None
+    store.put(KEY, {}, 1, digests)  # a result without one of its parts is none
+    assert store.find(KEY) is None
+
+
+def test_a_blob_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path)
+    digest = store.put_blob(b"abc")
+    assert store.read_blob(digest) == b"abc"
+    store.blob_path(digest).write_bytes(b"abd")
+    assert store.read_blob(digest) is None
+    assert store.read_blob("ee" * 32) is None
+
+
+def test_a_damaged_blob_is_replaced_when_it_is_stored_again_unread(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path, "refresh")
+    store.put(KEY, {}, 1, [b"abc"])
+    store.blob_path(sha256_bytes(b"abc")).write_bytes(b"abd")
+    store.put(KEY, {}, 1, [b"abc"])
+    assert make_store(tmp_path)[0].find(KEY) == 1
+
+
+def test_only_digests_name_blobs(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path)
+    for name in ("../../../etc/passwd", "AB" * 32, "ab" * 31, ""):
+        with pytest.raises(CacheError, match="refers to something else than a blob"):
+            store.blob_path(name)
+
+
+def test_use_is_marked_at_most_hourly_and_only_in_a_store_that_is_written(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path)
+    store.put(KEY, {}, 1)
+    path = store.record_path(KEY)
+    lately, long_ago = time.time() - MARK_INTERVAL / 2, time.time() - 2 * MARK_INTERVAL
+
+    def mark_after(used: float, mode: str) -> float:
+        os.utime(path, (used, used))
+        assert make_store(tmp_path, mode)[0].find(KEY) == 1
+        return path.stat().st_mtime - used
+
+    assert mark_after(lately, "on") == pytest.approx(0, abs=1)
+    assert mark_after(long_ago, "on") == pytest.approx(2 * MARK_INTERVAL, abs=60)
+    assert mark_after(long_ago, "read-only") == pytest.approx(0, abs=1)
+    assert mark_after(long_ago, "frozen") == pytest.approx(0, abs=1)
+
+
+def test_a_record_that_a_trim_takes_away_while_it_is_read_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, warnings = make_store(tmp_path)
+    store.put(KEY, {}, 1, [b"abc"])
+
+    def take_away(*_: object) -> bool:
+        store.record_path(KEY).unlink()
+        return True
+
+    monkeypatch.setattr(Verified, "is_whole", take_away)
+    assert store.find(KEY) is None
+    assert warnings == []
+
+
+def test_update_is_given_the_value_where_the_mode_reads(tmp_path: Path) -> None:
+    for mode, seen in (("on", [None]), ("on", [None, 1]), ("read-only", [2]), ("refresh", [None]), ("off", [None])):
+        store, _ = make_store(tmp_path, mode)
+        given = []
+
+        def change(value: object, given: list[object] = given) -> tuple[object, list[bytes]]:
+            given.append(value)
+            return (1 if value is None else 2), [b"abc"]
+
+        store.update(KEY, {}, change)
+        assert given == seen[-1:]
+    assert make_store(tmp_path)[0].find(KEY) == 1
+
+
+def test_opening_and_reading_a_store_imports_no_library_for_locks(tmp_path: Path, modules_after: object) -> None:
+    code = f"""
+from pathlib import Path
+from hatch_lower.cache.store import Store
+from hatch_lower.cache.trim import maybe_trim
+assert Store(Path({str(tmp_path)!r}), "on", print).find("ab" * 32) is None
+"""
+    assert callable(modules_after)
+    assert not {"filelock", "torch", "cryptography", "fsspec", "asyncio"} & modules_after(code)
 
 
 def test_every_field_of_a_key_is_hashed() -> None:

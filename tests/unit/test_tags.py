@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.store import open_store
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.tags import SYMBOL_VERSIONS, NativeFile, platform_tag, read_native_file, tag_of
+from hatch_lower.hatch.tags import SYMBOL_VERSIONS, NativeFile, platform_tag, read_native_file, remembering, tag_of
 
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC", "LIBATOMIC")
 HOMES = {
@@ -117,3 +118,21 @@ def test_a_file_of_another_format_gives_the_platform_of_the_interpreter(tmp_path
     library = tmp_path / "a.dylib"
     library.write_bytes(b"\xcf\xfa\xed\xfe" + bytes(100))
     assert tag_of([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def test_the_contents_of_a_file_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store({"HATCH_LOWER_CACHE_DIR": str(tmp_path / "cache")}, print)
+    parsed = []
+    needs = {"a.so": native(GLIBC="2.17"), "b.so": None}
+
+    def read(path: Path) -> NativeFile | None:
+        parsed.append(path.name)
+        return needs[path.name]
+
+    monkeypatch.setattr("hatch_lower.hatch.tags.read_native_file", read)
+    for expected in (["a.so", "b.so"], ["a.so", "b.so"]):
+        known = remembering(store, {Path("a.so"): "1" * 64, Path("b.so"): "2" * 64})
+        assert [known(Path(name)) for name in needs] == list(needs.values())
+        assert parsed == expected
+    remembering(store, {Path("a.so"): "3" * 64})(Path("a.so"))
+    assert parsed[2:] == ["a.so"], "other contents"

@@ -15,7 +15,9 @@ def test_the_table_is_aligned() -> None:
         MethodRow("digits", "default", "forward", 12, 12, 3, 1_234_567, 10.5, 0),
         MethodRow("digits", "default", "embed", 8, 7, 3, 1000, 0.25, 1),
         MethodRow("digits", "portable", "forward", 12, 0, 0, 0, 0.0, 0, "manifest"),
-        MethodRow("digits", "other", "forward", 12, 12, 3, 5, 0.0, 3),
+        MethodRow("digits", "other", "forward", 12, 12, 3, 5, 0.0, 3, level=3),
+        MethodRow("digits", "same", "forward", 12, 12, 3, 5, 0.0, 3, "digits/model.py", level=2),
+        MethodRow("digits", "known", "forward", 12, 12, 3, 5, 0.0, 3, level=1),
     ]
     assert summary_lines(rows) == [
         "model   method   recipe    nodes  delegated  partitions      bytes  seconds",
@@ -23,6 +25,8 @@ def test_the_table_is_aligned() -> None:
         "digits  embed    default       8          7           3      1,000     0.25  1 reused, 2 built",
         "digits  forward  portable     12          0           0          0     0.00  built, manifest",
         "digits  forward  other        12         12           3          5     0.00  reused",
+        "digits  forward  same         12         12           3          5     0.00  same graph, digits/model.py",
+        "digits  forward  known        12         12           3          5     0.00  unchanged",
     ]
 
 

@@ -1,0 +1,60 @@
+"""What identifies a backend's code, beyond the fingerprint that it gives itself: its partitioner's code counts too."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+from hatch_lower.backend.api import BackendDetails
+from hatch_lower.cache.key import NoKeyError
+from hatch_lower.config import BACKEND_GROUP
+from hatch_lower.digest import digest_of, sha256_bytes, sha256_file
+
+__all__ = ["code_digest", "code_of"]
+
+
+def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
+    """Return what identifies a backend's code: of its distribution the version and the sha256 of RECORD.
+
+    Where that does not list the code, as for an editable install or a class that is defined in this process, it is the
+    sha256 of the files of the package that defines the class.
+
+    Args:
+        name: the backend's id.
+        backend: its class.
+        known: digests of packages by where they are; extended.
+    """
+    path = top_file(backend)
+    for entry_point in importlib.metadata.entry_points(group=BACKEND_GROUP):
+        distribution = entry_point.dist
+        if entry_point.name == name and distribution is not None:
+            record = distribution.read_text("RECORD") or ""
+            root = Path(str(distribution.locate_file("")))
+            listed = path.is_relative_to(root) and f"{path.relative_to(root).as_posix()}," in record
+            mark = sha256_bytes(record.encode()) if listed else known.setdefault(path, code_digest(path))
+            return f"{distribution.name} {distribution.version} {mark}"
+    return known.setdefault(path, code_digest(path))
+
+
+def top_file(backend: type[BackendDetails]) -> Path:
+    """Return the file of the outermost package, or module, that holds a class.
+
+    Raises:
+        NoKeyError: if it is in no file.
+    """
+    parts = backend.__module__.split(".")
+    for count in range(1, len(parts) + 1):
+        path = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
+        if path is not None:
+            return Path(path)
+    msg = f"the backend `{backend.__name__}` is defined in no file"
+    raise NoKeyError(msg)
+
+
+def code_digest(path: Path) -> str:
+    """Return the sha256 of a module's file, or of all files of a package whose `__init__.py` it is."""
+    if path.name != "__init__.py":
+        return sha256_file(path)
+    files = sorted(each for each in path.parent.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+    return digest_of([[each.relative_to(path.parent).as_posix(), sha256_file(each)] for each in files])

@@ -1,0 +1,123 @@
+"""Files that are there whole or not at all, in folders that only this user can enter.
+
+In a folder that has the set-group-ID bit (`chmod 2770`), new folders and files are the group's as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = [
+    "LEFTOVER",
+    "file_mode",
+    "in_folder",
+    "make_folder",
+    "move_file",
+    "remove_unused",
+    "temporary_beside",
+    "write_file",
+]
+
+LEFTOVER = ".part"
+"""Suffix of files that are not finished; one that stays was left by a process that was killed."""
+
+ATTEMPTS = 5
+"""How often a folder is made that a trim removes before there is a file in it."""
+
+Result = TypeVar("Result")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; the new ones are this user's, or the group's, whatever the umask."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+            each.chmod(0o2770 if is_shared(each.parent) else 0o700)
+
+
+def is_shared(folder: Path) -> bool:
+    """Return whether a folder was made for a group."""
+    return bool(folder.stat().st_mode & stat.S_ISGID)
+
+
+def file_mode(folder: Path) -> int:
+    """Return the permissions of new files in a folder."""
+    return 0o660 if is_shared(folder) else 0o600
+
+
+def in_folder(folder: Path, action: Callable[[], Result]) -> Result:
+    """Do something in a folder, which is made; again if a trim has removed the empty folder in between."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            make_folder(folder)
+            return action()
+    make_folder(folder)
+    return action()
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Give a new, empty file in the folder of `path`, which is made; it is gone at the end unless it was renamed."""
+    folder = path.parent
+    handle, name = in_folder(folder, lambda: tempfile.mkstemp(prefix=".", suffix=LEFTOVER, dir=folder))
+    os.close(handle)
+    try:
+        os.chmod(name, file_mode(folder))
+        yield Path(name)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name and rename it."""
+    with temporary_beside(path) as part:
+        part.write_bytes(data)
+        os.replace(part, path)
+
+
+def move_file(source: Path, path: Path) -> None:
+    """Move a finished file to `path`; from another file system it is copied."""
+
+    def move() -> None:
+        source.chmod(file_mode(path.parent))
+        os.replace(source, path)
+
+    try:
+        in_folder(path.parent, move)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with temporary_beside(path) as part:
+            shutil.copyfile(source, part)
+            os.replace(part, path)
+
+
+def remove_unused(path: Path, seen: os.stat_result) -> bool:
+    """Remove a file unless it was marked as used or replaced since it was looked at; return whether it is gone.
+
+    It is moved aside first: who marks it as used after that finds no file and knows that it is lost.
+    """
+    aside = path.with_name(f".{path.name}-{os.getpid()}{LEFTOVER}")
+    try:
+        os.rename(path, aside)
+        now = aside.stat()
+        if (now.st_ino, now.st_mtime_ns) != (seen.st_ino, seen.st_mtime_ns) and not path.exists():
+            os.rename(aside, path)
+            return False
+        aside.unlink()
+    except OSError:  # another trim was faster, or the file system refuses: the next trim tries again
+        return False
+    return True

@@ -1,0 +1,50 @@
+"""Locks between builds on one machine: who wants what another build is making waits for it.
+
+A lock saves work and guards nothing: every file of the store is whole or absent without it. So where locks cannot be
+had, or are not given in time, the work is done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hatch_lower.cache.files import file_mode, make_folder
+from hatch_lower.digest import sha256_bytes
+
+__all__ = ["LEVELS", "hold"]
+
+LEVELS = ("manifest", "export", "partition", "record")
+"""What can be locked. Who holds a lock may take those of later levels, so that builds never wait for each other in a
+circle; a second one of the same level must be taken together with the first."""
+
+SLOTS = 128
+"""Lock files of one level; keys share them, so that their number stays small."""
+
+
+@contextlib.contextmanager
+def hold(folder: Path, level: str, keys: Iterable[str], patience: float) -> Iterator[None]:
+    """Hold the locks of `keys`; a process that ends lets go of its own.
+
+    Args:
+        folder: where the lock files are; made.
+        level: one of `LEVELS`.
+        keys: any strings.
+        patience: seconds after which the work is done without the locks that are still missing.
+    """
+    import filelock  # 40 ms, which a build without changes need not spend
+
+    assert level in LEVELS
+    slots = sorted({int(sha256_bytes(key.encode())[:8], 16) % SLOTS for key in keys})
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, filelock.Timeout):
+            make_folder(folder)
+            mode = file_mode(folder)
+            for slot in slots:
+                lock = filelock.FileLock(folder / f"{level}-{slot:03}", mode=mode, thread_local=False)
+                lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                held.callback(lock.release)
+        yield

@@ -1,0 +1,31 @@
+"""A cache shared by a team and its CI: a server of Bazel's HTTP protocol, or whatever fsspec can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hatch_lower.cache.remote.client import RemoteClient
+from hatch_lower.cache.remote.policy import read_policy
+from hatch_lower.config import CacheSettings
+
+__all__ = ["open_remote"]
+
+
+def open_remote(
+    environment: Mapping[str, str], settings: CacheSettings, warn: Callable[[str], None]
+) -> RemoteClient | None:
+    """Return the remote cache that the environment or the project names, or `None`; nothing is connected yet.
+
+    Args:
+        environment: of the build.
+        settings: the project's table `cache`.
+        warn: called with one line about what is wrong with the remote or with what comes from it.
+
+    Raises:
+        ConfigError: if the project names something that it may not.
+        CacheError: if the environment's URL, keys or credentials are wrong.
+    """
+    policy, warnings = read_policy(environment, settings.remote, settings.public_keys)
+    for line in warnings:
+        warn(line)
+    return None if policy is None else RemoteClient(policy, warn)

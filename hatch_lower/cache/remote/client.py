@@ -1,0 +1,304 @@
+"""The remote cache as the store asks it: entries that are whole, and signed where they must be, or nothing.
+
+An entry is an action result (`ac/<key>`) that names the envelope and the blobs (`cas/<sha256>`). Nothing that comes is
+used before its size, its digest, its key and its signature are known to be right; whatever is wrong is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from hatch_lower.cache.entry import Record, make_record
+from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
+from hatch_lower.cache.remote.bazel import HttpTransport
+from hatch_lower.cache.remote.envelope import (
+    SharedEntry,
+    Signature,
+    is_native,
+    is_native_blob,
+    read_envelope,
+    write_envelope,
+)
+from hatch_lower.cache.remote.files import FilesTransport
+from hatch_lower.cache.remote.policy import RemotePolicy
+from hatch_lower.cache.remote.signing import can_sign
+from hatch_lower.cache.remote.transport import Limits, TransferError, Transport, UnreachableError, within
+from hatch_lower.cache.store import Keep
+from hatch_lower.digest import sha256_bytes
+
+__all__ = ["RemoteClient"]
+
+Result = TypeVar("Result")
+ENVELOPE = "entry.json"
+EMPTY = sha256_bytes(b"")
+HEAD_BYTES = 8
+WRONG_CONTENTS = "an object came whose contents are not what its name says"
+
+
+class RefusedError(Exception):
+    """An entry came that must not be used; the text says why."""
+
+
+class Gate:
+    """Lets pieces through until it is closed: a transfer that was given up may still go on in its thread."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._open = True
+        self._error: OSError | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece; an error of this machine's files is kept apart from those of the transfer."""
+        with self._lock:
+            if not self._open:
+                raise TransferError("it took too long")
+            try:
+                self._write(piece)
+            except OSError as error:
+                self._error = error
+                raise TransferError("it could not be written") from error
+
+    def close(self) -> None:
+        """Write nothing more.
+
+        Raises:
+            OSError: if a piece could not be written.
+        """
+        with self._lock:
+            self._open = False
+        if self._error is not None:
+            raise self._error
+
+
+class RemoteClient:
+    """Gets entries from one remote cache and sends them there; what fails is a miss.
+
+    It may be used by several threads, one at a time.
+
+    Args:
+        policy: where it is, and what it may be told.
+        warn: called with a line: once for each kind of entry that is refused, and once when the remote is given up.
+        limits: of time and space.
+    """
+
+    def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: Limits | None = None) -> None:
+        self._policy = policy
+        self._warn = warn
+        self._limits = limits or Limits()
+        self._transport = self._new_transport()
+        self._lock = threading.RLock()
+        self._failures = 0
+        self._spent = 0.0
+        self._off = False
+        self._said: set[str] = set()
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        """Return the record of a key, or `None`.
+
+        Args:
+            key: sha256 in hexadecimal.
+            keep: has a blob in the local store; given its sha256, and what writes it into a file.
+
+        Raises:
+            OSError: if a file of this machine cannot be written.
+        """
+        with self._lock:
+            return None if self._off else self._guarded(lambda: self._fetch(key, keep))
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        """Send an entry, if the policy says so.
+
+        Args:
+            key: sha256 in hexadecimal.
+            record: what is stored under the key.
+            blobs: sha256 of each blob that it refers to → the file that holds it.
+
+        Raises:
+            OSError: if such a file cannot be read.
+        """
+        with self._lock:
+            if self._policy.push and not self._off:
+                self._guarded(lambda: self._offer(key, record, blobs))
+
+    def _fetch(self, key: str, keep: Keep) -> Record | None:
+        result = self._bytes(f"ac/{key}", self._limits.result_bytes)
+        if result is None:
+            return None
+        named = [file for file in decode_action_result(result) if file.path == ENVELOPE]
+        if len(named) != 1 or named[0].size > self._limits.entry_bytes:
+            raise TransferError("an entry came that is not one of hatch-lower's")
+        data = self._bytes(f"cas/{named[0].sha256}", named[0].size)
+        if data is None:
+            return None
+        if sha256_bytes(data) != named[0].sha256:
+            raise TransferError(WRONG_CONTENTS)
+        entry, signature = read_envelope(data)
+        signed = self._check(key, entry, signature)
+        for name, size in entry.blobs:
+
+            def write(file: Path, name: str = name, size: int = size) -> bool:
+                if size > shutil.disk_usage(file.parent).free:
+                    raise RefusedError("a blob of it is larger than the disk")
+                if not self._blob(name, size, file):
+                    return False
+                if not signed and not self._policy.unsigned and is_native_blob(read_head(file)):
+                    raise RefusedError(unsigned_text(signature, "holds native code"))
+                return True
+
+            if not keep(name, write):
+                return None
+        return make_record(key, entry.components, entry.value, [name for name, _ in entry.blobs])
+
+    def _check(self, key: str, entry: SharedEntry, signature: Signature | None) -> bool:
+        """Return whether a trusted key signed an entry.
+
+        Raises:
+            RefusedError: if it is not the one that was asked for, or is not signed and must be.
+        """
+        if entry.key != key:
+            raise RefusedError("it was stored under another key")
+        trusted = self._policy.trusted
+        if signature is not None and trusted.knows(signature.key_id):
+            if not can_sign():
+                raise RefusedError("its signature cannot be checked: install `hatch-lower[remote]`")
+            if not trusted.verify(signature.key_id, signature.value, entry.text()):
+                raise RefusedError(f"its signature by the key {signature.key_id} is wrong")
+            return True
+        if self._policy.unsigned:
+            return False
+        if trusted.keys:
+            raise RefusedError(unsigned_text(signature, "is not trusted"))
+        if entry.native or is_native(entry.value):
+            raise RefusedError(unsigned_text(signature, "holds native code"))
+        return False
+
+    def _blob(self, name: str, size: int, file: Path) -> bool:
+        """Write a blob into a file; return whether the remote has it.
+
+        Raises:
+            TransferError: if it has another size or other contents than it should.
+        """
+        digest = hashlib.sha256()
+        with file.open("wb") as stream:
+
+            def write(piece: bytes) -> None:
+                if stream.tell() + len(piece) > size:
+                    raise TransferError("an object came that is larger than it may be")
+                digest.update(piece)
+                stream.write(piece)
+
+            if name != EMPTY and not self._read(f"cas/{name}", write, size):
+                return False
+            written = stream.tell()
+        if (written, digest.hexdigest()) != (size, name):
+            raise TransferError(WRONG_CONTENTS)
+        return True
+
+    def _bytes(self, name: str, limit: int) -> bytes | None:
+        """Return an object's contents, or `None` where there is none."""
+        data = bytearray()
+
+        def write(piece: bytes) -> None:
+            if len(data) + len(piece) > limit:
+                raise TransferError("an object came that is larger than it may be")
+            data.extend(piece)
+
+        return bytes(data) if self._read(name, write, limit) else None
+
+    def _read(self, name: str, write: Callable[[bytes], object], size: int) -> bool:
+        """Read an object; once this has returned or raised, nothing is written any more."""
+        gate = Gate(write)
+        transport = self._transport
+        try:
+            return self._timed(size, lambda: transport.read(name, gate.write))
+        finally:
+            gate.close()
+
+    def _offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
+        native = is_native(record["value"]) or any(is_native_blob(read_head(blobs[name])) for name in sizes)
+        listed = tuple((name, sizes[name]) for name in record["blobs"])
+        entry = SharedEntry(key, record["value"], record["components"], listed, native)
+        data = write_envelope(entry, self._policy.signing_key)
+        envelope = OutputFile(ENVELOPE, sha256_bytes(data), len(data))
+        result = encode_action_result([envelope, *(OutputFile(f"blobs/{name}", name, sizes[name]) for name in sizes)])
+        if len(data) > self._limits.entry_bytes or len(result) > self._limits.result_bytes:
+            return
+        for name, size in sizes.items():
+            self._send(f"cas/{name}", blobs[name], size)
+        self._send(f"cas/{envelope.sha256}", data, len(data))
+        # last, so that whoever sees the entry finds what it names
+        transport = self._transport
+        self._timed(len(result), lambda: transport.write(f"ac/{key}", result))
+
+    def _send(self, name: str, source: bytes | Path, size: int) -> None:
+        """Send a blob, unless the remote holds it."""
+        transport = self._transport
+        if name != f"cas/{EMPTY}" and not self._timed(0, lambda: transport.holds(name, size)):
+            self._timed(size, lambda: transport.write(name, source))
+
+    def _timed(self, size: int, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, within the time for an object of this size and what is left for the build."""
+        left = self._limits.build - self._spent
+        if left <= 0:
+            raise UnreachableError(f"it took more than {self._limits.build:g} s of this build")
+        begin = time.monotonic()
+        seconds = min(self._limits.seconds(size), left)
+        try:
+            return within(seconds, work)
+        finally:
+            taken = time.monotonic() - begin
+            self._spent += taken
+            if taken >= seconds:
+                self._transport.abandon()
+                self._transport = self._new_transport()
+
+    def _guarded(self, work: Callable[[], Result]) -> Result | None:
+        """Return what `work` returns, or `None` after whatever a remote can do wrong."""
+        try:
+            return work()
+        except RefusedError as error:
+            self._say(f"an entry of the remote cache {self._policy.place()} is not used: {error}")
+        except UnreachableError as error:
+            self._give_up(str(error))
+        except (TransferError, ValueError, RecursionError) as error:
+            self._failures += 1
+            if self._failures >= self._limits.failures:
+                self._give_up(str(error) or type(error).__name__)
+        return None
+
+    def _give_up(self, reason: str) -> None:
+        self._off = True
+        self._transport = self._new_transport()
+        self._say(f"the remote cache {self._policy.place()} is not asked any more in this build: {reason}")
+
+    def _say(self, line: str) -> None:
+        """Warn, once for each line."""
+        if line not in self._said:
+            self._said.add(line)
+            self._warn(line)
+
+    def _new_transport(self) -> Transport:
+        if self._policy.is_http:
+            return HttpTransport(self._policy.url, self._policy.authorization, self._limits)
+        return FilesTransport(self._policy.url, self._policy.options or {}, self._limits)
+
+
+def unsigned_text(signature: Signature | None, why: str) -> str:
+    """Return what is wrong with an entry that no trusted key signed."""
+    if signature is None:
+        return f"it {why}, and is not signed"
+    return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
+
+
+def read_head(file: Path) -> bytes:
+    """Return the first bytes of a file."""
+    with file.open("rb") as stream:
+        return stream.read(HEAD_BYTES)

@@ -1,0 +1,146 @@
+"""A shared entry as bytes: what it says, and who signed that.
+
+What is verified is what is used: the signature is over the canonical JSON of the value that was parsed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.cache.entry import DIGEST
+from hatch_lower.cache.remote.signing import SigningKey
+from hatch_lower.digest import canonical_json
+
+__all__ = ["SharedEntry", "Signature", "is_native", "is_native_blob", "read_envelope", "write_envelope"]
+
+SCHEMA = 1
+NATIVE_SUFFIXES = frozenset({"a", "dll", "dylib", "o", "pt2", "pte", "pyd", "so"})
+NATIVE_HEADS = (
+    b"\x7fELF",
+    b"MZ",
+    b"PK\x03\x04",  # an archive may hold libraries
+    b"!<arch>\n",
+    *(bytes.fromhex(each) for each in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEntry:
+    """What an entry says.
+
+    Args:
+        key: under which it was stored.
+        value: the record's value.
+        components: the readable components of the key.
+        blobs: sha256 of each blob that the value refers to, and its size in bytes, in the order of the record.
+        native: whether any of it is native code.
+    """
+
+    key: str
+    value: Any
+    components: Mapping[str, Any]
+    blobs: tuple[tuple[str, int], ...]
+    native: bool
+
+    def text(self) -> bytes:
+        """Return what is signed."""
+        return canonical_json(
+            {
+                "schema": SCHEMA,
+                "key": self.key,
+                "value": self.value,
+                "components": self.components,
+                "blobs": self.blobs,
+                "native": self.native,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Who signed an entry, by the name of the key, and the signature's bytes."""
+
+    key_id: str
+    value: bytes
+
+
+def write_envelope(entry: SharedEntry, signing_key: SigningKey | None) -> bytes:
+    """Return an entry as bytes, signed if there is a key."""
+    text = entry.text()
+    signature = None
+    if signing_key is not None:
+        value = base64.b64encode(signing_key.sign(text)).decode()
+        signature = {"key": signing_key.key_id(), "ed25519": value}
+    return canonical_json({"entry": json.loads(text), "signature": signature})
+
+
+def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
+    """Return the entry and its signature, which is not verified here.
+
+    Raises:
+        ValueError: if the bytes are something else.
+    """
+    try:
+        envelope = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("an entry is nested too deeply") from error
+    fields = envelope.get("entry") if isinstance(envelope, dict) else None
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        raise ValueError("an entry of another version, or none")
+    key, components, blobs, native = (fields.get(name) for name in ("key", "components", "blobs", "native"))
+    if (
+        set(fields) != {"schema", "key", "value", "components", "blobs", "native"}
+        or not (isinstance(key, str) and DIGEST.fullmatch(key))
+        or not isinstance(components, dict)
+        or not isinstance(native, bool)
+        or not (isinstance(blobs, list) and all(map(is_blob, blobs)))
+    ):
+        raise ValueError("an entry without a key, components or blobs")
+    entry = SharedEntry(key, fields["value"], components, tuple((name, size) for name, size in blobs), native)
+    return entry, read_signature(envelope.get("signature"))
+
+
+def is_blob(value: Any) -> bool:
+    """Return whether a JSON value is a blob's sha256 and size."""
+    match value:
+        case [str(name), int(size)]:
+            return DIGEST.fullmatch(name) is not None and 0 <= size < 1 << 63
+    return False
+
+
+def read_signature(value: Any) -> Signature | None:
+    """Return a signature, or `None` where there is none."""
+    if value is None:
+        return None
+    if not (isinstance(value, dict) and isinstance(value.get("key"), str) and isinstance(value.get("ed25519"), str)):
+        raise ValueError("a signature without a key")
+    if not re.fullmatch(r"[0-9a-f]{16}", value["key"]):
+        raise ValueError("a signature whose key has no name")
+    try:
+        return Signature(value["key"], base64.b64decode(value["ed25519"], validate=True))
+    except binascii.Error as error:
+        raise ValueError("a signature that is not base64") from error
+
+
+def is_native(value: Any) -> bool:
+    """Return whether a record's value speaks of native code: a `target`, `native` files, a suffix of libraries."""
+    if isinstance(value, Mapping):
+        suffix = value.get("suffix")
+        return (
+            bool(value.get("target"))
+            or bool(value.get("native"))
+            or (isinstance(suffix, str) and suffix.lower().lstrip(".") in NATIVE_SUFFIXES)
+            or any(is_native(each) for each in value.values())
+        )
+    return isinstance(value, list) and any(is_native(each) for each in value)
+
+
+def is_native_blob(head: bytes) -> bool:
+    """Return whether a blob begins as libraries and archives do, whatever its record says."""
+    return head.startswith(NATIVE_HEADS)

@@ -1,0 +1,214 @@
+"""Which remote cache a build uses, and what it may be told: no pull request can send a token away.
+
+`pyproject.toml` can be changed by anyone who can propose a change; the environment is set by who runs the build. So the
+project may name a cache to read from. Only one that the environment names as well gets credentials or entries.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urlsplit
+
+from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign, needs_library, read_key, read_keys
+from hatch_lower.errors import CacheError, ConfigError, LowerError
+
+__all__ = ["SECRETS", "RemotePolicy", "read_policy"]
+
+CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATCH_LOWER_REMOTE_PUSH"
+TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
+SIGNING_KEY, PUBLIC_KEYS = "HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_PUBLIC_KEYS"
+UNSIGNED = "HATCH_LOWER_REMOTE_UNSIGNED"
+SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)
+"""Variables that the code of a model has no use for."""
+
+PROJECT_KEY = "tool.hatch.build.targets.wheel.hooks.lower.cache"
+PORTS = {"http": 80, "https": 443}
+ANONYMOUS: Mapping[str, Mapping[str, object]] = {
+    **{scheme: {"anon": True} for scheme in ("s3", "s3a", "az", "abfs", "abfss")},
+    **{scheme: {"token": "anon"} for scheme in ("gs", "gcs")},
+    **{scheme: {} for scheme in ("file", "memory")},
+}
+"""Schemes that a project may name, and what makes fsspec leave this user's credentials alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePolicy:
+    """The remote cache of a build, and what it may be told.
+
+    Args:
+        url: where it is, without a final slash.
+        push: whether what this build makes is sent there.
+        authorization: the header of that name, for HTTP; empty: none.
+        options: for the fsspec file system.
+        signing_key: signs what is sent.
+        trusted: the keys that may have signed what comes.
+        unsigned: whether native code is taken without a signature.
+    """
+
+    url: str
+    push: bool = False
+    authorization: str = ""
+    options: Mapping[str, object] | None = None
+    signing_key: SigningKey | None = None
+    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)
+    unsigned: bool = False
+
+    def __repr__(self) -> str:
+        return f"RemotePolicy({self.url}, push={self.push})"
+
+    @property
+    def is_http(self) -> bool:
+        """Return whether the Bazel protocol is spoken."""
+        return urlsplit(self.url).scheme in PORTS
+
+    def place(self) -> str:
+        """Return the remote in a few words, for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}" if parts.netloc else self.url
+
+
+def read_policy(
+    environment: Mapping[str, str], remote: str | None, public_keys: Sequence[str]
+) -> tuple[RemotePolicy | None, list[str]]:
+    """Return which remote cache to use (`None`: no one), and lines to warn with.
+
+    Args:
+        environment: of the build.
+        remote: the setting `remote` of the project.
+        public_keys: the setting `public-keys` of the project; those of the environment stand in their place.
+
+    Raises:
+        ConfigError: if the project names something that it may not.
+        CacheError: if the environment is wrong.
+    """
+    from_environment = environment.get(CACHE, "").strip()
+    if from_environment == "off":
+        return None, []
+    url = (from_environment or (remote or "")).rstrip("/")
+    if not url:
+        return None, []
+    where = f"environment variable `{CACHE}`" if from_environment else f"`{PROJECT_KEY}.remote`"
+    parts = check_url(url, where, ConfigError if not from_environment else CacheError)
+    named = bool(from_environment) or names_host(environment.get(HOST, "").strip(), parts)
+    if parts.scheme not in PORTS and not named and parts.scheme not in ANONYMOUS:
+        raise ConfigError(
+            "a project may not name a remote cache of this kind",
+            where=where,
+            found=f"`{parts.scheme}://`, which may use the credentials of whoever builds",
+            hint=f"name it in the environment variable `{CACHE}`, or use one of "
+            + ", ".join(f"`{each}`" for each in (*PORTS, *ANONYMOUS)),
+        )
+    wants_push = environment.get(PUSH, "") == "1"
+    warnings = []
+    if wants_push and not named:
+        warnings.append(
+            f"nothing is sent to the remote cache {parts.netloc or url}: only `pyproject.toml` names it;"
+            f" set `{CACHE}` to push"
+        )
+    keys = environment.get(PUBLIC_KEYS, "")
+    trusted = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
+    if not trusted.keys:
+        trusted = read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
+    signing_key = None
+    if wants_push and named and environment.get(SIGNING_KEY, "").strip():
+        if not can_sign():
+            raise needs_library(f"signing with `{SIGNING_KEY}`")
+        signing_key = SigningKey(read_key(environment[SIGNING_KEY], f"environment variable `{SIGNING_KEY}`"))
+    policy = RemotePolicy(
+        url=url,
+        push=wants_push and named,
+        authorization=authorization_of(environment, parts) if named and parts.scheme in PORTS else "",
+        options=None if parts.scheme in PORTS else {} if named else ANONYMOUS[parts.scheme],
+        signing_key=signing_key,
+        trusted=trusted,
+        unsigned=environment.get(UNSIGNED, "") == "1",
+    )
+    return policy, warnings
+
+
+def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
+    """Return a URL's parts.
+
+    Raises:
+        LowerError: of this kind, if it is none, holds a password, or chains file systems.
+    """
+    try:
+        parts = urlsplit(url)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_is_good = SplitResult(url.partition(":")[0], "", "", "", ""), False
+    if parts.password is not None or (parts.scheme in PORTS and parts.username is not None):
+        raise kind(
+            "a remote cache's URL holds credentials",
+            where=where,
+            found=f"`{parts.scheme}://…@{parts.hostname}`",
+            hint=f"give them as `{TOKEN}`, or as `{USER}` and `{PASSWORD}`",
+        )
+    if parts.scheme in PORTS:
+        plain = re.fullmatch(r"[!-~]+", url) is not None and bool(parts.hostname)
+        plain = plain and port_is_good and not parts.query and not parts.fragment
+    else:
+        plain = re.match(r"[a-z][a-z0-9+.-]*://.", url) is not None and url.isprintable() and "::" not in url
+        plain = plain and port_is_good
+    if not plain:
+        raise kind(
+            "a remote cache needs a URL",
+            where=where,
+            found=f"`{url}`",
+            hint="write `https://host/path` for a server of the Bazel protocol, or `s3://bucket/path`, `gs://…`, `az://…`,"
+            " `file:///path`",
+        )
+    return parts
+
+
+def names_host(host: str, parts: SplitResult) -> bool:
+    """Return whether `HATCH_LOWER_REMOTE_HOST` (`host` or `host:port`) is where a URL of the project leads."""
+    if not host or parts.scheme not in PORTS:
+        return False
+    standard = PORTS[parts.scheme]
+    try:
+        named = urlsplit(f"//{host}")
+        return (named.hostname, named.port or standard) == (parts.hostname, parts.port or standard)
+    except ValueError:
+        return False
+
+
+def authorization_of(environment: Mapping[str, str], parts: SplitResult) -> str:
+    """Return the header for the credentials in the environment.
+
+    Raises:
+        CacheError: if they would be sent in the clear, or cannot be in a header.
+    """
+    token, user = environment.get(TOKEN, "").strip(), environment.get(USER, "")
+    if token:
+        header = f"Bearer {token}"
+    elif user:
+        header = "Basic " + base64.b64encode(f"{user}:{environment.get(PASSWORD, '')}".encode()).decode()
+    else:
+        return ""
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise CacheError(
+            "credentials are not sent over a connection that anyone can read",
+            where="the remote cache",
+            found=f"`http://{parts.netloc}`",
+            hint=f"use `https://`, or leave out `{TOKEN}` and `{USER}`",
+        )
+    if not re.fullmatch(r"[ -~]+", header):
+        raise CacheError(
+            "a token with characters that cannot be in a header",
+            where=f"environment variable `{TOKEN}`",
+            hint="look for a line break or a character that is not ASCII",
+        )
+    return header
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

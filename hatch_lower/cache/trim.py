@@ -1,0 +1,188 @@
+"""Keeping the store small: what was used least recently goes first, with the blobs that nothing else refers to.
+
+Builds may read and write meanwhile. A record that a build has marked as used stays, and so do blobs that were stored in
+the last hour, for their record may not be written yet. A build that loses an entry all the same makes it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatch_lower.cache.contents import Contents, StoredBlob, StoredRecord, read_contents, walk
+from hatch_lower.cache.files import remove_unused, write_file
+from hatch_lower.cache.store import MARK_INTERVAL, Store
+from hatch_lower.config import CacheSettings
+
+__all__ = ["Limits", "Trimmed", "clear", "limits_of", "maybe_trim", "trim"]
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+KEPT = HOUR + MARK_INTERVAL
+"""Seconds without a mark after which a record was surely not used within the last hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is kept: at most `size` bytes, and what was used in the last `age` seconds."""
+
+    size: int
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What a trim did.
+
+    Args:
+        records: how many were removed.
+        blobs: how many were removed.
+        leftovers: how many unfinished files of killed processes were removed.
+        freed: bytes of the removed records and blobs.
+        kept: bytes of those that are left.
+    """
+
+    records: int
+    blobs: int
+    leftovers: int
+    freed: int
+    kept: int
+
+
+def limits_of(settings: CacheSettings) -> Limits:
+    """Return the limits that a project asks for."""
+    return Limits(int(settings.max_gigabytes * 1e9), settings.max_days * DAY)
+
+
+def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimmed | None:
+    """Trim a store that is written to, unless that was done within a day; return what was removed.
+
+    A directory that cannot be written is left as it is.
+    """
+    moment = time.time() if now is None else now
+    mark = store.directory / "trimmed"
+    if not store.writes or not store.directory.is_dir():
+        return None
+    with contextlib.suppress(OSError):
+        if abs(moment - mark.stat().st_mtime) < DAY:
+            return None
+    try:
+        write_file(mark, b"")  # first of all, so that builds at the same time do not trim as well
+        os.utime(mark, (moment, moment))
+    except OSError:
+        return None
+    return trim(store.directory, limits, moment)
+
+
+def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
+    """Remove what is too old, too much, damaged or left over; what was used in the last hour stays.
+
+    Args:
+        directory: the store's.
+        limits: how much is kept.
+        now: seconds since 1970.
+    """
+    contents = read_contents(directory)
+    removed = [each for each in choose_records(contents, limits, now) if remove_unused(each.path, each.found)]
+    for each in removed:
+        del contents.records[each.key]
+    lost = [blob for blob in unreferenced(contents, now) if remove_unused(blob.path, blob.found)]
+    for blob in lost:
+        del contents.blobs[blob.digest]
+    leftovers = [path for path in contents.leftovers if remove_leftover(path, now)]
+    remove_history(directory / "history", limits, now)
+    remove_empty_folders(directory)
+    freed = sum(each.found.st_size for each in removed) + sum(blob.found.st_size for blob in lost)
+    return Trimmed(len(removed), len(lost), len(leftovers), freed, contents.size())
+
+
+def choose_records(contents: Contents, limits: Limits, now: float) -> list[StoredRecord]:
+    """Return the records to remove: useless and too old ones, then the least recently used until the rest fits."""
+    users = contents.users()
+    size = contents.size() - sum(blob.found.st_size for blob in unreferenced(contents, now))
+    chosen = []
+    for each in sorted(contents.records.values(), key=lambda each: (each.found.st_mtime_ns, each.key)):
+        unused = now - each.found.st_mtime
+        if each.record is None:
+            useless = True
+        elif unused <= KEPT:
+            useless = False
+        else:
+            incomplete = any(digest not in contents.blobs for digest in each.blobs)
+            useless = incomplete or unused > limits.age or size > limits.size
+        if useless:
+            chosen.append(each)
+            size -= each.found.st_size + release(each, users, contents)
+    return chosen
+
+
+def unreferenced(contents: Contents, now: float) -> list[StoredBlob]:
+    """Return the blobs that no record refers to and that were stored more than an hour ago."""
+    if contents.unreadable:  # nobody knows what those records refer to
+        return []
+    users = contents.users()
+    return [blob for digest, blob in contents.blobs.items() if not users[digest] and is_old(blob.found, now)]
+
+
+def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> int:
+    """Return the bytes of the blobs that only `record` refers to; it is taken out of `users`."""
+    alone = 0
+    for digest in record.blobs:
+        if digest in users:
+            users[digest] -= 1
+            alone += 0 if users[digest] else contents.blobs[digest].found.st_size
+    return alone
+
+
+def is_old(found: os.stat_result, now: float) -> bool:
+    """Return whether a file was last written more than an hour ago."""
+    return now - found.st_mtime > HOUR
+
+
+def remove_leftover(path: Path, now: float) -> bool:
+    """Remove an unfinished file that nobody has written to for an hour; return whether it is gone."""
+    try:
+        if not is_old(path.stat(), now):
+            return False
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def remove_history(folder: Path, limits: Limits, now: float) -> None:
+    """Remove what is remembered of projects that have not been built for too long."""
+    for path in walk(folder):
+        with contextlib.suppress(OSError):
+            if now - path.stat().st_mtime > max(limits.age, KEPT):
+                path.unlink()
+
+
+def remove_empty_folders(directory: Path) -> None:
+    """Remove the folders of records and blobs that are empty."""
+    for kind in ("records", "blobs"):
+        for folder in sorted(path for path in (directory / kind).glob("*") if path.is_dir()):
+            with contextlib.suppress(OSError):  # not empty, or no longer
+                folder.rmdir()
+
+
+def clear(directory: Path) -> None:
+    """Remove everything that a store's directory holds; builds that use it meanwhile make it again.
+
+    Raises:
+        OSError: if something cannot be removed.
+    """
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if path.name == "locks":  # two builds must not hold the same lock in two files
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,270 @@
+"""`hatch-lower cache`: what earlier builds have kept on this machine, and the keys for sharing it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hatch_lower.cache.store import Store, default_directory, open_store
+from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.errors import CacheError
+
+if TYPE_CHECKING:
+    from hatch_lower.cache.survey import Survey
+    from hatch_lower.config_table import CacheSettings
+
+__all__ = ["cache"]
+
+VERSION_FOLDER = re.compile(r"v\d+")
+"""What this and other versions of hatch-lower call their part of the cache."""
+DAY = 24 * 3600.0
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+root_option = click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="The project whose limits count. Default: the project in this folder, if there is one.",
+)
+
+
+@click.group()
+def cache() -> None:
+    """What earlier builds have kept on this machine."""
+
+
+@cache.command()
+def path() -> None:
+    """Print the cache's folder."""
+    click.echo(default_directory(os.environ))
+
+
+@cache.command()
+@root_option
+@as_json_option
+def info(root: Path | None, as_json: bool) -> None:
+    """Show how much the cache holds, of what, and its limits."""
+    from hatch_lower.cache.survey import survey
+
+    store = open_here()
+    report = info_report(store, survey(store.directory), limits_here(root))
+    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(info_lines(report)))
+
+
+def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str, Any]:
+    """Return everything that is worth knowing about the cache, as JSON-able values."""
+    kinds = {each.kind: [one for one in found.entries if one.kind == each.kind] for each in found.entries}
+    return {
+        "directory": str(store.directory.parent),
+        "mode": store.mode,
+        "size": found.size,
+        "entries": len(found.entries),
+        "blobs": found.blobs,
+        "kinds": {
+            kind: {"entries": len(each), "size": sum(one.size for one in each)} for kind, each in sorted(kinds.items())
+        },
+        "damaged": sum(not each.whole for each in found.entries),
+        "unreferenced": found.unreferenced,
+        "leftovers": found.leftovers,
+        "last_used": max((each.used for each in found.entries), default=None),
+        "longest_unused": min((each.used for each in found.entries), default=None),
+        "max_gigabytes": limits.max_gigabytes,
+        "max_days": limits.max_days,
+    }
+
+
+def info_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the report as lines for people."""
+    left = [
+        (report["damaged"], "damaged result", "damaged results"),
+        (report["unreferenced"], "blob that no result needs", "blobs that no result needs"),
+        (report["leftovers"], "unfinished file", "unfinished files"),
+    ]
+    rows = [
+        ("folder", report["directory"]),
+        ("mode", report["mode"]),
+        (
+            "size",
+            f"{size_text(report['size'])} in {count(report['entries'], 'result')} and {count(report['blobs'], 'blob')}",
+        ),
+        ("limits", f"{report['max_gigabytes']:g} GB, {count(report['max_days'], 'day')} without use"),
+        ("last used", time_text(report["last_used"])),
+        ("longest unused", f"since {time_text(report['longest_unused'])}" if report["entries"] else ""),
+        ("to be trimmed", ", ".join(count(number, one, more) for number, one, more in left if number)),
+    ]
+    yield from (f"{name:<15} {text}" for name, text in rows if text)
+    if report["kinds"]:
+        yield ""
+        table: list[Sequence[str]] = [("kind", "results", "with blobs")]
+        table += [(kind, str(each["entries"]), size_text(each["size"])) for kind, each in report["kinds"].items()]
+        yield from table_lines(table, right=[1, 2])
+
+
+@cache.command(name="list")
+@as_json_option
+def list_entries(as_json: bool) -> None:
+    """List the results, the last used first."""
+    from hatch_lower.cache.survey import survey
+
+    entries = survey(open_here().directory).entries
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in entries], indent=2, ensure_ascii=False))
+        return
+    rows: list[Sequence[str]] = [("kind", "of", "size", "blobs", "last used", "key", "state")]
+    rows += [
+        (
+            each.kind,
+            each.subject,
+            size_text(each.size),
+            str(each.blobs),
+            time_text(each.used),
+            each.key[:16],
+            "" if each.whole else "damaged",
+        )
+        for each in entries
+    ]
+    click.echo("\n".join(table_lines(rows, right=[2, 3])) if entries else "the cache is empty")
+
+
+@cache.command()
+@root_option
+@click.option("--max-gigabytes", type=click.FloatRange(min=0), help="Instead of the project's limit, or 10.")
+@click.option("--max-days", type=click.IntRange(min=0), help="Instead of the project's limit, or 60.")
+def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -> None:
+    """Remove what is too old or too much now; builds do it once a day. What was used within two hours stays."""
+    from hatch_lower.cache.trim import Limits, limits_of
+    from hatch_lower.cache.trim import trim as trim_store
+
+    limits = limits_of(limits_here(root))
+    size = limits.size if max_gigabytes is None else int(max_gigabytes * 1e9)
+    age = limits.age if max_days is None else max_days * DAY
+    with changing() as directory:
+        done = trim_store(directory, Limits(size, age), time.time())
+    parts = [
+        (done.records, "result", "results"),
+        (done.blobs, "blob", "blobs"),
+        (done.leftovers, "unfinished file", "unfinished files"),
+    ]
+    removed = ", ".join(count(number, one, more) for number, one, more in parts if number) or "nothing"
+    click.echo(f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left")
+
+
+@cache.command()
+def clear() -> None:
+    """Delete everything in the cache, also what other versions of hatch-lower left in it."""
+    from hatch_lower.cache.trim import clear as clear_store
+
+    with changing() as directory:
+        folders = [each for each in version_folders(directory.parent) if each != directory]
+        freed = sum(tree_size(each) for each in (directory, *folders))
+        clear_store(directory)
+        for folder in folders:
+            shutil.rmtree(folder)
+    click.echo(f"{size_text(freed)} freed in {directory.parent}")
+
+
+@cache.command()
+@as_json_option
+@click.pass_context
+def verify(context: click.Context, as_json: bool) -> None:
+    """Hash everything again, and remove what is damaged; ends with status 1 if something was."""
+    from hatch_lower.cache.survey import survey
+    from hatch_lower.cache.survey import verify as verify_store
+
+    directory = open_here().directory
+    damages = verify_store(directory)
+    found = survey(directory)
+    if as_json:
+        report = {"damaged": [asdict(each) for each in damages], "entries": len(found.entries), "blobs": found.blobs}
+        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        for each in damages:
+            click.echo(f"removed {each.path}: {each.found}")
+        click.echo(f"{count(len(found.entries), 'result')} and {count(found.blobs, 'blob')} are whole")
+    if damages:
+        context.exit(1)
+
+
+@cache.command()
+def keygen() -> None:
+    """Make a pair of keys to sign what is shared with; nothing is written to a file."""
+    from hatch_lower.cache.remote.signing import new_key_pair
+
+    pair = new_key_pair()
+    click.echo("# secret: only for the environment of the builds that push")
+    click.echo(f"HATCH_LOWER_SIGNING_KEY={pair.private}")
+    click.echo("")
+    click.echo("# public: for pyproject.toml")
+    click.echo("[tool.hatch.build.targets.wheel.hooks.lower.cache]")
+    click.echo(f'public-keys = ["{pair.public}"]')
+
+
+def open_here() -> Store:
+    """Return the store that the environment names; why it is not used goes to stderr."""
+    return open_store(os.environ, lambda line: click.echo(f"hatch-lower: {line}", err=True))
+
+
+def limits_here(root: Path | None) -> CacheSettings:
+    """Return the settings of a project's cache; the defaults where no project is named and there is none here.
+
+    Raises:
+        LowerError: if the named project cannot be read.
+    """
+    from hatch_lower.config_table import CacheSettings
+    from hatch_lower.errors import LowerError
+
+    if root is None and not Path("pyproject.toml").is_file():
+        return CacheSettings()
+    from hatch_lower.hatch.outside import open_project
+
+    try:
+        return open_project(root or Path()).settings.cache
+    except LowerError:
+        if root is not None:
+            raise
+        return CacheSettings()
+
+
+@contextmanager
+def changing() -> Iterator[Path]:
+    """Give the store's directory to change.
+
+    Raises:
+        CacheError: if the file system refuses; it names the file.
+    """
+    directory = default_directory(os.environ) / "v1"
+    try:
+        yield directory
+    except OSError as error:
+        where, found = str(error.filename or directory), error.strerror or str(error)
+        raise CacheError("the cache could not be changed", where=where, found=found) from error
+
+
+def version_folders(folder: Path) -> list[Path]:
+    """Return the parts of the cache that versions of hatch-lower made; what else is in the folder is not ours."""
+    if not folder.is_dir():
+        return []
+    names = (each for each in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(each.name))
+    return [each for each in names if each.is_dir() and not each.is_symlink()]
+
+
+def tree_size(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file() and not each.is_symlink())
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time as `2026-01-31 14:05 UTC`."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,196 @@
+"""`hatch-lower explain`: what the last build did and why, and what the next one would do again."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hatch_lower.cli.tables import count, table_lines
+from hatch_lower.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from hatch_lower.explain.history import BuildHistory, ModelHistory
+    from hatch_lower.hatch.project import Project
+    from hatch_lower.unchanged import Known
+
+__all__ = ["explain"]
+
+Report = dict[str, Any]
+
+LEVELS = {
+    0: "lowered",
+    1: "unchanged, nothing was run",
+    2: "exported, nothing to lower",
+    3: "exported, every partition from the cache",
+}
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def explain(model: str | None, root: Path, as_json: bool) -> None:
+    """Say what the last build did and why, and what the next one would do again.
+
+    Run it where the project is built, with what it is built with: installed packages count.
+    """
+    from hatch_lower.hatch.outside import open_project
+
+    project = open_project(root)
+    names = [each.name for each in project.settings.models]
+    if model is not None and model not in names:
+        raise ConfigError("the project has no such model", where=f"`{model}`", found=nearest(model, names))
+    report = explain_report(project, names if model is None else [model])
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(explain_lines(report)))
+
+
+def explain_report(project: Project, models: Sequence[str]) -> Report:
+    """Return the last build and what is known of the next one, as JSON-able values."""
+    from hatch_lower.build import look_up
+    from hatch_lower.cache.store import open_store
+    from hatch_lower.explain.history import read_history
+
+    settings = project.settings
+    store = open_store(os.environ, lambda line: click.echo(f"hatch-lower: {line}", err=True))
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        found = look_up(settings, Path(work), surroundings=project.surroundings, store=store)
+    last = read_history(store.directory, settings.root)
+    histories = {} if last is None else last.models
+    return {
+        "name": settings.name,
+        "version": settings.version,
+        "root": str(settings.root),
+        "cache": store.mode,
+        "last": None if last is None else last_report(last, models),
+        "next": {name: next_report(found.models.get(name), histories.get(name)) for name in models},
+    }
+
+
+def last_report(last: BuildHistory, models: Iterable[str]) -> Report:
+    """Return what the last build did with each model that it had."""
+    return {
+        "version": last.version,
+        "models": {name: model_report(last.models[name]) for name in models if name in last.models},
+    }
+
+
+def model_report(model: ModelHistory) -> Report:
+    """Return what the last build did with one model."""
+    return {
+        "level": model.level,
+        "changes": list(model.changes),
+        "unknown": list(model.unknown),
+        "reasons": {name: list(lines) for name, lines in model.reasons.items()},
+        "rows": [
+            {
+                "method": row.method,
+                "recipe": row.recipe,
+                "level": row.level,
+                "nodes": row.nodes,
+                "delegated": row.delegated,
+                "partitions": row.partitions,
+                "reused": row.reused,
+                "seconds": row.seconds,
+            }
+            for row in model.rows
+        ],
+    }
+
+
+def next_report(known: Known | None, last: ModelHistory | None) -> Report:
+    """Return whether a model's stored result holds, and all that has changed if it does not."""
+    from hatch_lower.explain.settings import key_changes
+
+    if known is None:  # the cache is off
+        return {"unchanged": False, "changes": [], "settings": [], "unknown": []}
+    unknown = [] if last is None else list(last.unknown)
+    settings = key_changes(last.manifest, known.key) if last is not None and last.manifest else []
+    return {
+        "unchanged": known.report is not None,
+        "changes": [change.text() for change in known.changes],
+        "settings": [] if known.report is not None or known.changes else settings,
+        "unknown": [] if known.report is not None or known.changes or settings else unknown,
+    }
+
+
+def explain_lines(report: Report) -> Iterator[str]:
+    """Yield a report as lines for people."""
+    yield f"{report['name']} {report['version']} in {report['root']}"
+    last = report["last"]
+    yield ""
+    if last is None:
+        yield "last build: none is known"
+    else:
+        yield "last build"
+        for name, model in last["models"].items():
+            yield from last_lines(name, model)
+    yield ""
+    if report["cache"] == "off":
+        yield "next build: everything, for the cache is off"
+        return
+    yield "next build"
+    for name, model in report["next"].items():
+        yield from next_lines(name, model, known=last is not None and name in last["models"])
+
+
+def last_lines(name: str, model: Report) -> Iterator[str]:
+    """Yield what the last build did with one model."""
+    yield f"  {name}: {LEVELS[model['level']]}"
+    common = common_reasons(model["reasons"])
+    yield from block("all methods" if len(model["reasons"]) > 1 else "why", common)
+    for method, lines in model["reasons"].items():
+        yield from block(method, [line for line in lines if line not in common])
+    yield from block("not known completely", model["unknown"])
+    mixed = len({row["level"] for row in model["rows"]}) > 1
+    rows: list[Sequence[str]] = [("method", "recipe", "partitions", "reused", "seconds", "")]
+    rows += [
+        (
+            row["method"],
+            row["recipe"],
+            str(row["partitions"]),
+            str(row["reused"]),
+            f"{row['seconds']:.2f}",
+            LEVELS[row["level"]] if mixed else "",
+        )
+        for row in model["rows"]
+    ]
+    yield from table_lines(rows, indent=4, right=[2, 3, 4])
+
+
+def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines that every method has, in order."""
+    first = next(iter(reasons.values()), [])
+    return [line for line in first if all(line in each for each in reasons.values())]
+
+
+def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:
+    """Yield what the next build would do with one model.
+
+    Args:
+        name: the model's.
+        model: its report.
+        known: whether the last build had it.
+    """
+    reasons = [*model["settings"], *model["changes"], *model["unknown"]]
+    if model["unchanged"]:
+        yield f"  {name}: unchanged, nothing will be run"
+    elif reasons:
+        yield f"  {name}: will be exported again, for {count(len(reasons), 'reason')}"
+        yield from (f"    {line}" for line in reasons)
+    else:
+        yield f"  {name}: will be exported{', for no result of it is in the cache' if known else ' for the first time'}"
+
+
+def block(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield lines below a title, one alone beside it."""
+    if len(lines) == 1:
+        yield f"    {title}: {lines[0]}"
+    elif lines:
+        yield f"    {title}:"
+        yield from (f"      {line}" for line in lines)

@@ -1,0 +1,113 @@
+"""What the last build of a project did and why: `hatch-lower explain` reads here what the build's parent wrote.
+
+```text
+<cache>/v1/history/<sha256 of the project's folder>.json
+```
+
+It explains and decides nothing: a file that is missing, damaged or of another version means "first build".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.cache.files import write_file
+from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.records import MethodRecord, MethodRow, decode, encode
+
+__all__ = ["BuildHistory", "ModelHistory", "history_path", "read_history", "write_history"]
+
+SCHEMA = 1
+MOST_PROJECTS = 200
+"""Projects whose last build is remembered; those built longest ago are forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHistory:
+    """One model in the last build.
+
+    Args:
+        level: how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered
+            from the cache alone; 0: something was lowered.
+        changes: every change of what its export had read, in words (`Change.text()`); empty for level 1.
+        unknown: why its inputs are not known completely, so that the next build exports it again; empty if they are.
+        reasons: method to what changed, as `compare.explain_methods` says; empty for level 1.
+        methods: what was exported, as in the model's report.
+        key: what else the result depends on, as in the model's report.
+        manifest: the components of the `ManifestKey`, to tell before the next build which settings are others.
+        rows: its rows of the summary.
+    """
+
+    level: int
+    changes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)
+    key: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[MethodRow, ...] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildHistory:
+    """The last build of a project that exported something and came to its end.
+
+    Args:
+        name: of the distribution.
+        version: of the distribution.
+        models: by name.
+    """
+
+    name: str
+    version: str
+    models: Mapping[str, ModelHistory]
+
+
+def history_path(directory: Path, root: Path) -> Path:
+    """Return where the history of the project in the folder `root` is, in the store's directory."""
+    return directory / "history" / f"{sha256_bytes(os.fsencode(os.path.realpath(root)))}.json"
+
+
+def read_history(directory: Path, root: Path) -> BuildHistory | None:
+    """Return a project's last build, or `None` if nothing is known of one.
+
+    Args:
+        directory: the store's, `Store.directory`.
+        root: the project's folder.
+    """
+    try:
+        value = json.loads(history_path(directory, root).read_bytes())
+        if value["schema"] != SCHEMA:
+            return None
+        history: BuildHistory = decode(BuildHistory, value["build"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return history
+
+
+def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
+    """Remember a build that came to its end; a folder that cannot be written is left as it is.
+
+    Args:
+        directory: the store's, `Store.directory`; call this only if `Store.writes`.
+        root: the project's folder.
+        history: what was done.
+    """
+    path = history_path(directory, root)
+    with contextlib.suppress(OSError):
+        write_file(path, canonical_json({"schema": SCHEMA, "build": encode(history)}))
+        forget_oldest(path.parent)
+
+
+def forget_oldest(folder: Path) -> None:
+    """Delete the files of the projects that were built longest ago, so that few are left."""
+    ages = sorted((each.stat().st_mtime_ns, each.name) for each in folder.glob("*.json"))
+    for _, name in ages[:-MOST_PROJECTS]:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()

@@ -1,0 +1,289 @@
+"""What an exported method is, in digests: its graph, the names in it, its example inputs.
+
+The canonical form leaves names out. Here is what it leaves out and a wheel's files do not: names, containers, and what
+torch noted at each node, by which a partitioner may choose. Source lines are not in it: debug maps get theirs from the
+fresh export.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from hatch_lower.cache.key import NoKeyError
+from hatch_lower.digest import canonical_json, digest_of
+from hatch_lower.export.capture import CapturedMethod
+from hatch_lower.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
+from hatch_lower.graph.state import CONSTANT_KINDS, layouts
+from hatch_lower.graph.surgery import attribute_of, graph_modules, nested_graph_modules
+from hatch_lower.graph.tensors import dtype_name, storage_key, tensor_digests
+
+__all__ = ["ExportedMethod", "constants_of", "describe_method", "form_bytes", "sharing_of"]
+
+TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
+
+NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack"})
+"""Metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
+ancestors and modules are written by `ancestry` and `module_rows`."""
+
+
+LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedMethod:
+    """What is known of one method.
+
+    Args:
+        form: its canonical form before decomposition.
+        graph: sha256 of the form.
+        names: sha256 of what the form leaves out, but for contents and source lines.
+        examples: sha256 of the example inputs.
+    """
+
+    form: Mapping[str, Any]
+    graph: str
+    names: str
+    examples: str
+
+
+def describe_method(method: CapturedMethod) -> ExportedMethod:
+    """Return what is known of an exported method.
+
+    Raises:
+        NoKeyError: if there is something in it whose meaning cannot be written down.
+    """
+    program = method.program
+    refuse_unknown(program)
+    symbols = SymbolNames()
+    form = canonical_form(program, symbols)
+    names = {
+        "parameters": list(method.parameters),
+        "dimensions": dimension_rows(method, symbols),
+        "ranges": range_rows(program, symbols),
+        "inputs": [[each.kind.name, each.arg.name, each.target] for each in program.graph_signature.input_specs],
+        "outputs": [[each.kind.name, each.target] for each in program.graph_signature.output_specs],
+        "constants": [[name, *layout_row(tensor)] for name, tensor in constants_of(program)],
+        "containers": [tree_row(each) for each in (program.call_spec.in_spec, program.call_spec.out_spec)],
+        "nodes": list(node_rows(program, symbols)),
+        "graphs": [encode_note(dict(each.meta), symbols, "a graph") for each in graph_modules(program.graph_module)],
+    }
+    return ExportedMethod(form, digest_of(form), digest_of(names), digest_of(example_row(method)))
+
+
+def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[str]) -> bytes:
+    """Return the blob in which a method's form is kept for explanations.
+
+    Args:
+        method: the method.
+        form: its canonical form.
+        sources: the source line of each node of the outer graph.
+    """
+    specs = method.program.graph_signature.input_specs
+    overloads = {encode_target(node.target): node.target for node in operations(method.program)}
+    value = {
+        "form": form,
+        "sources": sources,
+        "names": [each.arg.name if each.target is None else each.target for each in specs],
+        "arguments": {
+            name: [argument.name for argument in overload._schema.arguments]
+            for name, overload in overloads.items()
+            if isinstance(overload, OpOverload)
+        },
+    }
+    return zlib.compress(canonical_json(value), 1)
+
+
+def operations(program: ExportedProgram) -> Iterator[Node]:
+    """Yield the operations of a program, those of nested graphs too."""
+    for each in graph_modules(program.graph_module):
+        yield from (node for node in each.graph.nodes if node.op == "call_function")
+
+
+def refuse_unknown(program: ExportedProgram) -> None:
+    """Raise `NoKeyError` for what is more than its name in the graph: script objects, operators written in Python."""
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT):
+            msg = f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}"
+            raise NoKeyError(msg)
+    for node in operations(program):
+        target = node.target
+        if isinstance(target, OpOverload) and target.namespace not in TORCH_NAMESPACES and is_composite(target):
+            # it is decomposed by running its code, which is in no key
+            msg = f"the operator `{target}` is composed of others by code of its own"
+            raise NoKeyError(msg)
+    for name, tensor in constants_of(program):
+        refuse_tensor(f"`{name}`", tensor)
+
+
+def is_composite(operator: OpOverload) -> bool:
+    """Return whether an operator is defined by others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    schema = operator._schema
+    name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+    return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def refuse_tensor(subject: str, tensor: Any) -> None:
+    """Raise `NoKeyError` unless a tensor is plain memory of the CPU, without pending operations."""
+    known = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+    if not known or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        msg = f"{subject} is no plain tensor"
+        raise NoKeyError(msg)
+
+
+def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
+    """Yield all that a program holds: parameters, buffers, other constants, then tensors that are attributes of graphs.
+
+    What no input names is among it: a partitioner or backend could look it up.
+    """
+    yield from program.state_dict.items()
+    yield from ((name, each) for name, each in program.constants.items() if name not in program.state_dict)
+    yield from attributes_of(program.graph_module, "")
+
+
+def attributes_of(module: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that graphs have as attributes, by the path under which a plan names them."""
+    for node in module.graph.nodes:
+        found = attribute_of(module, node.target) if node.op == "get_attr" else None
+        if isinstance(found, torch.Tensor):
+            yield f"{prefix}{node.target}", found
+    for target, nested in nested_graph_modules(module):
+        yield from attributes_of(nested, f"{prefix}{target}.")
+
+
+def layout_row(tensor: torch.Tensor) -> list[Any]:
+    """Return how a constant's memory is to be read."""
+    return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+
+
+def sharing_of(programs: Iterable[ExportedProgram]) -> str:
+    """Return the sha256 of which constants overlap in memory, and are views of one storage, over all methods."""
+    tensors = [tensor for each in programs for _, tensor in constants_of(each)]
+    storages: dict[int, int] = {}
+    numbers = [storages.setdefault(storage_key(tensor), len(storages)) for tensor in tensors]
+    placed = layouts(tensors)
+    return digest_of([[number, each.group, each.offset] for number, each in zip(numbers, placed, strict=True)])
+
+
+def dimension_rows(method: CapturedMethod, symbols: SymbolNames) -> list[list[str]]:
+    """Return the canonical name of each named dimension with the name that the author gave it."""
+    known = {str(symbol): str(renamed) for symbol, renamed in symbols.symbols.items()}
+    return sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items())
+
+
+def range_rows(program: ExportedProgram, symbols: SymbolNames) -> list[list[str]]:
+    """Return all ranges: the form has those of symbols only, and a plan uses those of expressions too."""
+    ranges = program.range_constraints.items()
+    return sorted([symbols.text(each), str(bounds.lower), str(bounds.upper)] for each, bounds in ranges)
+
+
+def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[Any]]:
+    """Yield what is noted at each node: its modules, its ancestors, and all else but where it is in the source."""
+    ancestors: dict[tuple[str, int], int] = {}
+    for each in graph_modules(program.graph_module):
+        for node in each.graph.nodes:
+            notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
+            row = [str(node.target) if node.op == "get_attr" else "", module_row(node), ancestry(node, ancestors)]
+            yield [*row, encode_note(notes, symbols, f"node `{node.name}`")]
+
+
+def module_row(node: Node) -> list[Any]:
+    """Return the modules whose `forward` a node is in, outermost first: path and class."""
+    return [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+
+
+def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
+    """Return which nodes have one oldest ancestor, and its operator: they share a debug handle.
+
+    Args:
+        node: a node of a program that was made from another one, as a ready program may be.
+        numbers: the ancestors met so far; extended.
+    """
+    sources = node.meta.get("from_node")
+    if not sources:
+        return []
+    oldest = sources[-1]
+    while oldest.from_node:
+        oldest = oldest.from_node[-1]
+    return [numbers.setdefault((oldest.name, oldest.graph_id), len(numbers)), str(oldest.target)]
+
+
+def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
+    """Return a note as JSON that only equal notes share.
+
+    Raises:
+        NoKeyError: for a value of a type that is not known here.
+    """
+    if isinstance(value, dict):
+        rows = [[encode_note(each, symbols, where) for each in pair] for pair in value.items()]
+        return ["dict", sorted(rows, key=canonical_json)]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, [encode_note(each, symbols, where) for each in value]]
+    if isinstance(value, (set, frozenset)):
+        return ["set", sorted((encode_note(each, symbols, where) for each in value), key=canonical_json)]
+    if value is None or isinstance(value, LITERALS):
+        return encode_literal(value, symbols)
+    if isinstance(value, sympy.Basic):
+        return ["expression", symbols.text(value)]
+    if isinstance(value, torch.Tensor):
+        return encode_value(value, symbols)
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format, PurePath)):
+        return [type(value).__name__, str(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return [f"{type(value).__module__}:{type(value).__qualname__}", encode_note(parts, symbols, where)]
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if isinstance(name, str) and "<" not in name and callable(value):
+        return ["name", str(getattr(value, "__module__", "")), name]
+    msg = f"{where} has a note of the type `{type(value).__name__}`"
+    raise NoKeyError(msg)
+
+
+def tree_row(spec: pytree.TreeSpec | None) -> Any:
+    """Return a tree of containers with all that a plan says of them: their classes, keys and fields.
+
+    Raises:
+        NoKeyError: for a container that describes itself by something unknown.
+    """
+    if spec is None or spec.is_leaf():
+        return None if spec is None else "leaf"
+    kind: Any = spec.type
+    facts = [f"{kind.__module__}:{kind.__qualname__}", is_dataclass(kind)]
+    facts += [isinstance(kind, type) and issubclass(kind, base) for base in (Mapping, list, dict, tuple)]
+    named = spec.context if isinstance(spec.context, type) else kind
+    names = [list(getattr(named, each, ())) for each in ("_fields", "__match_args__")]
+    context = encode_note(spec.context, SymbolNames(), f"the container `{facts[0]}`")
+    return [facts, names, context, [tree_row(child) for child in spec.children()]]
+
+
+def example_row(method: CapturedMethod) -> list[Any]:
+    """Return the example inputs: their containers, and of each tensor its layout and contents.
+
+    Raises:
+        NoKeyError: for an input that is neither a plain tensor nor a plain value.
+    """
+    leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    for tensor in tensors:
+        refuse_tensor("an example input", tensor)
+    contents = iter(zip(tensor_digests(tensors), layouts(tensors), strict=True))
+    rows: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            digest, place = next(contents)
+            rows.append([digest, place.group, place.offset, leaf.requires_grad])
+        else:
+            rows.append(encode_note(leaf, SymbolNames(), "the example inputs"))
+    return [method.has_examples, tree_row(spec), rows]

@@ -1,0 +1,71 @@
+"""A project as the hook `lower` sees it, from outside a build: for the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hatch_lower.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hatch_lower.hatch.project import Project
+
+__all__ = ["open_project"]
+
+HOOK = "lower"
+
+
+def open_project(root: Path) -> Project:
+    """Return the project in the folder `root`, as the hook would be told of it.
+
+    No other build hook runs: what they write is seen as the last build left it.
+
+    Raises:
+        ConfigError: if there is no project, it does not use the hook, its table is wrong, or hatchling is not there or
+            refuses its metadata.
+    """
+    root = Path(os.path.abspath(root))
+    if not (root / "pyproject.toml").is_file():
+        raise ConfigError(
+            "there is no project",
+            where=str(root),
+            found="no file `pyproject.toml`",
+            hint="run this in the project's folder, or name it with `--root`",
+        )
+    if importlib.util.find_spec("hatchling") is None:
+        raise ConfigError(
+            "hatchling is not installed here",
+            where=str(root / "pyproject.toml"),
+            hint="install hatchling, or run this in the environment in which the project is built",
+        )
+    from hatchling.builders.wheel import WheelBuilder
+    from hatchling.metadata.core import ProjectMetadata
+    from hatchling.plugin.manager import PluginManager
+
+    from hatch_lower.hatch.project import read_project
+
+    try:
+        plugins = PluginManager()
+        metadata = ProjectMetadata(str(root), plugins)
+        builder = WheelBuilder(str(root), plugins, metadata=metadata)
+        metadata.validate_fields()
+        hooks = builder.get_build_hooks(builder.config.directory)
+        build_data = builder.get_default_build_data()
+        builder.set_build_data_defaults(build_data)
+    except Exception as error:  # hatchling raises what it likes
+        raise ConfigError(
+            "hatchling cannot read the project",
+            where=str(root / "pyproject.toml"),
+            found=f"{type(error).__name__}: {error}",
+            hint="build it once with `hatch build`, which says more; install what its `[build-system] requires` names",
+        ) from error
+    if HOOK not in hooks:
+        raise ConfigError(
+            "the project does not use hatch-lower",
+            where=str(root / "pyproject.toml"),
+            found="no table `[tool.hatch.build.targets.wheel.hooks.lower]`",
+        )
+    build_data["build_hooks"] = tuple(hooks)
+    return read_project(hooks[HOOK], build_data)

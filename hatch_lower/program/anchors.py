@@ -1,0 +1,93 @@
+"""From debug handles to nodes of the export, so that a stored debug map gets the source lines of a later export.
+
+Two exports with one canonical form have the same nodes in the same order, so a position says which node is meant. An
+anchor is the position of the exported node that an edge node was made of, counted over the graph and all nested ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.debug import DebugMap, MethodDebug, Origin
+from hatch_lower.graph.surgery import graph_modules
+from hatch_lower.program.sources import SourceRoots, module_path
+
+__all__ = ["Anchors", "anchors_of", "re_anchor", "source_lines"]
+
+Anchors = Mapping[str, Mapping[int, int | None]]
+"""Method name to debug handle to the exported node's position; `None` where a node was made of none."""
+
+
+def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, ExportedProgram]) -> Anchors:
+    """Return the anchors of a lowered model's debug map.
+
+    Args:
+        nodes: method name to debug handle to the node that the debug map describes there.
+        exported: method name to program, before decomposition; it must be the very one that was lowered.
+    """
+    found: dict[str, Mapping[int, int | None]] = {}
+    for method, handles in nodes.items():
+        positions = {
+            (node.name, id(node.graph)): position for position, node in enumerate(exported_nodes(exported[method]))
+        }
+        found[method] = {handle: position_of(node, positions) for handle, node in handles.items()}
+    return found
+
+
+def exported_nodes(program: ExportedProgram) -> list[Node]:
+    """Return the nodes of a program, then those of the graphs nested in it."""
+    return [node for each in graph_modules(program.graph_module) for node in each.graph.nodes]
+
+
+def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | None:
+    """Return the position of a node's latest ancestor in the exported graph; it may have older ones elsewhere."""
+    sources = node.meta.get("from_node")
+    while sources:
+        position = positions.get((sources[-1].name, sources[-1].graph_id))
+        if position is not None:
+            return position
+        sources = sources[-1].from_node
+    return None
+
+
+def re_anchor(
+    debug: DebugMap, anchors: Anchors, exported: Mapping[str, ExportedProgram], sources: SourceRoots
+) -> DebugMap:
+    """Return a debug map with the module paths and source lines of an export.
+
+    Args:
+        debug: of an earlier export with the same canonical form.
+        anchors: its anchors.
+        exported: method name to program, before decomposition.
+        sources: names files.
+    """
+    return DebugMap(
+        {
+            name: re_anchor_method(method, anchors[name], exported_nodes(exported[name]), sources)
+            for name, method in debug.methods.items()
+        }
+    )
+
+
+def re_anchor_method(
+    debug: MethodDebug, anchors: Mapping[int, int | None], nodes: list[Node], sources: SourceRoots
+) -> MethodDebug:
+    """Return one method's debug map with fresh origins; what was made of no exported node has no source line."""
+    handles = {}
+    for handle, origin in debug.handles.items():
+        position = anchors[handle]
+        if position is None:
+            handles[handle] = Origin(origin.op)
+        else:
+            node = nodes[position]
+            handles[handle] = Origin(origin.op, module_path(node), sources.source(node.meta.get("stack_trace")))
+    return replace(debug, handles=handles)
+
+
+def source_lines(program: ExportedProgram, sources: SourceRoots) -> list[str]:
+    """Return the source line of each node of a program's outer graph, empty where it has none."""
+    return [sources.source(node.meta.get("stack_trace")) for node in program.graph.nodes]

@@ -1,0 +1,38 @@
+"""Exporting a model without lowering it, for the audit; runs in the child process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hatch_lower.audit import FORMS
+from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.store import Store
+from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.events import Event, Reporter
+from hatch_lower.export.capture import CapturedModel
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.program.constants import SpanDigests
+from hatch_lower.records import ModelReport, encode
+from hatch_lower.reuse import describe_export
+
+__all__ = ["recapture_model"]
+
+
+def recapture_model(
+    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
+) -> ModelReport:
+    """Return a report that says what was exported and holds no files; it has no methods where they have no digest."""
+
+    def note(line: str) -> None:
+        reporter.report(Event("audit", "note", model.name, detail=line))
+
+    report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
+    try:
+        export = describe_export(settings, model, source, Store(folder / FORMS, "on", note), SpanDigests(), None)
+    except NoKeyError as error:
+        note(f"it cannot be compared: {error}")
+        return report
+    return replace(report, methods=export.methods, key=encode(export.key.components()))

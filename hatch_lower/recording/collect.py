@@ -1,0 +1,333 @@
+"""What was observed of an export, as recorded inputs: located, told apart from noise, and hashed.
+
+Left out is what a record holds already in another way, and what the process made itself:
+
+- Files of installed distributions stand for their version and RECORD. Metadata is no input because it was read (who
+  asks for entry points reads that of every distribution); a distribution that was asked for by name is.
+- A look below an entry of the search path that found nothing, for the import system tries many names: `modules` and
+  `importable` tell where each module is found.
+- A folder that leads to one of the roots, for it is there wherever the project is built.
+
+What therefore escapes: another distribution that puts a module, a data file or an entry point where an earlier build
+found none, if the model's code takes whatever is installed; a file in `site-packages` edited by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import source_from_cache
+
+from hatch_lower.environment import FIXED
+from hatch_lower.recording.inputs import RecordedInputs
+from hatch_lower.recording.modules import SUFFIX_RANKS, list_folder
+from hatch_lower.recording.observations import Observations
+from hatch_lower.recording.owners import Owners
+from hatch_lower.recording.present import PORTIONS, Present
+from hatch_lower.recording.roots import Roots
+from hatch_lower.recording.stats import StatCache
+from hatch_lower.recording.watch import RECORDING_VARIABLES
+
+__all__ = ["collect"]
+
+PLACES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"})
+PLACE_PREFIXES = ("XDG_", "PYTHON", "HATCH_LOWER_")
+NEVER_VARIABLES = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
+"""They are another build's own at each build, or the recording's."""
+NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
+GRAIN_NS = 20_000_000
+"""A file system's clock may be behind by a tick of the kernel."""
+COARSE_GRAIN_NS = 2_000_000_000
+SECOND_NS = 1_000_000_000
+METADATA = (".dist-info", ".egg-info")
+
+
+def collect(
+    observations: Observations,
+    roots: Roots,
+    *,
+    began_ns: int,
+    globs: Sequence[str],
+    tools: Sequence[str],
+    secret: bytes,
+    stats: StatCache,
+) -> RecordedInputs:
+    """Return what was observed as recorded inputs.
+
+    Args:
+        observations: of the recorder.
+        roots: by which paths are located.
+        began_ns: when the export began, as `time.time_ns` has it: what has changed since is not known.
+        globs: declared inputs; matching files are inputs by content.
+        tools: names of the commands on which the result depends.
+        secret: keys the digests of variables.
+        stats: remembers the digests of files.
+    """
+    present = Present(roots, observations.environment, secret, stats)
+    collector = Collector(observations, roots, present, began_ns)
+    collector.add_files((*observations.read, *observations.loaded))
+    collector.add_globs(globs)
+    collector.add_listings()
+    collector.add_looks((*observations.looked, *collector.not_files))
+    collector.add_modules()
+    for name in observations.distributions:
+        collector.add_distribution(name)
+    collector.add_commands()
+    return RecordedInputs(
+        files=collector.files,
+        absent=tuple(sorted(collector.absent)),
+        looks=collector.looks,
+        listings=collector.listings,
+        importable=collector.importable,
+        modules=collector.modules,
+        distributions=collector.distributions,
+        environment={name: present.variable(name) for name in sorted(variables_of(observations))},
+        tools={**collector.tools, **{name: present.tool(name) for name in tools}},
+        globs={glob: present.glob(glob) for glob in globs},
+        unknown=tuple(sorted({*observations.unknown, *collector.reasons})),
+    )
+
+
+@dataclass(slots=True)
+class Collector:
+    """The parts of a record while it grows."""
+
+    observations: Observations
+    roots: Roots
+    present: Present
+    began_ns: int
+    owners: Owners = field(init=False)
+    installed: tuple[str, ...] = field(init=False)
+    """Folders with a final slash: the entries of the search path into which distributions are installed."""
+    not_files: list[str] = field(default_factory=list)
+    """Paths that were opened and are folders, special, or not there."""
+    files: dict[str, str] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    looks: dict[str, str] = field(default_factory=dict)
+    listings: dict[str, str] = field(default_factory=dict)
+    importable: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    distributions: dict[str, str] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    reasons: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        entries = [str(entry) for entry in self.roots.search_path]
+        self.owners = Owners(self.present.distributions, entries)
+        self.installed = tuple(f"{entry}/" for entry in entries if self.owners.below(entry))
+
+    def add_files(self, paths: Iterable[str]) -> None:
+        """Record the contents of files; what is no file is kept for later."""
+        interpreter = os.path.realpath(sys.executable)
+        loaded = frozenset(self.observations.loaded)
+        for path in paths:
+            source = source_of(path)
+            if source in self.observations.made or is_metadata(source) or source == interpreter:
+                continue
+            owner = self.owners.owner(source)
+            if owner is not None:
+                self.add_distribution(owner)
+                continue
+            located = self.roots.locate(source)
+            if located is None or located in self.files or os.path.basename(source).startswith("libpython"):
+                continue
+            if os.path.isfile(source):
+                self.add_file(source, located)
+            elif os.path.exists(source) and not os.path.isdir(source):
+                self.doubt(located, "is no regular file")
+            elif source not in loaded:
+                self.not_files.append(source)
+            elif not is_in_archive(source):
+                self.doubt(located, "was removed while the export ran")
+
+    def add_file(self, path: str, located: str) -> None:
+        """Record the contents of one file, and whether they are those that the export read."""
+        try:
+            before = os.stat(path)
+            digest = self.present.file(located)
+            after = os.stat(path)
+        except OSError:
+            return self.doubt(located)
+        if not digest:
+            return self.doubt(located, "could not be read again")
+        if self.is_young(before) or moved(before, after):
+            self.doubt(located)
+        self.files[located] = digest
+        return None
+
+    def add_globs(self, globs: Sequence[str]) -> None:
+        """Record the contents of declared inputs."""
+        for glob in globs:
+            matches = self.roots.project.glob(glob)
+            found = {below for match in matches for below in (match, *match.rglob("*"))}
+            self.add_files(str(path) for path in sorted(found) if path.is_file())
+
+    def add_looks(self, paths: Iterable[str]) -> None:
+        """Record what is there, where no more than that was asked."""
+        interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
+        leading = [*self.roots.search_path, self.roots.project, self.roots.home, *self.roots.ignored, *interpreters]
+        above = {parent for path in leading for parent in parents(str(path))}
+        for path in paths:
+            if path.startswith(self.installed) or path in above:
+                continue
+            located = self.roots.locate(path)
+            if located is None or located in self.files:
+                continue
+            if is_metadata(path) or path.startswith(tuple(f"{each}/" for each in interpreters)):
+                continue
+            if path in self.observations.removed:
+                self.doubt(located, "was removed while the export ran")
+            elif path in self.observations.folders_made:
+                continue
+            elif path in self.observations.made or not self.present.look(located):
+                if not self.is_initial(located):
+                    self.absent.add(located)
+            else:
+                self.looks[located] = self.present.look(located)
+                if self.looks[located] != "folder" and self.is_young(os.stat(path)):
+                    self.doubt(located)
+
+    def is_initial(self, located: str) -> bool:
+        """Return whether a path is one that the import system tries in a package; those are told by `importable`."""
+        folder, _, name = located.rpartition("/")
+        stem, _, suffix = name.partition(".")
+        return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.importable
+
+    def add_listings(self) -> None:
+        """Record the names in folders that were listed; what distributions installed is known already."""
+        observed = self.observations
+        for folder in observed.listed:
+            located = self.roots.locate(folder)
+            owners = self.owners.below(folder) if located is not None and located.startswith("site/") else ()
+            for owner in owners:
+                self.add_distribution(owner)
+            if located is None or owners or folder in observed.folders_made:
+                continue
+            names = self.present.listing(located)
+            if not names:
+                self.absent.add(located)
+                continue
+            if self.is_young(os.stat(folder)):
+                self.doubt(located)
+            self.listings[located] = names
+        entries = frozenset(map(str, self.roots.search_path))
+        for folder in observed.listed_by_import:
+            located = self.roots.locate(folder)
+            if located is None or not os.path.isdir(folder):
+                continue
+            installed = not located.startswith("project") and (folder in entries or self.owners.below(folder))
+            if not installed:
+                self.importable[located] = self.present.importable(located)
+                self.look_for_new_modules(folder)
+
+    def look_for_new_modules(self, folder: str) -> None:
+        """Doubt a folder's importable names if a module in it came while the export ran."""
+        listing = list_folder(folder) if self.is_young(os.stat(folder)) else None
+        for name, suffix in (listing.modules if listing is not None else {}).items():
+            path = os.path.join(folder, name + suffix.rstrip("/"))
+            located = self.roots.locate(path)
+            if located is not None and path not in self.observations.made and self.is_young(os.stat(path)):
+                self.doubt(located)
+
+    def add_modules(self) -> None:
+        """Record where each top-level module is found."""
+        for name in self.observations.modules:
+            if name in NEVER_MODULES:
+                continue
+            place = self.present.module(name)
+            owners = [owner for each in place.split(PORTIONS) for owner in self.owners_of_module(each)]
+            place = self.present.module(name, owners)
+            self.modules[name] = place
+
+    def owners_of_module(self, place: str) -> list[str]:
+        """Return the distributions that installed what is at a module's place."""
+        path = self.roots.find(place) if place.startswith(("site/", "/", "home/")) else None
+        if path is None:
+            return []
+        owner = self.owners.owner(str(path))
+        return [owner] if owner is not None else sorted(self.owners.below(str(path)))
+
+    def add_distribution(self, name: str) -> None:
+        """Record a distribution's version and RECORD, unless it is this project's own, laid out for the build."""
+        found = self.present.distributions.get(name)
+        if name not in self.distributions and (found is None or self.roots.locate(found.information) is not None):
+            self.distributions[name] = self.present.distribution(name)
+
+    def add_commands(self) -> None:
+        """Record the executables that were run: by name if that finds them."""
+        for path in self.observations.commands:
+            name = os.path.basename(path)
+            located = self.roots.locate(path) if "/" in path else None
+            if (located is None and "/" in path) or os.path.realpath(path) == os.path.realpath(sys.executable):
+                continue
+            if located is None or self.present.tool(name) == self.present.file(located):
+                self.tools[name] = self.present.tool(name)
+            else:
+                self.add_files([path])
+
+    def is_young(self, found: os.stat_result) -> bool:
+        """Return whether a file was written since the export began, as far as its times tell."""
+        now = time.time_ns()
+        return any(
+            moment + (COARSE_GRAIN_NS if moment % SECOND_NS == 0 else GRAIN_NS) >= self.began_ns and moment <= latest
+            for moment, latest in ((found.st_mtime_ns, now), (found.st_ctime_ns, sys.maxsize))
+        )
+
+    def doubt(self, located: str, why: str = "changed while the export ran") -> None:
+        """Note that an input may not be what the export read."""
+        self.reasons.add(f"{located.removeprefix('project/').removeprefix('site/')} {why}")
+
+
+def variables_of(observations: Observations) -> set[str]:
+    """Return the names of the variables that are inputs."""
+    own = {name for name, is_own in observations.variables.items() if is_own}
+    names = {name for name in observations.variables if not says_where(name, observations)} | own
+    if observations.all_variables:
+        names |= set(observations.environment)
+    if observations.handed_on:
+        names |= {name for name in observations.environment if not says_where(name, observations)}
+    return names - NEVER_VARIABLES
+
+
+def says_where(name: str, observations: Observations) -> bool:
+    """Return whether a variable says only where things are, or has the same value in every build."""
+    fixed = name in FIXED and observations.environment.get(name) == FIXED[name]
+    return name in PLACES or name.startswith(PLACE_PREFIXES) or fixed
+
+
+def source_of(path: str) -> str:
+    """Return the source file for compiled code in a `__pycache__`, and any other path as it is."""
+    if "/__pycache__/" in path and path.endswith(".pyc"):
+        try:
+            return source_from_cache(path)
+        except ValueError:
+            return path
+    return path
+
+
+def is_metadata(path: str) -> bool:
+    """Return whether a path is in a distribution's metadata."""
+    return any(part.endswith(METADATA) for part in path.split("/"))
+
+
+def is_in_archive(path: str) -> bool:
+    """Return whether a path that is not there leads into a file."""
+    return any(os.path.isfile(parent) for parent in parents(path))
+
+
+def parents(path: str) -> list[str]:
+    """Return a path and all folders above it."""
+    found = [path]
+    while found[-1] != os.path.dirname(found[-1]):
+        found.append(os.path.dirname(found[-1]))
+    return found
+
+
+def moved(before: os.stat_result, after: os.stat_result) -> bool:
+    """Return whether a file was written between two looks."""
+    return any(
+        getattr(before, name) != getattr(after, name) for name in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
+    )

@@ -1,0 +1,142 @@
+"""Which variables are read through `os.environ`, by whose code; its class is exchanged for one that takes notes.
+
+A variable that the process set before anybody read it is no input. A copy of everything, or going through all names, is
+not a read of each: most who do that hand the environment on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _collections_abc import Mapping as PlainMapping
+from collections.abc import Callable, Iterator, KeysView
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["EnvironmentReads"]
+
+BETWEEN = frozenset({__file__, os.getenv.__code__.co_filename, PlainMapping.get.__code__.co_filename})
+"""Files whose functions stand between whoever asks for a variable and this module."""
+
+
+class EnvironmentReads:
+    """What was read of the environment.
+
+    Args:
+        is_own: whether a source file is the project's own code.
+        written: is told the name of each variable that the process itself sets or removes.
+    """
+
+    __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "all", "names", "own_writes")
+
+    def __init__(self, is_own: Callable[[str], bool], written: Callable[[str], None]) -> None:
+        self._is_own = is_own
+        self._written = written
+        self._plain: Any = None
+        self._copying: set[tuple[CodeType, int]] = set()
+        self.active = False
+        self.all = False
+        """Whether the project's own code took all variables."""
+        self.names: dict[str, bool] = {}
+        """Name → whether the project's own code read it."""
+        self.own_writes: set[str] = set()
+        """Names that the process itself set or removed before they were read."""
+
+    def __deepcopy__(self, memo: Any) -> EnvironmentReads:
+        return self  # who copies `os.environ` deeply wants the variables
+
+    def start(self) -> None:
+        """Begin to take notes."""
+        self._plain = type(os.environ)
+        self.active = True
+        for mapping in mappings():
+            vars(mapping)["_reads"] = self
+            mapping.__class__ = NotingEnviron
+
+    def stop(self) -> None:
+        """Give `os.environ` its own class back."""
+        self.active = False
+        for mapping in mappings():
+            mapping.__class__ = self._plain
+            vars(mapping).pop("_reads", None)
+
+    def copying(self) -> None:
+        """Note that names are asked for: the calling instruction may be a copy that goes on to ask for each value."""
+        frame = sys._getframe(2)
+        self._copying.add((frame.f_code, frame.f_lasti))
+        self.every()
+
+    def every(self) -> None:
+        """Note that all names were asked for."""
+        if self.active and self._is_own(asking(sys._getframe(2)).f_code.co_filename):
+            self.all = True
+
+    def one(self, name: str | bytes) -> None:
+        """Note that a variable was asked for."""
+        caller = sys._getframe(2)
+        view = caller.f_code.co_name == "__iter__" and caller.f_code.co_filename in BETWEEN
+        name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
+        if not self.active or not name or view or name in self.own_writes:
+            return
+        if (caller.f_code, caller.f_lasti) not in self._copying:
+            own = self._is_own(asking(caller).f_code.co_filename)
+            self.names[name] = self.names.get(name, False) or own
+
+    def write(self, name: str | bytes) -> None:
+        """Note that the process sets or removes a variable."""
+        name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
+        if name and name not in self.names and name not in self.own_writes:
+            self.own_writes.add(name)
+            self._written(name)
+
+
+class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form is no class before Python 3.12
+    """The class of `os.environ` and `os.environb` while notes are taken."""
+
+    _reads: EnvironmentReads
+
+    def __getitem__(self, key: Any) -> Any:
+        self._reads.one(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._reads.write(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._reads.write(key)
+        super().__delitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._reads.every()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._reads.every()
+        return super().__len__()
+
+    def __repr__(self) -> str:
+        self._reads.every()
+        return super().__repr__()
+
+    def keys(self) -> KeysView[Any]:
+        """Return the names; `dict(os.environ)` begins with them and then asks for every value."""
+        self._reads.copying()
+        return super().keys()
+
+    def copy(self) -> dict[Any, Any]:
+        """Return everything."""
+        self._reads.every()
+        return dict(super().items())
+
+
+def mappings() -> tuple[Any, ...]:
+    """Return the mappings that give the environment: of texts and, where there is one, of bytes."""
+    return (os.environ, os.environb) if os.supports_bytes_environ else (os.environ,)
+
+
+def asking(frame: FrameType) -> FrameType:
+    """Return the nearest frame that is not in between."""
+    while frame.f_code.co_filename in BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,157 @@
+"""Which modules can be imported, from listings of folders: Python's own rules without its import system.
+
+The import system lists whole folders. Of such a listing only the importable names matter: a README beside a module is
+no input, a module that hides another is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FrozenImporter
+from typing import NamedTuple
+
+__all__ = ["Listing", "importable_kinds", "is_built_in", "list_archive", "list_folder", "places_of"]
+
+FOLDER = "/"
+"""Stands for a suffix where a name is that of a folder."""
+SUFFIX_RANKS = {suffix: rank for rank, suffix in enumerate((*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES))}
+INITIAL = tuple(f"__init__{suffix}" for suffix in SUFFIX_RANKS)
+
+
+class Listing(NamedTuple):
+    """What is in a folder.
+
+    Args:
+        names: all names, sorted, without `__pycache__`.
+        modules: name that can be imported → suffix of the file that would be taken, or `/` for a folder alone.
+        folders: names of folders that can be packages.
+    """
+
+    names: Sequence[str]
+    modules: dict[str, str]
+    folders: frozenset[str]
+
+
+def list_folder(path: str) -> Listing | None:
+    """Return what is in a folder, or `None` if it is not one."""
+    names, modules, folders = [], dict[str, str](), set[str]()
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = entry.name
+                if name == "__pycache__":
+                    continue
+                names.append(name)
+                stem, dot, rest = name.partition(".")
+                if not stem:  # hidden
+                    continue
+                if not dot:
+                    if is_folder(entry):
+                        folders.add(name)
+                        modules.setdefault(name, FOLDER)
+                    continue
+                suffix = f".{rest}"
+                if suffix in SUFFIX_RANKS and rank_of(suffix) < rank_of(modules.get(stem, FOLDER)):
+                    modules[stem] = suffix
+    except OSError:
+        return None
+    names.sort()
+    return Listing(names, modules, frozenset(folders))
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or leads to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def rank_of(suffix: str) -> int:
+    """Return a number that is the lower the earlier the import system tries a suffix."""
+    return SUFFIX_RANKS.get(suffix, len(SUFFIX_RANKS))
+
+
+def list_archive(path: str) -> Listing | None:
+    """Return what is at the top of a zip archive of modules, or `None` if it is not one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+    modules: dict[str, str] = {}
+    for member in members:
+        top, _, below = member.partition("/")
+        stem, dot, rest = top.partition(".")
+        if below in INITIAL and not dot:
+            modules[top] = FOLDER
+        elif not below and f".{rest}" in SUFFIX_RANKS:
+            modules.setdefault(stem, f".{rest}")
+    return Listing(sorted({member.partition("/")[0] for member in members}), modules, frozenset())
+
+
+def importable_kinds(path: str, listing: Listing, *, namespaces: bool) -> list[str]:
+    """Return what can be imported from a folder, sorted: each name and the kind of file that would be taken.
+
+    Args:
+        path: the folder.
+        listing: what is in it.
+        namespaces: whether folders without `__init__` count. In an entry of the search path they do not: they hide
+            nothing there, and each top-level name that was asked for is an input of its own.
+    """
+    kinds = []
+    for name, suffix in listing.modules.items():
+        if name in listing.folders and is_package(f"{path}/{name}"):
+            kinds.append(f"{name} package")
+        elif suffix != FOLDER or namespaces:
+            kinds.append(f"{name} {suffix}")
+    return sorted(kinds)
+
+
+def is_package(path: str) -> bool:
+    """Return whether a folder is a regular package."""
+    return any(is_file(f"{path}/{name}") for name in INITIAL)
+
+
+def is_file(path: str) -> bool:
+    """Return whether there is a regular file."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_built_in(name: str) -> bool:
+    """Return whether a module is part of the interpreter itself, where no search path is asked."""
+    return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
+
+
+def places_of(name: str, entries: Sequence[str], list_entry: Callable[[str], Listing | None]) -> list[tuple[str, str]]:
+    """Return where a top-level module is found: the entry of the search path, and the path that is taken.
+
+    There are several only for a namespace package, which is made of all folders of its name; none if it is nowhere.
+
+    Args:
+        name: of the module.
+        entries: the search path.
+        list_entry: returns what is in an entry.
+    """
+    portions = []
+    for entry in entries:
+        listing = list_entry(entry)
+        suffix = listing.modules.get(name) if listing is not None else None
+        if listing is None or suffix is None:
+            continue
+        place = f"{entry}/{name}"
+        if suffix != FOLDER and name not in listing.folders:
+            return [(entry, place + suffix)]
+        if name not in listing.folders or is_package(place):  # a package in an archive, or in a folder
+            return [(entry, place)]
+        if suffix != FOLDER:
+            return [(entry, place + suffix)]
+        portions.append((entry, place))
+    return portions

@@ -1,0 +1,124 @@
+"""Paths that mean the same on another machine: below the project, an import path, or the home folder.
+
+| located | is |
+|---|---|
+| `project`, `project/<posix>` | the project's folder, or below it |
+| `site/<posix>` | below another entry of the search path; the first entry that has it counts |
+| `home`, `home/<posix>` | the home folder, or below it |
+| `/…` | anywhere else |
+
+A root that is reached through a symbolic link is known by its real path too. What is below a root is located by the
+path that was used: where a link below it leads, the contents say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["Roots", "standard_library"]
+
+SITE_NAMES = ("site-packages", "dist-packages")
+SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
+OWN_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Roots:
+    """The folders by which paths are located.
+
+    Args:
+        project: the project's folder.
+        search_path: `sys.path` of the child process, complete and in order.
+        home: the user's home folder.
+        ignored: folders that hold no inputs: the build's own folder, the child's temporary folder, the cache. What a
+            link in them leads to can be an input.
+    """
+
+    __slots__ = ("_home", "_kinds", "_sites", "home", "ignored", "project", "search_path")
+
+    def __init__(self, project: Path, search_path: tuple[Path, ...], home: Path, ignored: tuple[Path, ...]) -> None:
+        self.project = project
+        self.search_path = tuple(dict.fromkeys(search_path))
+        self.home = home
+        self.ignored = ignored
+        self._home = spellings(home)
+        library = standard_library()
+        kinds: dict[str, str] = {}
+        for folder in (*SYSTEM_FOLDERS, OWN_PACKAGE, *library):
+            kinds.update(dict.fromkeys(spellings(folder), "nothing"))
+        for folder in library:
+            kinds.update({f"{prefix}/{name}": "elsewhere" for prefix in spellings(folder) for name in SITE_NAMES})
+        for passing in ignored:
+            kinds.update(dict.fromkeys(spellings(passing), "ignored"))
+        kinds.update(dict.fromkeys(spellings(project), "project"))
+        for entry in self.search_path:
+            if entry.name in SITE_NAMES:  # an environment in the project's folder, or in a temporary one
+                kinds.update(dict.fromkeys(spellings(entry), "site"))
+        self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
+        sites = [entry for entry in self.search_path if self._root_of(str(entry))[1] in ("site", "elsewhere")]
+        self._sites = tuple(str(entry) for entry in sites)
+        for entry in sites:
+            kinds.update(dict.fromkeys(spellings(entry), "site"))
+        self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
+
+    def locate(self, path: str | os.PathLike[str]) -> str | None:
+        """Return what a path is called wherever the project is built, or `None` if it is no input.
+
+        No inputs are the interpreter's standard library, this package, ignored folders, `/proc`, `/sys`, `/dev`, and
+        `__pycache__`. `find` leads back to the path, so what an earlier entry of the search path hides is located by
+        its absolute path, and so is an entry itself.
+        """
+        text = os.fspath(path)
+        text = os.path.realpath(text) if ".." in text.split("/") else os.path.abspath(text)
+        if "/__pycache__/" in f"{text}/":
+            return None
+        prefix, kind = self._root_of(text)
+        if kind == "nothing":
+            return None
+        if kind == "ignored":
+            real = os.path.realpath(text)
+            return None if self._root_of(real)[1] == "ignored" else self.locate(real)
+        rest = text[len(prefix) + 1 :]
+        if kind == "project":
+            return f"project/{rest}" if rest else "project"
+        if kind == "site" and rest:
+            found = self.find(f"site/{rest}")
+            if found is None or str(found) == text or os.path.realpath(found) == os.path.realpath(text):
+                return f"site/{rest}"
+        for home in self._home:
+            if f"{text}/".startswith(f"{home}/"):
+                return f"home{text[len(home) :]}"
+        return text
+
+    def find(self, located: str) -> Path | None:
+        """Return where a located path is here, whether anything is there or not; `None` if no import path has it."""
+        root, _, rest = located.partition("/")
+        if root == "project":
+            return self.project / rest
+        if root == "home":
+            return self.home / rest
+        if root == "site":
+            places = (f"{entry}/{rest}" for entry in self._sites)
+            return next((Path(place) for place in places if os.path.lexists(place)), None)
+        return Path(located)
+
+    def _root_of(self, path: str) -> tuple[str, str]:
+        """Return the deepest known folder that holds an absolute path, and its kind."""
+        whole = f"{path}/"
+        return next((item for item in self._kinds if whole.startswith(f"{item[0]}/")), ("", "elsewhere"))
+
+
+def spellings(folder: str | Path) -> tuple[str, ...]:
+    """Return a folder's absolute path and its real path."""
+    return tuple(dict.fromkeys((os.path.abspath(folder), os.path.realpath(folder))))
+
+
+def standard_library() -> tuple[str, ...]:
+    """Return the folders and archives that hold this interpreter's standard library."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    native = os.path.join(sys.base_exec_prefix, sys.platlibdir, version)
+    folders = tuple(dict.fromkeys((os.path.dirname(os.__file__), native)))
+    loaded = (os.path.join(folder, "lib-dynload") for folder in folders)
+    archives = (f"{os.path.dirname(folder)}/{os.path.basename(folder).replace('.', '')}.zip" for folder in folders)
+    return (*folders, *loaded, *archives)

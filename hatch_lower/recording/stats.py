@@ -1,0 +1,111 @@
+"""Digests of files, remembered by what `stat` says of them, so that a file that was not touched is not read again.
+
+As in git's index, size and times alone are not believed where a file could have been written again within the clock's
+grain: a file that was younger than two seconds when it was hashed is hashed again the next time.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["StatCache"]
+
+VERSION = 1
+LIMIT = 2000
+"""Files that are remembered; those used longest ago go first. Reading so many takes 2 ms."""
+DOUBTFUL_NS = 2_000_000_000
+PIECE = 1 << 20
+
+
+class StatCache:
+    """Digests by absolute path, in one JSON file; a damaged or missing file is an empty cache.
+
+    A path is believed to hold what it held if size, modification time, change time and inode are equal: the change
+    time is set by the system, whatever a program does to the other one.
+
+    Args:
+        path: the JSON file; made by `save`.
+    """
+
+    __slots__ = ("_changed", "_known", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = read_known(path)
+        self._changed = False
+
+    def digest(self, path: str | Path) -> str:
+        """Return the sha256 of a file's contents.
+
+        Raises:
+            OSError: if it cannot be read, or is not a regular file.
+        """
+        name = os.path.abspath(path)
+        found = os.stat(name)
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        known = self._known.pop(name, None)
+        if known is not None and known[:4] == identity(found):
+            self._known[name] = known  # at the end: used last
+            return str(known[4])
+        return self._read(name)
+
+    def save(self) -> None:
+        """Write the file if there is something new, with what other processes have added to it since.
+
+        A folder that cannot be written costs only time later.
+        """
+        if not self._changed:
+            return
+        others = {name: row for name, row in read_known(self._path).items() if name not in self._known}
+        kept = dict([*self._known.items(), *others.items()][-LIMIT:])
+        with suppress(OSError, UnicodeEncodeError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._path.parent)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump({"version": VERSION, "files": kept}, file, separators=(",", ":"))
+                os.replace(temporary, self._path)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
+            self._changed = False
+
+    def _read(self, name: str) -> str:
+        now = time.time_ns()
+        total = hashlib.sha256()
+        with open(name, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            while piece := file.read(PIECE):
+                total.update(piece)
+            after = os.fstat(file.fileno())
+        digest = total.hexdigest()
+        settled = max(after.st_mtime_ns, after.st_ctime_ns) < now - DOUBTFUL_NS
+        if settled and identity(before) == identity(after):
+            self._known[name] = [*identity(after), digest]
+            self._changed = True
+        return digest
+
+
+def identity(found: os.stat_result) -> list[int | str]:
+    """Return what must be equal for a file to be the same."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def read_known(path: Path) -> dict[str, list[int | str]]:
+    """Return what a cache file holds; nothing if it cannot be read or is not one of ours."""
+    try:
+        stored = json.loads(path.read_bytes())
+        whole = stored["version"] == VERSION and all(len(row) == 5 for row in stored["files"].values())
+        return dict(stored["files"]) if whole else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}

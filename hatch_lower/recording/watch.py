@@ -1,0 +1,180 @@
+"""What the child process asks of its surroundings while it exports a model.
+
+Python's audit events tell of files that are opened, folders that are listed, processes and the network; `os.environ`
+and a few native readers are exchanged for ones that take notes (`environment_reads`, `readers`); the preloaded library
+(`preload`) tells the rest, in this process and in those that it starts.
+
+What still escapes: system calls that do not go through the C library; clocks and random numbers of the system; what was
+read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code or another process
+lists that the import system listed, too; a reason to doubt that is found in a fork. Without the library also: what
+native code opens, other than safetensors' and torch's own, or looks at, and its `getenv`; there every subprocess is a
+reason to doubt the recording.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatch_lower.recording.audit import AuditEvents
+from hatch_lower.recording.environment_reads import EnvironmentReads
+from hatch_lower.recording.notes import Notes
+from hatch_lower.recording.observations import Observations, folders_of_finders, loaded_modules, mapped_libraries
+from hatch_lower.recording.preload import Observed, read_log, unrecorded_programs
+from hatch_lower.recording.readers import Exchanged, wrap_forks, wrap_looks, wrap_metadata, wrap_safetensors, wrap_torch
+
+__all__ = ["RECORDING_VARIABLES", "Recorder"]
+
+RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")
+"""The variables that make a process write the log."""
+NOTHING_OBSERVED = Observed(*((),) * len(fields(Observed)))
+
+
+class Recorder:
+    """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed.
+
+    Args:
+        project_roots: the folders that hold the project's own code.
+        log: what the preloaded library writes; `None` if there is no such library.
+    """
+
+    def __init__(self, project_roots: Sequence[Path], log: Path | None) -> None:
+        self._roots = tuple(
+            f"{spelling(root)}/" for root in project_roots for spelling in (os.path.abspath, os.path.realpath)
+        )
+        self._notes = Notes(log)
+        self._events = AuditEvents(self._notes)
+        self._environment = EnvironmentReads(self.is_own, self._wrote_variable)
+        self._own_writes: dict[str, int] = {}
+        self._initial: Mapping[str, str] = {}
+        self._started = 0
+        self._stopped: int | None = None
+        """Begin and end, in the preloaded library's log, of what was written while notes were taken."""
+        self._exchanged = Exchanged()
+        self._finder = NotingFinder(self._notes.modules)
+
+    def start(self) -> None:
+        """Begin to take notes."""
+        self._initial = dict(os.environ)
+        self._started = self._notes.begin()
+        self._events.active = True
+        self._environment.start()
+        sys.meta_path.insert(0, self._finder)
+        wrap_safetensors(self._exchanged, self._notes.note_read)
+        wrap_forks(self._exchanged, self._events.on_fork_exec)
+        wrap_metadata(self._exchanged, self._notes.note_distribution)
+        if self._notes.log is None:
+            wrap_looks(self._exchanged, self._notes.note_look)
+        sys.addaudithook(self._events.hear)
+
+    def stop(self) -> None:
+        """Take no more notes, and put back what was exchanged."""
+        self._stopped = self._notes.log_size()
+        self._events.active = False
+        self._environment.stop()
+        self._exchanged.restore()
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+
+    def wrap_torch(self) -> None:
+        """Watch torch's native readers too; to be called when torch has been imported."""
+        wrap_torch(self._exchanged, self._notes.note_read)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Take no notes of what is read inside, nor let processes that are started inside write any.
+
+        What is written inside is noted: whoever reads it later reads no input.
+        """
+        active, self._environment.active = self._environment.active, False
+        with self._notes.unwatched():
+            hidden = {name: os.environ[name] for name in RECORDING_VARIABLES if name in os.environ}
+            for name in hidden:
+                del os.environ[name]
+            try:
+                yield
+            finally:
+                os.environ.update(hidden)
+                self._environment.active = active
+
+    def observations(self) -> Observations:
+        """Return what has been noted so far."""
+        notes, environment = self._notes, self._environment
+        with notes.silent():
+            modules, loaded = loaded_modules()
+            libraries = mapped_libraries()
+            log = self._read_log()
+            reasons = reasons_of(log)
+        # who wrote first, the log knows best; but to it, a new file that is opened to append may have had contents
+        made_elsewhere = set(log.written) - set(log.opened)
+        opened = [path for path in log.opened if path not in notes.created]
+        read = dict.fromkeys([*(path for path in notes.read if path not in made_elsewhere), *opened])
+        by_import = {**notes.listed_by_import, **dict.fromkeys(folders_of_finders())}
+        listed_here = by_import.keys() | notes.listed_by_metadata
+        listed_elsewhere = (path for path in log.listed if path not in listed_here)
+        return Observations(
+            read=tuple(read),
+            loaded=tuple(dict.fromkeys([*loaded, *libraries])),
+            looked=tuple(dict.fromkeys([*notes.looked, *log.missing, *log.looked_at, *log.links, *log.denied])),
+            listed=tuple(dict.fromkeys([*notes.listed, *listed_elsewhere])),
+            listed_by_import=tuple(by_import),
+            made=frozenset((notes.made | made_elsewhere) - read.keys()),
+            folders_made=frozenset(notes.folders_made),
+            removed=frozenset(notes.removed),
+            modules=tuple(sorted(notes.modules | modules)),
+            distributions=tuple(sorted(notes.distributions)),
+            environment=self._initial,
+            variables={**dict.fromkeys(log.variables, False), **environment.names},
+            all_variables=environment.all,
+            handed_on=notes.handed_on or bool(log.executed),
+            commands=log.executed,
+            unknown=tuple(sorted({*notes.unknown, *reasons})),
+        )
+
+    def _read_log(self) -> Observed:
+        """Return what the preloaded library has written."""
+        log = self._notes.log
+        if log is None:
+            return NOTHING_OBSERVED
+        observed = read_log(log, self._started, self._stopped)
+        own = self._own_writes.keys() & set(observed.variables)
+        data = log.read_bytes() if own else b""
+        own = {name for name in own if not names_variable(data[self._started : self._own_writes[name]], name)}
+        return replace(observed, variables=tuple(name for name in observed.variables if name not in own))
+
+    def is_own(self, file: str) -> bool:
+        """Return whether a source file is the project's own code; an environment in its folder is not."""
+        root = next((root for root in self._roots if file.startswith(root)), None)
+        return root is not None and not {"site-packages", "dist-packages"} & set(file[len(root) :].split("/"))
+
+    def _wrote_variable(self, name: str) -> None:
+        self._own_writes[name] = self._notes.log_size()
+
+
+class NotingFinder:
+    """A finder that finds nothing: it hears of every module that is looked for, also by `importlib.util.find_spec`."""
+
+    def __init__(self, modules: set[str]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
+        """Note a module's name."""
+        if "." not in name:
+            self._modules.add(name)
+
+
+def names_variable(records: bytes, name: str) -> bool:
+    """Return whether native code asked for a variable in a part of the preloaded library's log."""
+    return b"\0V%s\0" % os.fsencode(name) in b"\0" + records
+
+
+def reasons_of(log: Observed) -> list[str]:
+    """Return why a log is not everything."""
+    programs = [f"a subprocess ran that cannot be watched: {each}" for each in unrecorded_programs(log)]
+    return [*programs, *(f"the network was used: {each}" for each in log.network), *log.incomplete]

@@ -1,0 +1,99 @@
+"""What a build puts into the wheel and says about it. A build of what is known needs no more than this of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BuildResult", "MethodRow", "ModelResult", "PayloadFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFile:
+    """A file for the wheel.
+
+    Args:
+        path: its posix path; in a model's result relative to the package's `_lowered` folder, else in the wheel.
+        source: the file on disk.
+        size: in bytes.
+        sha256: of its content.
+    """
+
+    path: str
+    source: Path
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRow:
+    """A row of the summary table: what became of one method of one recipe.
+
+    Args:
+        model: the model's name.
+        recipe: the recipe's name.
+        method: the method's name.
+        nodes: operations in the edge program.
+        delegated: how many of them are in a delegate.
+        partitions: how many delegate calls there are.
+        bytes: of the delegates' blobs.
+        seconds: that lowering it took.
+        reused: how many of the partitions came from the cache.
+        note: a few words more.
+        level: what was taken from the cache: 1 the files, for nothing that the export reads had changed; 2 the files,
+            for the exported graphs are known; 3 the result of every partition; 0 not all of that.
+    """
+
+    model: str
+    recipe: str
+    method: str
+    nodes: int
+    delegated: int
+    partitions: int
+    bytes: int
+    seconds: float
+    reused: int
+    note: str = ""
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """One model, as far as its package needs it.
+
+    Args:
+        model: the model's name.
+        entry: its part of `manifest.json`, as JSON.
+        files: what it puts into the wheel.
+        rows: for the summary table.
+        native: the files with native code, for the wheel's tag.
+        tools: name to version of what shaped the programs beside torch.
+        torch: torch's version.
+    """
+
+    model: str
+    entry: Mapping[str, Any]
+    files: tuple[PayloadFile, ...]
+    rows: tuple[MethodRow, ...]
+    native: tuple[Path, ...]
+    tools: Mapping[str, str]
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build puts into the wheel, and what it says about it.
+
+    Args:
+        payload: every file, sorted by path; each package's `manifest.json` is among them.
+        rows: for the summary table, in the order of models and recipes.
+        requirements: PEP 508 requirements of all programs, sorted.
+        native: the files with native code.
+    """
+
+    payload: tuple[PayloadFile, ...]
+    rows: tuple[MethodRow, ...]
+    requirements: tuple[str, ...]
+    native: tuple[Path, ...]

@@ -1,0 +1,96 @@
+"""What the child process takes notes of while it exports and lowers a model, and what becomes of the notes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from hatch_lower.cache.store import Store
+from hatch_lower.config import Recipe
+from hatch_lower.events import Event, Reporter
+from hatch_lower.recording.collect import collect
+from hatch_lower.recording.inputs import RecordedInputs
+from hatch_lower.recording.stats import StatCache
+from hatch_lower.recording.variables import secret
+from hatch_lower.recording.watch import Recorder
+from hatch_lower.records import Request
+from hatch_lower.unchanged import roots_of, stats_path
+
+__all__ = ["PausingReporter", "Watch", "tools_of"]
+
+BACKENDS_AT_WORK = frozenset({"known", "lower"})
+"""Stages in which backends are asked: what they read enters by their versions and tools."""
+
+
+class Watch:
+    """The notes of one export; nothing is noted for a request whose result is not remembered.
+
+    Args:
+        request: of the process.
+        store: the cache.
+    """
+
+    def __init__(self, request: Request, store: Store) -> None:
+        self._request = request
+        self._store = store
+        self._began = time.time_ns()
+        self.environment = dict(os.environ)
+        self.recorder = Recorder(request.import_roots, request.log)
+        self.recorder.start()
+
+    def inputs(self) -> RecordedInputs:
+        """Return what the export read."""
+        self.recorder.stop()
+        request, store = self._request, self._store
+        ignored = (request.work or request.folder, store.directory)
+        roots = roots_of(request.settings.root, request.recorded_path, self.environment, ignored)
+        stats = StatCache(stats_path(store))
+        model = next(each for each in request.settings.models if each.name == request.model)
+        recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
+        inputs = collect(
+            self.recorder.observations(),
+            roots,
+            began_ns=self._began,
+            globs=request.settings.inputs,
+            tools=tools_of(recipes),
+            secret=secret(store.directory),
+            stats=stats,
+        )
+        stats.save()
+        return inputs
+
+
+class PausingReporter:
+    """Hands events on, and lets no notes be taken while a backend is at work.
+
+    Args:
+        reporter: gets the events.
+        recorder: takes the notes.
+    """
+
+    def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
+        self._reporter = reporter
+        self._recorder = recorder
+        self._pause = contextlib.ExitStack()
+
+    def report(self, event: Event) -> None:
+        """Hand one event on."""
+        if event.stage in BACKENDS_AT_WORK and event.state == "start":
+            self._pause.enter_context(self._recorder.unwatched())
+        elif event.stage in BACKENDS_AT_WORK and event.state == "end":
+            self._pause.close()
+        self._reporter.report(event)
+
+    def close(self) -> None:
+        """Close the reporter behind."""
+        self._reporter.close()
+
+
+def tools_of(recipes: Sequence[Recipe]) -> list[str]:
+    """Return the commands on which the blobs of the recipes' backends depend."""
+    from hatch_lower.backend.registry import find_backend  # by now torch has been imported
+
+    choices = [choice for recipe in recipes for choice in recipe.backends]
+    return sorted({tool for choice in choices for tool in find_backend(choice.name).tools(choice.options)})

@@ -1,0 +1,97 @@
+"""A build says why it did something again: in its summary, and in full through `hatch-lower explain`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.scenarios import Project
+from support.venv import Finished, run
+
+pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+
+CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; " + CALL
+
+
+def hatch_lower(scenario: Project, *args: str, code: str = CALL) -> Finished:
+    command = [sys.executable, "-c", code, *args]
+    return run(command, cwd=scenario.root, environment=scenario.environment())
+
+
+def report(scenario: Project, model: str) -> Any:
+    done = hatch_lower(scenario, "explain", "--json", model, code=WITHOUT_TORCH)
+    done.check()
+    return json.loads(done.stdout)
+
+
+def rows_of(done: Finished, model: str) -> list[str]:
+    """Return the last cells of a model's rows in a build's summary."""
+    done.check()
+    lines = (line.strip() for line in (done.stdout + done.stderr).splitlines())
+    return [line.split("  ")[-1].strip() for line in lines if line.startswith(f"{model} ") and "lower  " not in line]
+
+
+def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> None:
+    scenario = project("tiny")
+    before = report(scenario, "tiny")
+    assert before["last"] is None
+    assert before["next"] == {"tiny": {"unchanged": False, "changes": [], "settings": [], "unknown": []}}
+
+    assert rows_of(scenario.build(), "tiny") == ["built, first build"]
+    first = report(scenario, "tiny")
+    assert first["last"]["models"]["tiny"]["reasons"] == {"forward": ["first build"]}
+    assert first["next"] == {"tiny": {"unchanged": True, "changes": [], "settings": [], "unknown": []}}
+
+    scenario.edit("tiny/model.py", "torch.relu(x)", "torch.sigmoid(x)")
+    assert report(scenario, "tiny")["next"]["tiny"]["changes"] == ["tiny/model.py"]
+    (line,) = rows_of(scenario.build(), "tiny")
+    assert line == "built, aten.relu → aten.sigmoid (tiny/model.py:12)"
+    assert report(scenario, "tiny")["last"]["models"]["tiny"]["reasons"] == {"forward": [line.partition(", ")[2]]}
+
+    with (scenario.root / "tiny" / "model.py").open("a") as file:
+        file.write("# a comment\n")
+    assert rows_of(scenario.build(), "tiny") == ["same graph, tiny/model.py"]
+    assert report(scenario, "tiny")["last"]["models"]["tiny"]["level"] == 2
+
+    scenario.edit("pyproject.toml", "verify = false", "verify = false\nseed = 1\n#")
+    assert report(scenario, "tiny")["next"]["tiny"]["settings"] == ["seed 0 → 1"]
+
+    text = hatch_lower(scenario, "explain", code=WITHOUT_TORCH)
+    text.check()
+    assert text.stdout.endswith("next build\n  tiny: will be exported again, for 1 reason\n    seed 0 → 1\n")
+
+
+def test_an_audit_of_a_sound_project_passes(project: Callable[[str], Project]) -> None:
+    scenario = project("tiny")
+    nothing = hatch_lower(scenario, "audit")
+    nothing.check()
+    assert nothing.stdout == "nothing to audit: of 1 model, none has a stored result that holds\n"
+    scenario.wheel()
+    done = hatch_lower(scenario, "audit", "--rate", "1")
+    done.check()
+    assert done.stdout == "of 1 stored result, 1 model came out the same\n"
+
+
+def test_a_project_without_the_hook_is_an_error(project: Callable[[str], Project]) -> None:
+    scenario = project("tiny")
+    text = (scenario.root / "pyproject.toml").read_text()
+    (scenario.root / "pyproject.toml").write_text(text.partition("[tool.hatch.build.targets.wheel.hooks.lower]")[0])
+    done = hatch_lower(scenario, "explain")
+    assert done.status == 1
+    assert done.stderr == (
+        "error: the project does not use hatch-lower\n"
+        f"  where: {scenario.root / 'pyproject.toml'}\n"
+        "  found: no table `[tool.hatch.build.targets.wheel.hooks.lower]`\n"
+    )
+
+
+def test_a_model_that_is_not_there_is_an_error(project: Callable[[str], Project]) -> None:
+    done = hatch_lower(project("tiny"), "explain", "tin")
+    assert done.status == 1
+    assert done.stderr == (
+        "error: the project has no such model\n  where: `tin`\n  found: did you mean `tiny`? known: `tiny`\n"
+    )

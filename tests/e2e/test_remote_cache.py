@@ -1,0 +1,78 @@
+"""A cache that two machines share: what one builds and sends, the other takes without lowering anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.cache_server import CacheServer, cache_server
+from support.scenarios import Project, sha256
+
+from hatch_lower.cache.remote.action_result import decode_action_result
+from hatch_lower.cache.remote.signing import new_key_pair
+
+pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CacheServer]:
+    with cache_server(tmp_path / "served") as running:
+        yield running
+
+
+def elsewhere(scenario: Project, name: str) -> Project:
+    """Return the same project as another machine has it: with a cache and a folder for wheels of its own."""
+    return replace(scenario, dist=scenario.dist.with_name(f"dist-{name}"), cache=scenario.cache.with_name(name))
+
+
+def test_what_one_machine_sends_another_takes(project: Callable[[str], Project], server: CacheServer) -> None:
+    pair = new_key_pair()
+    scenario = project("mixed")
+    remote = {"HATCH_LOWER_REMOTE_CACHE": server.url}
+    sending = {**remote, "HATCH_LOWER_REMOTE_PUSH": "1", "HATCH_LOWER_SIGNING_KEY": pair.private}
+    first = sha256(scenario.wheel(sending))
+    taking = {**remote, "HATCH_LOWER_CACHE": "frozen", "HATCH_LOWER_PUBLIC_KEYS": pair.public}
+    sent = len(server.requests())
+    assert sha256(elsewhere(scenario, "b").wheel(taking)) == first
+    assert {each["method"] for each in server.requests()[sent:]} == {"GET"}
+
+
+def test_native_code_that_nobody_signed_is_built_again(project: Callable[[str], Project], server: CacheServer) -> None:
+    scenario = project("mixed")
+    remote = {"HATCH_LOWER_REMOTE_CACHE": server.url}
+    first = sha256(scenario.wheel({**remote, "HATCH_LOWER_REMOTE_PUSH": "1"}))
+    done = elsewhere(scenario, "b").build(environment={**remote, "HATCH_LOWER_CACHE": "frozen"})
+    assert done.status != 0
+    assert "it holds native code, and is not signed" in done.stdout + done.stderr
+    assert sha256(elsewhere(scenario, "c").wheel(remote)) == first
+    trusting = {**remote, "HATCH_LOWER_CACHE": "frozen", "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
+    assert sha256(elsewhere(scenario, "d").wheel(trusting)) == first
+
+
+def test_entries_that_were_tampered_with_are_built_again(
+    project: Callable[[str], Project], server: CacheServer
+) -> None:
+    pair = new_key_pair()
+    scenario = project("mixed")
+    remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_PUBLIC_KEYS": pair.public}
+    sending = {**remote, "HATCH_LOWER_REMOTE_PUSH": "1", "HATCH_LOWER_SIGNING_KEY": pair.private}
+    first = sha256(scenario.wheel(sending))
+    results = sorted((server.folder / "ac").iterdir())
+    assert results
+    for result in results:
+        for named in decode_action_result(result.read_bytes()):
+            blob = server.object("cas", named.sha256)
+            if blob.exists():
+                blob.write_bytes(bytes(reversed(blob.read_bytes())))
+    other = elsewhere(scenario, "b")
+    assert other.build(environment={**remote, "HATCH_LOWER_CACHE": "frozen"}).status != 0
+    assert sha256(other.wheel(remote)) == first
+
+
+def test_a_server_that_is_gone_costs_a_line(project: Callable[[str], Project]) -> None:
+    scenario = project("tiny")
+    done = scenario.build(environment={"HATCH_LOWER_REMOTE_CACHE": "http://127.0.0.1:9/cache"})
+    assert done.check()
+    assert "is not asked any more in this build: no connection" in done.stdout + done.stderr

@@ -1,0 +1,1 @@
+"""Its export reads inputs in every way."""

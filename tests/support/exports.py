@@ -1,0 +1,142 @@
+"""A small model in a file of its own, exported and lowered in this process: tests edit it and build again."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hatch_lower.cache.key import ExportKey
+from hatch_lower.cache.store import Store
+from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.events import Event
+from hatch_lower.export.capture import CapturedModel, capture_model
+from hatch_lower.export.verify import example_tensors
+from hatch_lower.pipeline import lower_model
+from hatch_lower.program.constants import SpanDigests
+from hatch_lower.records import ModelReport
+from hatch_lower.reuse import describe_export
+
+__all__ = ["SOURCE", "Events", "Workshop", "files_of", "key_of", "settings_of"]
+
+SOURCE = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.register_buffer("count", torch.zeros(()))
+        self.table = torch.arange(4.0)
+
+    def forward(self, image, *, scale=2.0):
+        hidden = torch.clamp(self.block(image) * scale, 0, 600)
+        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))
+        self.count.add_(1)
+        return {"out": hidden + self.table + torch.tensor([1.0, 2.0, 3.0, 4.0]), "count": self.count.clone()}
+
+    def embed(self, image):
+        return self.block(image).sum(1)
+
+
+def export():
+    torch.manual_seed(3)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    images = torch.linspace(0, 1, 12).reshape(3, 4)
+    forward = Method((images,), {"scale": 2.0}, dynamic_shapes={"image": {0: rows}, "scale": None})
+    return Model(Net().eval(), {"forward": forward, "embed": Method((images,))})
+"""
+
+
+@dataclass
+class Events:
+    """Keeps the events that it is told of."""
+
+    seen: list[Event] = field(default_factory=list)
+
+    def report(self, event: Event) -> None:
+        self.seen.append(event)
+
+    def close(self) -> None:
+        pass
+
+    def stages(self) -> set[str]:
+        """Return the stages that ran to their end."""
+        return {event.stage for event in self.seen if event.state == "end"}
+
+    def notes(self) -> list[str]:
+        """Return the notes."""
+        return [event.detail for event in self.seen if event.state == "note"]
+
+
+def settings_of(
+    *recipes: Recipe, name: str = "net", check: bool = True, seed: int = 0, order: tuple[str, ...] | None = None
+) -> Settings:
+    """Return settings with one model; without recipes it has one for the `reference` backend, and a portable one."""
+    given = recipes or (Recipe("default", (BackendChoice("reference"),)), Recipe("portable"))
+    names = tuple(recipe.name for recipe in given)
+    model = ModelSettings(name, "net:export", "net", names)
+    return Settings(Path("/nowhere"), "net", "1.0", (model,), given, order or names, check=check, seed=seed)
+
+
+@dataclass
+class Workshop:
+    """A folder with the model's source, and the cache of its builds.
+
+    Args:
+        folder: an empty folder, which is on `sys.path`.
+    """
+
+    folder: Path
+    count: int = 0
+
+    def capture(self, source: str = SOURCE, edits: Mapping[str, str] | None = None, name: str = "net") -> CapturedModel:
+        """Return what the source exports, after some replacements in it; each must have one place."""
+        for old, new in (edits or {}).items():
+            assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
+            source = source.replace(old, new)
+        path = self.folder / "net.py"
+        path.write_text(source)
+        module = types.ModuleType("net")
+        sys.modules["net"] = module
+        try:
+            exec(compile(source, str(path), "exec"), module.__dict__)
+            return capture_model(name, module.export(), Events(), roots=(self.folder,))
+        finally:
+            del sys.modules["net"]
+
+    def build(self, source: CapturedModel, settings: Settings | None = None) -> tuple[ModelReport, Events]:
+        """Lower a captured model; the cache is in the folder that `HATCH_LOWER_CACHE_DIR` names."""
+        self.count += 1
+        events = Events()
+        used = settings or settings_of()
+        folder = self.folder / f"build-{self.count}"
+        folder.mkdir()
+        return lower_model(used, used.models[0], source, folder, events), events
+
+
+def key_of(source: CapturedModel, settings: Settings | None = None) -> ExportKey:
+    """Return the key of a captured model; nothing is stored."""
+    used = settings or settings_of()
+    store = Store(Path("/nowhere"), "off", print)
+    compared = used.check or any(recipe.verify for recipe in used.recipes)
+    examples = example_tensors(source) if compared else None
+    return describe_export(used, used.models[0], source, store, SpanDigests(), examples).key
+
+
+def files_of(report: ModelReport) -> dict[str, bytes]:
+    """Return the contents of a report's files by path; each is what the report says."""
+    return {file.path: file.source.read_bytes() for file in report.files}

@@ -1,0 +1,381 @@
+"""What was observed becomes few inputs: the same for an unchanged project, others where something has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recorded import Project
+
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.recording.preload import built_library
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    return built_library(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, library: Path | None) -> Project:
+    return Project(tmp_path / "project", library)
+
+
+ALWAYS = {"safetensors", "setuptools"}
+"""Distributions of which each interpreter here loads something: the recorder itself, and a `.pth` file."""
+
+
+def install(site: Path, name: str, files: dict[str, str], *, record: bool = True) -> None:
+    """Lay out an installed distribution."""
+    information = f"{name}-1.0.dist-info"
+    files = {**files, f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"}
+    files[f"{information}/entry_points.txt"] = "[group]\nx = y:z\n"
+    if record:
+        files[f"{information}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{information}/RECORD"])
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+
+
+def text_of(inputs: dict[str, Any]) -> str:
+    return json.dumps(inputs)
+
+
+EVERYTHING = """
+    import glob, importlib.metadata, subprocess
+    from pathlib import Path
+    open('data.bin').read(), glob.glob('data/*'), os.path.exists('missing'), os.environ.get('COLOUR')
+    subprocess.run(['cat', 'data.bin'], check=True)
+    importlib.metadata.entry_points()
+    Path('made.bin').write_text('x'), open('made.bin').read(), os.remove('made.bin')
+    """
+
+
+def test_an_unchanged_project_has_the_same_inputs_again(project: Project) -> None:
+    project.write("data.bin")
+    project.write("data/a.txt")
+    first = project.record(EVERYTHING)
+    assert text_of(project.record()) == text_of(first)
+    assert {"project/data.bin", "project/src/digits/model.py"} <= set(first["files"])
+
+
+def test_a_copy_of_the_project_in_another_folder_has_the_same_inputs(project: Project, tmp_path: Path) -> None:
+    project.write("data.bin")
+    project.write("data/a.txt")
+    first = project.record(EVERYTHING)
+    other = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(project.folder, other)
+    assert text_of(Project(other, project.library).record()) == text_of(first)
+
+
+MATRIX = """
+    import ctypes, glob, importlib.metadata, importlib.util, sqlite3, subprocess
+    from pathlib import Path
+    import digits.layers, digits.space.deep
+    from safetensors import safe_open
+    open('data.bin').read(), os.path.getsize('sized.bin'), os.path.exists('missing'), os.listdir('listed')
+    glob.glob('matched/*.txt'), os.environ.get('COLOUR'), os.getenv('SHAPE'), Path('looked').exists()
+    safe_open('weights.safetensors', 'np').keys()
+    sqlite3.connect('x.db').execute('select * from t').fetchall()
+    try: open('optional.json')
+    except OSError: pass
+    importlib.util.find_spec('accelerator')
+    with recorder.unwatched(): open('unread.bin').read()
+    if recorder._notes.log is not None:
+        subprocess.run(['cat', 'child.txt'], check=True, stdout=subprocess.DEVNULL)
+        ctypes.CDLL(None).getenv(b'NATIVE'), ctypes.CDLL(None).fopen(b'native.bin', b'r')
+    """
+CHANGED_FILES = ("data.bin", "sized.bin", "weights.safetensors", "x.db", "src/digits/layers.py", "src/digits/model.py")
+CHANGED_FILES += ("src/digits/__init__.py", "src/digits/space/deep.py", "declared/a.bin")
+CHANGED_FILES_SEEN_BY_THE_LIBRARY = ("child.txt", "native.bin")
+NEW_FILES = ("missing", "looked", "optional.json", "listed/b", "matched/b.txt", "accelerator.py", "json.py")
+NEW_FILES += ("src/digits/json.py", "src/digits/layers/__init__.py", "src/accelerator/__init__.py", "declared/b.bin")
+NO_INPUTS = ("README.md", "src/digits/notes.txt", "unread.bin", "src/digits/__pycache__/x.pyc", "matched.md")
+
+
+def test_every_change_of_an_input_is_noticed_and_nothing_else_is(project: Project) -> None:
+    import sqlite3
+
+    with sqlite3.connect(project.write("x.db")) as connection:
+        connection.execute("create table t (a)")
+    connection.close()
+    for path in ("data.bin", "sized.bin", "listed/a", "matched/a.txt", "unread.bin", "child.txt", "native.bin"):
+        project.write(path, "1")
+    for path in ("src/digits/layers.py", "src/digits/space/deep.py", "declared/a.bin"):
+        project.write(path, "")
+    project.write("weights.safetensors", (8).to_bytes(8, "little") + b"{}      ")
+    before = project.record(MATRIX, globs=("declared/*",), NATIVE="1", COLOUR="red")
+    assert before["unknown"] == []
+    assert project.changes(before) == []
+    seen = CHANGED_FILES_SEEN_BY_THE_LIBRARY if project.library else ()
+    for path in (*CHANGED_FILES, *seen):
+        file = project.folder / path
+        contents = file.read_bytes()
+        file.write_bytes(contents + b" ")
+        assert len(project.changes(before)) == 1, path
+        file.unlink()
+        assert project.changes(before), path
+        file.write_bytes(contents)
+        assert project.changes(before) == [], path
+    for path in NEW_FILES:
+        file = project.write(path)
+        assert project.changes(before), path
+        file.unlink()
+        if file.parent.name not in ("listed", "matched", "digits", "declared", "src", "project"):
+            file.parent.rmdir()
+        assert project.changes(before) == [], path
+    for path in NO_INPUTS:
+        project.write(path, "new")
+        assert project.changes(before) == [], path
+    assert project.changes(before, COLOUR="blue") == ["variable COLOUR"]
+    assert project.changes(before, SHAPE="round") == ["variable SHAPE is set now"]
+    assert project.changes(before, NATIVE="2") == (["variable NATIVE"] if project.library else [])
+
+
+def test_an_input_is_its_contents(project: Project) -> None:
+    project.write("data.bin", "contents")
+    assert project.record("open('data.bin')")["files"]["project/data.bin"] == sha256_bytes(b"contents")
+
+
+def test_the_standard_library_and_this_package_are_no_inputs(project: Project) -> None:
+    inputs = project.record("import json.tool, hatch_lower.config")
+    assert [path for path in inputs["files"] if path.endswith(".py")] == [
+        "project/src/digits/__init__.py",
+        "project/src/digits/model.py",
+    ]
+    assert inputs["modules"]["json"] == "python"
+    assert inputs["absent"] == []
+
+
+def test_files_of_a_distribution_stand_for_it(project: Project, tmp_path: Path) -> None:
+    site = tmp_path / "venv" / "site-packages"
+    install(site, "colours", {"colours/__init__.py": "", "colours/red.txt": "red", "colours/sub/a.txt": ""})
+    code = """
+        import colours
+        folder = os.path.dirname(colours.__file__)
+        open(folder + '/red.txt').read(), os.listdir(folder + '/sub'), os.path.exists(folder + '/blue.txt')
+    """
+    inputs = project.record(code, site=site)
+    assert set(inputs["distributions"]) - ALWAYS == {"colours"}
+    assert inputs["modules"]["colours"] == "dist colours"
+    assert not any(
+        "colours" in text_of(inputs[each]) for each in ("files", "absent", "looks", "listings", "importable")
+    )
+    (site / "colours-1.0.dist-info" / "RECORD").write_text("colours/__init__.py,,1\n")
+    assert project.record(site=site)["distributions"] != inputs["distributions"]
+
+
+def test_a_file_beside_distributions_that_none_installed_is_an_input(project: Project, tmp_path: Path) -> None:
+    site = tmp_path / "venv" / "site-packages"
+    install(site, "colours", {"colours/__init__.py": ""})
+    (site / "stray.py").write_text("")
+    (site / "colours" / "added.txt").write_text("")
+    inputs = project.record("import stray, colours; open(colours.__path__[0] + '/added.txt')", site=site)
+    assert {"site/stray.py", "site/colours/added.txt"} <= set(inputs["files"])
+    assert inputs["modules"]["stray"] == "site/stray.py"
+
+
+def test_a_distribution_without_a_list_of_files_is_known_by_its_files(project: Project, tmp_path: Path) -> None:
+    site = tmp_path / "venv" / "site-packages"
+    install(site, "colours", {"colours/__init__.py": ""}, record=False)
+    inputs = project.record("import colours", site=site)
+    assert "site/colours/__init__.py" in inputs["files"]
+    assert set(inputs["distributions"]) <= ALWAYS
+
+
+def test_who_asks_for_entry_points_does_not_depend_on_every_distribution(project: Project, tmp_path: Path) -> None:
+    site = tmp_path / "venv" / "site-packages"
+    install(site, "colours", {"colours/__init__.py": ""})
+    inputs = project.record(
+        """
+        import importlib.metadata
+        assert importlib.metadata.entry_points()
+        importlib.metadata.packages_distributions()
+        [each.metadata['Name'] for each in importlib.metadata.distributions()]
+        """,
+        site=site,
+    )
+    assert set(inputs["distributions"]) <= ALWAYS
+    assert not any("dist-info" in text_of(inputs[each]) for each in inputs)
+
+
+def test_only_importable_names_of_a_folder_that_was_imported_from_are_inputs(project: Project) -> None:
+    before = project.record("pass")
+    assert {"project/src", "project/src/digits", "project"} >= set(before["importable"]) > {"project/src"}
+    assert before["listings"] == {}
+    project.write("src/digits/README.md")
+    assert text_of(project.record()) == text_of(before)
+    project.write("src/digits/new.py")
+    assert project.record()["importable"] != before["importable"]
+
+
+def test_a_new_module_that_hides_another_is_noticed(project: Project) -> None:
+    before = project.record("import colorsys")
+    assert before["modules"]["colorsys"] == "python"
+    project.write("src/colorsys.py")
+    assert project.record()["modules"]["colorsys"] == "project/src/colorsys.py"
+
+
+def test_what_the_export_made_itself_is_no_input(project: Project) -> None:
+    inputs = project.record(
+        """
+        import tempfile
+        for name in ('made.bin', tempfile.mktemp()):
+            open(name, 'w').write('x')
+            open(name).read()
+        os.makedirs('made/deep', exist_ok=True)
+        open('made/deep/part', 'w').close()
+        os.rename('made/deep/part', 'made/deep/whole')
+        open('made/deep/whole').read()
+        with open('appended.txt', 'a') as file: file.write('x')
+        open('appended.txt').read()
+        handle = os.open('exclusive', os.O_RDWR | os.O_CREAT | os.O_EXCL); os.close(handle)
+        open('exclusive').read()
+        os.listdir('made')
+        """
+    )
+    kept = [path for name in ("files", "absent", "looks", "listings") for path in inputs[name]]
+    assert [path for path in kept if path.startswith("project") and "digits" not in path] == []
+    assert inputs["unknown"] == []
+
+
+def test_what_was_read_before_the_export_overwrote_it_is_not_known(project: Project) -> None:
+    project.write("data.bin", "before")
+    inputs = project.record("open('data.bin').read(); open('data.bin', 'w').write('after')")
+    assert inputs["unknown"] == ["data.bin changed while the export ran"]
+
+
+def test_what_another_process_read_before_the_export_overwrote_it_is_not_known(project: Project) -> None:
+    if project.library is None:
+        pytest.skip("what another process reads is not seen")
+    project.write("data.bin", "before")
+    code = "os.system('cat data.bin > other.bin'); open('data.bin', 'w').write('after'); open('other.bin').read()"
+    inputs = project.record(code)
+    assert inputs["unknown"] == ["data.bin changed while the export ran"]
+    assert "project/other.bin" not in inputs["files"]
+
+
+def test_a_file_that_was_overwritten_before_it_was_read_is_no_input(project: Project) -> None:
+    project.write("data.bin", "before")
+    inputs = project.record("open('data.bin', 'w').write('after'); open('data.bin').read()")
+    assert "project/data.bin" not in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('data.bin').read(); open('data.bin', 'a').write('x')",
+        "open('data.bin', 'r+').write('x')",
+        "open('data.bin').read(); os.utime('data.bin')",
+        "open('data.bin').read(); open('x', 'w').close(); os.replace('x', 'data.bin')",
+    ],
+)
+def test_an_input_that_changes_during_the_export_is_not_known(project: Project, code: str) -> None:
+    project.write("data.bin", "before")
+    assert project.record(code)["unknown"] == ["data.bin changed while the export ran"]
+
+
+def test_a_file_with_an_old_time_that_changes_during_the_export_is_not_known(project: Project) -> None:
+    project.write("data.bin", "before")
+    code = "open('data.bin').read(); open('data.bin', 'a').write('x'); os.utime('data.bin', (1, 1))"
+    assert project.record(code)["unknown"] == ["data.bin changed while the export ran"]
+
+
+def test_a_file_from_the_future_is_known(project: Project) -> None:
+    far = 4_000_000_000
+    os.utime(project.write("data.bin", "before"), (far, far))
+    inputs = project.record("open('data.bin').read()")
+    assert "project/data.bin" in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+def test_an_input_that_the_export_removes_is_not_known(project: Project) -> None:
+    project.write("data.bin", "before")
+    inputs = project.record("open('data.bin').read(); os.remove('data.bin')")
+    assert inputs["unknown"] == ["data.bin was removed while the export ran"]
+
+
+def test_a_folder_that_changes_after_it_was_listed_is_not_known(project: Project) -> None:
+    project.write("data/a.txt")
+    inputs = project.record("os.listdir('data'); open('data/b.txt', 'w').close()")
+    assert inputs["unknown"] == ["data changed while the export ran"]
+
+
+def test_a_module_that_comes_during_the_export_is_not_known(project: Project) -> None:
+    code = "import subprocess; subprocess.run(['cp', 'src/digits/model.py', 'src/digits/other.py'], check=True)"
+    if project.library is None:
+        pytest.skip("what another process makes is not seen")
+    made = project.record(code)
+    assert made["unknown"] == []  # by the export itself
+    unwatched = f"with recorder.unwatched():\n    {code}\nos.utime('src/digits/other.py')"
+    (project.folder / "src/digits/other.py").unlink()
+    assert project.record(unwatched)["unknown"] == ["src/digits/other.py changed while the export ran"]
+
+
+def test_a_link_to_an_input_is_an_input(project: Project, tmp_path: Path) -> None:
+    project.write("data.bin", "contents")
+    code = "import tempfile; at = tempfile.mktemp(); os.symlink(os.path.abspath('data.bin'), at); open(at).read()"
+    assert project.record(code)["files"]["project/data.bin"] == sha256_bytes(b"contents")
+
+
+def test_declared_inputs_are_inputs_by_name_and_contents(project: Project) -> None:
+    project.write("weights/a.bin", "a")
+    before = project.record("pass", globs=("weights/*", "none/*"))
+    assert before["files"]["project/weights/a.bin"] == sha256_bytes(b"a")
+    assert sorted(before["globs"]) == ["none/*", "weights/*"]
+    project.write("weights/b.bin", "b")
+    after = project.record("pass", globs=("weights/*", "none/*"))
+    assert after["globs"]["weights/*"] != before["globs"]["weights/*"]
+    assert after["globs"]["none/*"] == before["globs"]["none/*"]
+
+
+def test_commands_are_inputs(project: Project) -> None:
+    inputs = project.record("import subprocess; subprocess.run(['cat'], stdin=subprocess.DEVNULL)", tools=("no-such",))
+    assert inputs["tools"]["no-such"] == ""
+    if project.library is not None:
+        assert inputs["tools"]["cat"]
+
+
+def test_where_things_are_matters_only_to_the_project_itself(project: Project, tmp_path: Path) -> None:
+    helper = tmp_path / "elsewhere" / "helper.py"
+    helper.parent.mkdir()
+    helper.write_text(
+        "import os\nos.environ.get('HOME'), os.environ.get('COLOUR'), os.environ.get('OMP_NUM_THREADS')\n"
+    )
+    path = f"sys.path.append({str(helper.parent)!r})"
+    assert list(project.record(f"{path}; import helper; os.path.expanduser('~')", HOME="/h")["environment"]) == [
+        "COLOUR"
+    ]
+    assert "HOME" in project.record("os.environ.get('HOME')", HOME="/h")["environment"]
+
+
+def test_a_fixed_variable_that_was_passed_on_after_all_is_an_input(project: Project, tmp_path: Path) -> None:
+    helper = tmp_path / "elsewhere" / "helper.py"
+    helper.parent.mkdir()
+    helper.write_text("import os\nos.environ.get('OMP_NUM_THREADS')\n")
+    code = f"sys.path.append({str(helper.parent)!r}); import helper"
+    assert project.record(code)["environment"] == {}
+    assert project.record(code, OMP_NUM_THREADS="4")["environment"]["OMP_NUM_THREADS"]
+
+
+def test_a_credential_is_recorded_by_presence(project: Project) -> None:
+    assert project.record("os.environ['HUB_TOKEN']", HUB_TOKEN="x")["environment"] == {"HUB_TOKEN": "set"}
+
+
+@pytest.mark.torch
+def test_the_inputs_of_an_export_with_torch_are_few(project: Project) -> None:
+    code = """
+        import torch
+        recorder.wrap_torch()
+        torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    """
+    inputs = project.record(code)
+    assert inputs["unknown"] == []
+    assert "torch" in inputs["distributions"]
+    assert len(text_of(inputs)) < 100_000
+    assert text_of(project.record()) == text_of(inputs)

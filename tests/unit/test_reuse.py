@@ -1,0 +1,343 @@
+"""Level 2: an export whose graphs are known is not lowered again, and its debug map is none the staler for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.backends import TagBy
+from support.exports import SOURCE, Workshop, files_of, key_of, settings_of
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PartitionResult, PreprocessResult
+from hatch_lower.cache.key import ExportKey
+from hatch_lower.config import BackendChoice, Recipe
+from hatch_lower.debug import read_debug
+from hatch_lower.errors import BackendError
+from hatch_lower.export.capture import CapturedModel
+from hatch_lower.records import ModelReport
+
+pytestmark = pytest.mark.torch
+
+LOWERING = {"edge", "lower", "emit", "constants", "verify"}
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("HATCH_LOWER_CACHE", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Workshop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ExportKey:
+    """The key of the unchanged source, which two exports in two folders share."""
+    first, second = (key_of(Workshop(tmp_path_factory.mktemp("shop")).capture()) for _ in range(2))
+    assert first == second
+    return first
+
+
+def uncached(shop: Workshop, source: CapturedModel, monkeypatch: pytest.MonkeyPatch) -> ModelReport:
+    with monkeypatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        report, events = shop.build(source)
+    assert events.stages() >= LOWERING
+    return report
+
+
+def lines_of(report: ModelReport) -> set[int]:
+    debug = read_debug(files_of(report)["net/default.debug.json"], "debug")
+    sources = {origin.source for method in debug.methods.values() for origin in method.handles.values()}
+    return {int(source.removeprefix("net.py:")) for source in sources if source}
+
+
+def test_a_comment_moves_the_lines_in_the_debug_map_and_nothing_is_lowered(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, events = shop.build(shop.capture())
+    assert events.stages() >= LOWERING
+    assert events.notes() == []
+    moved = shop.capture(edits={"class Block": "# A comment\n# on two lines.\nclass Block"})
+    second, events = shop.build(moved)
+    assert events.stages() == {"known"}
+    assert lines_of(second) == {line + 2 for line in lines_of(first)}
+    fresh = uncached(shop, moved, monkeypatch)
+    assert files_of(second) == files_of(fresh)
+    assert second.manifest == fresh.manifest
+    assert {replace(file, source=Path()) for file in second.files} == {
+        replace(file, source=Path()) for file in fresh.files
+    }
+    assert [row.level for row in first.rows] == [0] * 4
+    assert [row.level for row in second.rows] == [2] * 4
+    assert [replace(row, level=0, seconds=0, reused=0) for row in second.rows] == [
+        replace(row, level=0, seconds=0, reused=0) for row in fresh.rows
+    ]
+
+
+def test_lines_that_move_apart_are_told_apart(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_line = {
+        "        hidden = torch.clamp(self.block(image) * scale, 0, 600)\n": "        hidden = self.block(image)"
+        " * scale; hidden = torch.clamp(hidden, 0, 600)\n"
+    }
+    shop.build(shop.capture(edits=one_line))
+    moved = shop.capture(
+        edits={
+            "        hidden = torch.clamp(self.block(image) * scale, 0, 600)\n": "        hidden = self.block(image)\n"
+            "        hidden = hidden * scale\n\n        hidden = torch.clamp(hidden, 0, 600)\n"
+        }
+    )
+    second, events = shop.build(moved)
+    assert events.stages() == {"known"}
+    assert files_of(second) == files_of(uncached(shop, moved, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"hidden.sum() > 0": "(hidden).sum() > 0"},
+        {"(h * 2)".strip("()"): "(h * 2)"},
+        {"lambda h: h - 1": "lambda other: other - 1"},
+        {"    torch.manual_seed(3)": "    import json\n    torch.manual_seed(3)"},
+        {'torch.tensor([1.0, 2.0, 3.0, 4.0]), "count"': 'torch.tensor([1, 2, 3, 4.0]), "count"'},
+    ],
+    ids=["parentheses", "more parentheses", "a local variable", "an import", "another way to write a constant"],
+)
+def test_what_does_not_show_in_the_export_is_a_hit(shop: Workshop, base: ExportKey, edits: dict[str, str]) -> None:
+    assert key_of(shop.capture(edits=edits)) == base
+
+
+def test_renamed_nodes_are_a_hit(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.build(shop.capture())
+    renamed = shop.capture()
+    for method in renamed.methods:
+        program = method.program
+        names = {}
+        for number, node in enumerate(program.graph.nodes):
+            if node.op == "call_function":
+                names[node.name] = f"renamed_{number}"
+                node.name = f"renamed_{number}"
+        outputs = program.graph_signature.output_specs
+        for spec in outputs:
+            name = getattr(spec.arg, "name", None)
+            if name in names:
+                spec.arg = replace(spec.arg, name=names[name])
+    second, events = shop.build(renamed)
+    assert events.stages() == {"known"}
+    assert files_of(second) == files_of(uncached(shop, renamed, monkeypatch))
+
+
+MISSES: dict[str, dict[str, str]] = {
+    "a literal": {"0, 600)": "0, 601)"},
+    "the type of a literal": {"lambda h: h * 2": "lambda h: h * 2.0"},
+    "an operator": {"torch.relu(": "torch.nn.functional.gelu("},
+    "a branch": {"lambda h: h - 1": "lambda h: h - 2"},
+    "the order of operands": {"hidden + self.table": "self.table + hidden"},
+    "weights": {"torch.manual_seed(3)": "torch.manual_seed(4)"},
+    "a constant in the code": {"[1.0, 2.0, 3.0, 4.0]": "[1.0, 2.0, 3.0, 5.0]"},
+    "a plain attribute": {"torch.arange(4.0)": "torch.arange(1.0, 5.0)"},
+    "a buffer that becomes a parameter": {
+        'self.register_buffer("count", torch.zeros(()))': "self.count = torch.nn.Parameter(torch.zeros(()))"
+        ".requires_grad_(False)"
+    },
+    "the values of an example input": {"torch.linspace(0, 1, 12)": "torch.linspace(0, 2, 12)"},
+    "the sizes of an example input": {
+        "torch.linspace(0, 1, 12).reshape(3, 4)": "torch.linspace(0, 1, 16).reshape(4, 4)"
+    },
+    "the strides of an example input": {"reshape(3, 4)": "reshape(4, 3).t()"},
+    "the dtype": {
+        "Net().eval()": "Net().double().eval()",
+        "torch.linspace(0, 1, 12)": "torch.linspace(0, 1, 12).double()",
+    },
+    "a literal among the example inputs": {'{"scale": 2.0}': '{"scale": 3.0}'},
+    "the name of a positional parameter": {
+        "def embed(self, image):\n        return self.block(image)": "def embed(self, picture):\n"
+        "        return self.block(picture)"
+    },
+    "the name of a keyword parameter": {
+        "*, scale=2.0": "*, factor=2.0",
+        "self.block(image) * scale": "self.block(image) * factor",
+        '{"scale": 2.0}': '{"factor": 2.0}',
+        '"scale": None': '"factor": None',
+    },
+    "the name of a dimension": {'Dim("rows"': 'Dim("lines"'},
+    "the range of a dimension": {"max=64": "max=65"},
+    "no dynamic dimension": {'{"image": {0: rows}, "scale": None}': "None"},
+    "the name of a method": {'"embed": Method': '"encode": Method', "(images,))})": '(images,), attribute="embed")})'},
+    "the order of methods": {
+        '{"forward": forward, "embed": Method((images,))}': '{"embed": Method((images,)), "forward": forward}'
+    },
+    "a method less": {', "embed": Method((images,))': ""},
+    "a key of the result": {'{"out": hidden': '{"result": hidden'},
+    "the container of the result": {"self.block(image).sum(1)": "[self.block(image).sum(1)]"},
+    "the path of a module": {
+        "self.block = Block()": "self.stage = Block()",
+        "self.block(image) * scale": "self.stage(image) * scale",
+        "self.block(image).sum": "self.stage(image).sum",
+    },
+    "the class of a module": {"class Block(": "class Stage(", "self.block = Block()": "self.block = Stage()"},
+    "a tie": {
+        'self.register_buffer("count", torch.zeros(()))': "self.count = torch.nn.Buffer(torch.zeros(()))\n"
+        "        self.block.linear.bias.data = self.block.linear.weight.data[0]"
+    },
+    "persistence": {'"count", torch.zeros(()))': '"count", torch.zeros(()), persistent=False)'},
+    "what eager computes": {"return torch.relu(": "return (1 if torch.compiler.is_exporting() else 2) * torch.relu("},
+}
+
+
+@pytest.mark.parametrize("change", MISSES)
+def test_a_change_of_the_export_is_a_miss(shop: Workshop, base: ExportKey, change: str) -> None:
+    assert key_of(shop.capture(edits=MISSES[change])).digest() != base.digest()
+
+
+REFERENCE = Recipe("default", (BackendChoice("reference"),))
+SETTINGS = {
+    "a tolerance": settings_of(replace(REFERENCE, rtol=1e-3), Recipe("portable")),
+    "another tolerance": settings_of(replace(REFERENCE, atol=1e-3), Recipe("portable")),
+    "whether a recipe is verified": settings_of(replace(REFERENCE, verify=False), Recipe("portable")),
+    "a backend": settings_of(replace(REFERENCE, backends=()), Recipe("portable")),
+    "an option": settings_of(
+        replace(REFERENCE, backends=(BackendChoice("reference", {"ops": ["aten.relu.default"]}),)), Recipe("portable")
+    ),
+    "the name of a recipe": settings_of(REFERENCE, Recipe("plain")),
+    "a recipe more": settings_of(REFERENCE, Recipe("portable"), Recipe("more")),
+    "the order of recipes": settings_of(order=("portable", "default")),
+    "the name of the model": settings_of(name="other"),
+    "check data": settings_of(check=False),
+    "the seed": settings_of(seed=1),
+}
+
+
+@pytest.mark.parametrize("change", SETTINGS)
+def test_a_change_of_the_settings_is_a_miss(shop: Workshop, base: ExportKey, change: str) -> None:
+    assert key_of(shop.capture(), SETTINGS[change]).digest() != base.digest()
+
+
+def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, tmp_path: Path) -> None:
+    source = shop.capture()
+    report, _ = shop.build(source)
+    plan = next(file for file in report.files if file.path == "net/default.json")
+    (blob,) = (tmp_path / "cache").rglob(plan.sha256)
+    blob.write_bytes(blob.read_bytes()[:-1] + b" ")
+    again, events = shop.build(source)
+    assert events.stages() >= LOWERING
+    assert any("damaged" in note for note in events.notes())
+    assert files_of(again) == files_of(report)
+
+
+@pytest.mark.parametrize("mode", ["refresh", "off"])
+def test_no_look_up(shop: Workshop, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = shop.capture()
+    report, _ = shop.build(source)
+    monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
+    again, events = shop.build(source)
+    assert events.stages() >= LOWERING
+    assert files_of(again) == files_of(report)
+
+
+@pytest.mark.parametrize("mode", ["read-only", "frozen"])
+def test_a_look_up_that_writes_nothing(
+    shop: Workshop, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, _ = shop.build(shop.capture())
+    entries = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
+    monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
+    again, events = shop.build(shop.capture(edits={"class Block": "# moved\nclass Block"}))
+    assert events.stages() == {"known"}
+    assert files_of(again).keys() == files_of(report).keys()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries
+
+
+def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Workshop) -> None:
+    with torch.library._scoped_library("hatch_lower_reuse", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        source = shop.capture(edits={"torch.relu(self.linear(x))": "torch.ops.hatch_lower_reuse.twice(self.linear(x))"})
+        for _ in range(2):
+            report, events = shop.build(source, settings_of(Recipe("portable")))
+            assert events.stages() >= LOWERING - {"lower"} - {"constants"}
+            assert report.methods == {}
+        (note,) = events.notes()
+    assert re.search(r"only partitions are looked up in the cache: .*twice.* is composed of others", note)
+
+
+def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop) -> None:
+    from hatch_lower.cache.store import open_store
+    from hatch_lower.explain.form import read_form
+
+    report, _ = shop.build(shop.capture())
+    store = open_store({"HATCH_LOWER_CACHE_DIR": str(shop.folder / "cache")}, pytest.fail)
+    data = store.read_blob(report.methods["embed"].form)
+    assert data is not None
+    form = read_form(data)
+    assert form is not None
+    line = SOURCE.splitlines().index("        return self.block(image).sum(1)") + 1
+    operator = next(at for at, row in enumerate(form.graph) if "aten::sum" in str(row[1]))
+    assert form.sources[operator] == f"net.py:{line}"
+    assert "block.linear.weight" in form.names
+    assert "image" in form.names
+
+
+class Versioned(BackendDetails):
+    """Takes every `relu`; a library counts for its blobs."""
+
+    library: ClassVar[str] = "1.0"
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(f"made with {Versioned.library}".encode())
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        return TagBy(lambda node: str(node) if "relu" in str(node.target) else None, "Versioned")
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        if cls.library == "broken":
+            raise BackendError("the library is broken")
+        return {"library": cls.library}
+
+
+def test_a_backend_that_has_changed_lowers_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
+    source = shop.capture()
+    report, _ = shop.build(source, settings)
+    assert [row.level for row in report.rows] == [0, 0]
+    again, events = shop.build(source, settings)
+    assert events.stages() == {"known"}
+    assert files_of(again) == files_of(report)
+    monkeypatch.setattr(Versioned, "library", "2.0")
+    third, events = shop.build(source, settings)
+    assert events.stages() >= LOWERING - {"verify"}
+    assert files_of(third) != files_of(report)
+    monkeypatch.setattr(Versioned, "library", "broken")
+    with pytest.raises(BackendError, match="the library is broken"):
+        shop.build(source, settings)
+    monkeypatch.setattr(Versioned, "library", "2.0")
+    other_seed = replace(settings, seed=1)
+    fourth, events = shop.build(source, other_seed)
+    assert events.stages() >= LOWERING - {"verify"}
+    assert [row.level for row in fourth.rows] == [3, 3], "the partitions are known"
+    assert files_of(fourth) == files_of(third)
+
+
+def test_a_reason_that_names_a_source_line_would_be_stale(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Telling(TagBy):
+        def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+            result = super().partition(exported_program)
+            return replace(result, reasons={node.name: "see net.py:9" for node in exported_program.graph.nodes})
+
+    taken = classmethod(lambda cls, options: Telling(lambda node: None, "Versioned"))
+    monkeypatch.setattr(Versioned, "partitioner", taken)
+    settings = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
+    source = shop.capture()
+    for _ in range(2):
+        _, events = shop.build(source, settings)
+        assert events.stages() >= LOWERING - {"verify"}
+        (note,) = events.notes()
+        assert note.startswith("the model is not kept in the cache as a whole: a backend's reason names a source line:")

@@ -1,0 +1,133 @@
+"""The store and a cache that several machines share; the protocol over the network has its own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hatch_lower.cache.entry import make_record
+from hatch_lower.cache.store import Keep, Store
+from hatch_lower.digest import sha256_bytes
+
+KEY = "ab" * 32
+DIGEST = sha256_bytes(b"abc")
+
+
+@dataclass
+class Shared:
+    """A shared cache in memory, which gives what it has without looking at it."""
+
+    records: dict[str, Any] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+
+    def fetch(self, key: str, keep: Keep) -> Any:
+        self.asked.append(key)
+        record = self.records.get(key)
+        if record is not None:
+            for digest in self.blobs:
+                keep(digest, lambda path, digest=digest: self.send(digest, path))
+        return record
+
+    def send(self, digest: str, path: Path) -> bool:
+        self.sent.append(digest)
+        path.write_bytes(self.blobs[digest])
+        return True
+
+    def offer(self, key: str, record: dict[str, Any], blobs: Mapping[str, Path]) -> None:
+        self.records[key] = record
+        self.blobs |= {digest: path.read_bytes() for digest, path in blobs.items()}
+
+
+def make_store(directory: Path, shared: Shared, mode: str = "on") -> Store:
+    return Store(directory, mode, pytest.fail, shared)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    """Return a shared cache that another machine has filled."""
+    filled = Shared()
+    make_store(tmp_path / "other", filled).put(KEY, {"torch": "2.13.0"}, 1, [b"abc"])
+    return filled
+
+
+def test_what_one_machine_stores_another_finds_and_keeps(tmp_path: Path, shared: Shared) -> None:
+    assert shared.records == {KEY: make_record(KEY, {"torch": "2.13.0"}, 1, [DIGEST])}
+    store = make_store(tmp_path / "here", shared)
+    assert [store.find(KEY), store.get(KEY, "x")] == [1, 1]
+    assert (shared.asked, shared.sent) == ([KEY], [DIGEST])
+    assert store.read_blob(DIGEST) == b"abc"
+
+
+def test_blobs_that_are_here_are_not_sent(tmp_path: Path, shared: Shared) -> None:
+    store = make_store(tmp_path / "here", shared)
+    store.put_blob(b"abc")
+    assert store.find(KEY) == 1
+    assert shared.sent == []
+
+
+def test_a_blob_with_other_contents_than_its_name_says_is_not_taken(tmp_path: Path, shared: Shared) -> None:
+    shared.blobs[DIGEST] = b"abd"
+    store = make_store(tmp_path / "here", shared)
+    assert store.find(KEY) is None
+    assert not store.blob_path(DIGEST).exists()
+    assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
+
+
+def test_a_record_of_another_key_or_with_another_digest_is_not_taken(tmp_path: Path, shared: Shared) -> None:
+    good = shared.records[KEY]
+    wrong = [
+        {**good, "value": 2},
+        {**good, "digest": "ab" * 32},
+        {**make_record(KEY, {}, 1, ["../../x"])},
+        {**make_record("cd" * 32, {}, 1, [DIGEST])},
+        {"value": 1},
+        [],
+    ]
+    for each in wrong:
+        shared.records[KEY] = each
+        store = make_store(tmp_path / "here", shared)
+        assert store.find(KEY) is None
+        assert not store.record_path(KEY).exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"), [("on", True), ("frozen", True), ("read-only", False), ("refresh", False), ("off", False)]
+)
+def test_the_modes_that_ask_a_shared_cache(tmp_path: Path, shared: Shared, mode: str, found: bool) -> None:
+    store = make_store(tmp_path / "here", shared, mode)
+    assert (store.find(KEY) == 1, shared.asked == [KEY]) == (found, found)
+
+
+def test_what_is_not_to_be_shared_is_neither_asked_for_nor_offered(tmp_path: Path, shared: Shared) -> None:
+    store = make_store(tmp_path / "here", shared)
+    assert store.find(KEY, shared=False) is None
+    store.put("cd" * 32, {}, 1, shared=False)
+    store.update("ef" * 32, {}, lambda value: (1, []))
+    assert (shared.asked, list(shared.records)) == ([], [KEY])
+    store.update("ef" * 32, {}, lambda value: (value + 1, []), shared=True)
+    assert shared.records["ef" * 32]["value"] == 2
+
+
+def test_fetch_asks_the_shared_cache_alone_and_leaves_the_record_that_is_here(tmp_path: Path, shared: Shared) -> None:
+    store = make_store(tmp_path / "here", shared)
+    store.put(KEY, {}, "mine", shared=False)
+    assert store.fetch(KEY) == 1
+    assert store.read_blob(DIGEST) == b"abc"
+    assert store.find(KEY) == "mine"
+
+
+def test_a_local_disk_that_is_full_is_reported_once_and_the_shared_cache_is_left_alone(
+    tmp_path: Path, shared: Shared
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    warnings: list[str] = []
+    store = Store(blocked, "on", warnings.append, shared)
+    assert [store.find(KEY), store.find(KEY)] == [None, None]
+    assert (len(warnings), shared.asked, shared.sent) == (1, [KEY], [])

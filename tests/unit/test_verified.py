@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hatch_lower.cache import verified
+from hatch_lower.cache.store import Store
+from hatch_lower.digest import sha256_bytes, sha256_file
+
+SIZE = verified.LARGE
+DIGEST = sha256_bytes(bytes(SIZE))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the files that were hashed."""
+    names: list[str] = []
+
+    def count(path: Path) -> str:
+        names.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr(verified, "sha256_file", count)
+    return names
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let times be trusted after a hundredth of a second, and wait for that."""
+    monkeypatch.setattr(verified, "SETTLED", 0.01)
+    time.sleep(0.05)
+
+
+def make_store(directory: Path, size: int = SIZE) -> tuple[Store, str]:
+    store = Store(directory, "on", lambda line: None)
+    return store, store.put_blob(bytes(size))
+
+
+def test_a_large_blob_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str]) -> None:
+    store, digest = make_store(tmp_path)
+    settle(monkeypatch)
+    assert [store.holds(digest) for _ in range(3)] == [True] * 3
+    assert hashed == [digest]
+    assert [Store(tmp_path, "frozen", pytest.fail).holds(digest), hashed] == [True, [digest]]
+
+
+def test_a_small_blob_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str]) -> None:
+    store, digest = make_store(tmp_path, SIZE - 1)
+    settle(monkeypatch)
+    assert [store.holds(digest) for _ in range(3)] == [True] * 3
+    assert hashed == [digest] * 3
+
+
+def test_a_blob_that_was_just_written_is_not_trusted(tmp_path: Path, hashed: list[str]) -> None:
+    store, digest = make_store(tmp_path)
+    assert [store.holds(digest) for _ in range(2)] == [True] * 2
+    assert hashed == [digest] * 2
+
+
+@pytest.mark.parametrize("how", ["in place", "with its old times", "replaced", "longer"])
+def test_damage_that_moves_the_stat_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    store, digest = make_store(tmp_path)
+    settle(monkeypatch)
+    assert store.holds(digest)
+    path = store.blob_path(digest)
+    before = path.stat()
+    if how == "replaced":
+        (tmp_path / "other").write_bytes(b"\1" + bytes(SIZE - 1))
+        os.replace(tmp_path / "other", path)
+    else:
+        with path.open("r+b") as file:
+            file.seek(SIZE if how == "longer" else 0)
+            file.write(b"\1")
+    if how != "in place":
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not store.holds(digest)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("notes", [b"", b"[", b"[]", b'{"x": 1}', b"\xff"])
+def test_notes_that_are_damaged_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: bytes) -> None:
+    store, digest = make_store(tmp_path)
+    (tmp_path / "verified.json").write_bytes(notes)
+    settle(monkeypatch)
+    assert store.holds(digest)
+
+
+def test_notes_about_blobs_that_are_gone_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, digest = make_store(tmp_path)
+    other = store.put_blob(bytes(SIZE + 1))
+    settle(monkeypatch)
+    assert store.holds(digest)
+    store.blob_path(digest).unlink()
+    assert store.holds(other)
+    notes = (tmp_path / "verified.json").read_text()
+    assert (digest in notes, other in notes) == (False, True)

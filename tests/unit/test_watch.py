@@ -1,0 +1,395 @@
+"""Every reader that an export can use is seen, with the preloaded library and without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.recorded import Project
+
+from hatch_lower.recording.preload import built_library
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = built_library(tmp_path_factory.mktemp("cache"))
+    if found is None:
+        pytest.skip("there is no C compiler, or no GNU C library")
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path, library: Path) -> Project:
+    return Project(tmp_path / "project", library)
+
+
+@pytest.fixture
+def unaided(tmp_path: Path) -> Project:
+    """A project that is recorded without the preloaded library."""
+    return Project(tmp_path / "project", None)
+
+
+@pytest.fixture(params=["preloaded", "unaided"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
+    preloaded = request.param == "preloaded"
+    return Project(tmp_path / "project", request.getfixturevalue("library") if preloaded else None)
+
+
+READERS = {
+    "open": "open('FILE', 'rb').read()",
+    "bytes": "open(b'FILE', 'rb').read()",
+    "pathlib": "from pathlib import Path; Path('FILE').read_bytes()",
+    "os": "os.close(os.open('FILE', os.O_RDONLY))",
+    "both": "open('FILE', 'r+b').read()",
+    "relative": "os.chdir('src'); open('../FILE', 'rb').read(); os.chdir('..')",
+    "map": "import mmap; f = open('FILE', 'rb'); mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)[0]",
+    "resource": "import importlib.resources as r; (r.files('digits') / '../../FILE').read_bytes()",
+    "exec": "exec(compile(open('FILE').read(), 'FILE', 'exec'))",
+    "runpy": "import runpy; runpy.run_path('FILE')",
+    "copy": "import shutil, tempfile; shutil.copyfile('FILE', tempfile.mktemp())",
+    "thread": "import threading; t = threading.Thread(target=lambda: open('FILE').read()); t.start(); t.join()",
+}
+
+
+def test_a_file_that_is_read_is_an_input(either: Project) -> None:
+    for name in READERS:
+        either.write(name, "x = 1\n")
+    inputs = either.record("\n".join(code.replace("FILE", name) for name, code in READERS.items()))
+    assert {f"project/{name}" for name in READERS} - set(inputs["files"]) == set()
+    assert inputs["unknown"] == []
+
+
+NATIVE_READERS = {
+    "subprocess": "import subprocess; subprocess.run(['cat', 'data.bin'], check=True, stdout=subprocess.DEVNULL)",
+    "a shell": "os.system('cat data.bin > /dev/null')",
+    "fopen": "import ctypes; assert ctypes.CDLL(None).fopen(b'data.bin', b'r')",
+    "fork": "pid = os.fork() or (open('data.bin').read(), os._exit(0)); os.waitpid(pid, 0)",
+}
+
+
+@pytest.mark.parametrize("code", NATIVE_READERS.values(), ids=NATIVE_READERS)
+def test_a_file_that_native_code_or_another_process_reads_is_an_input(project: Project, code: str) -> None:
+    project.write("data.bin", "x = 1\n")
+    inputs = project.record(code)
+    assert "project/data.bin" in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import subprocess; subprocess.run(['cat', 'data.bin'])", "a subprocess ran: cat"),
+        ("os.system('cat data.bin')", "a subprocess ran: sh"),
+        ("os.waitpid(os.fork() or os._exit(0), 0)", "a subprocess ran: a fork of the build's process"),
+        ("os.waitpid(os.posix_spawn('/bin/cat', ['cat', 'data.bin'], os.environ), 0)", "a subprocess ran: cat"),
+    ],
+)
+def test_without_the_library_a_subprocess_is_a_reason_to_doubt(unaided: Project, code: str, reason: str) -> None:
+    unaided.write("data.bin", "x = 1\n")
+    assert unaided.record(code)["unknown"] == [reason]
+
+
+def test_a_pool_of_processes_is_noticed_without_the_library(unaided: Project) -> None:
+    code = """
+        import multiprocessing
+        from multiprocessing import resource_tracker
+        resource_tracker.ensure_running()
+    """
+    (reason,) = unaided.record(code)["unknown"]
+    assert reason.startswith("a subprocess ran: python")
+
+
+def test_a_subprocess_with_an_environment_of_its_own_is_a_reason_to_doubt(project: Project) -> None:
+    code = "import subprocess; subprocess.run(['cat', 'data.bin'], env={'PATH': os.environ['PATH']})"
+    project.write("data.bin")
+    assert any("cat" in reason for reason in project.record(code)["unknown"])
+
+
+def test_a_database_is_an_input(either: Project) -> None:
+    import sqlite3
+
+    with sqlite3.connect(either.write("x.db")) as connection:
+        connection.execute("create table t (a)")
+    connection.close()
+    inputs = either.record("import sqlite3; print(sqlite3.connect('x.db').execute('select * from t').fetchall())")
+    assert "project/x.db" in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+def test_a_native_library_that_is_loaded_is_an_input(either: Project) -> None:
+    import _ctypes
+    import shutil
+
+    shutil.copyfile(_ctypes.__file__, either.write("native.so"))
+    inputs = either.record("import ctypes; ctypes.CDLL(os.path.abspath('native.so'))")
+    assert "project/native.so" in inputs["files"]
+
+
+WEIGHTS = {
+    "open": "from safetensors import safe_open\nwith safe_open('FILE', 'pt') as file: file.get_tensor('a')",
+    "named": "import safetensors\nwith safetensors.safe_open(filename='FILE', framework='pt') as file: file.keys()",
+    "torch": "from safetensors.torch import load_file; load_file('FILE')",
+    "numpy": "from safetensors.numpy import load_file; load_file('FILE')",
+    "from_file": "import torch; recorder.wrap_torch(); torch.from_file('FILE', size=4, dtype=torch.uint8)",
+    "storage": "import torch; torch.UntypedStorage.from_file('FILE', False, 4)",
+}
+
+
+@pytest.mark.torch
+def test_weights_that_native_code_maps_are_inputs(either: Project) -> None:
+    import torch
+    from safetensors.torch import save
+
+    for name in WEIGHTS:
+        either.write(name, save({"a": torch.ones(2)}))
+    inputs = either.record("\n".join(code.replace("FILE", name) for name, code in WEIGHTS.items()))
+    assert {f"project/{name}" for name in WEIGHTS} - set(inputs["files"]) == set()
+    assert inputs["unknown"] == []
+
+
+@pytest.mark.torch
+def test_weights_that_torch_loads_by_mapping_are_inputs(either: Project) -> None:
+    import io
+
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, buffer)
+    either.write("w.pt", buffer.getvalue())
+    inputs = either.record("import torch; recorder.wrap_torch(); torch.load('w.pt', mmap=True)['a'].sum()")
+    assert "project/w.pt" in inputs["files"]
+
+
+def test_the_stand_in_for_safe_open_is_still_its_class(unaided: Project) -> None:
+    unaided.write("w.safetensors", (8).to_bytes(8, "little") + b"{}      ")
+    unaided.record(
+        """
+        from safetensors import safe_open
+        file = safe_open('w.safetensors', 'np')
+        assert isinstance(file, safe_open) and safe_open.__name__ == 'safe_open'
+        recorder.stop()
+        import safetensors
+        assert safetensors.safe_open is type(file)
+        """
+    )
+
+
+def test_modules_are_inputs(either: Project) -> None:
+    either.write("src/digits/layers.py", "x = 1\n")
+    either.write("src/digits/extra/deep.py", "x = 1\n")  # a namespace package
+    inputs = either.record("import digits.layers, digits.extra.deep; sys.modules.pop('digits.layers')")
+    assert {"project/src/digits/model.py", "project/src/digits/extra/deep.py"} <= set(inputs["files"])
+    assert "project/src/digits/layers.py" in inputs["files"]
+    assert inputs["modules"]["digits"] == "project/src/digits"
+    assert not any("__pycache__" in path for path in inputs["files"])
+
+
+def test_a_module_that_is_not_there_is_an_input(either: Project) -> None:
+    inputs = either.record(
+        """
+        import importlib, importlib.util
+        try: import missing_one
+        except ImportError: pass
+        try: importlib.import_module('missing_two')
+        except ImportError: pass
+        importlib.util.find_spec('missing_three')
+        """
+    )
+    assert {inputs["modules"][f"missing_{each}"] for each in ("one", "two", "three")} == {""}
+
+
+def test_a_distribution_that_is_asked_for_by_name_is_an_input(either: Project) -> None:
+    inputs = either.record(
+        """
+        import importlib.metadata
+        importlib.metadata.version('platformdirs')
+        try: importlib.metadata.version('No.Such_Thing')
+        except importlib.metadata.PackageNotFoundError: pass
+        """
+    )
+    assert inputs["distributions"]["platformdirs"].partition(" ")[2]
+    assert inputs["distributions"]["no-such-thing"] == ""
+
+
+LISTERS = {
+    "listdir": "os.listdir('FOLDER')",
+    "bytes": "os.listdir(b'FOLDER')",
+    "scandir": "list(os.scandir('FOLDER'))",
+    "walk": "list(os.walk('FOLDER'))",
+    "glob": "import glob; glob.glob('FOLDER/*.txt')",
+    "pathlib": "from pathlib import Path; list(Path('FOLDER').glob('*.txt'))",
+    "descriptor": "handle = os.open('FOLDER', os.O_RDONLY); os.listdir(handle)",
+    "here": "os.chdir('FOLDER'); os.listdir(); os.chdir('..')",
+}
+
+
+def test_a_folder_that_is_listed_is_an_input(either: Project) -> None:
+    for name in LISTERS:
+        either.write(f"{name}/a.txt")
+    inputs = either.record("\n".join(code.replace("FOLDER", name) for name, code in LISTERS.items()))
+    assert set(inputs["listings"]) == {f"project/{name}" for name in LISTERS}
+    assert inputs["unknown"] == []
+
+
+def test_a_folder_that_another_process_lists_is_an_input(project: Project) -> None:
+    project.write("data/a.txt")
+    assert "project/data" in project.record("os.system('ls data > /dev/null')")["listings"]
+
+
+LOOKS = {
+    "exists": "assert os.path.exists('PATH') and not os.path.exists('no-PATH')",
+    "is_file": "from pathlib import Path; assert Path('PATH').is_file() and not Path('no-PATH').exists()",
+    "access": "assert os.access('PATH', os.R_OK) and not os.access('no-PATH', os.R_OK)",
+    "size": "os.path.getsize('PATH'); os.path.lexists('no-PATH')",
+}
+
+
+def test_a_look_is_an_input(either: Project) -> None:
+    for name in LOOKS:
+        either.write(name, "12345")
+    inputs = either.record("\n".join(code.replace("PATH", name) for name, code in LOOKS.items()))
+    assert {inputs["looks"].get(f"project/{name}") for name in LOOKS} == {"file 5"}
+    assert {f"project/no-{name}" for name in LOOKS} - set(inputs["absent"]) == set()
+
+
+def test_a_file_that_could_not_be_opened_is_an_input(either: Project) -> None:
+    inputs = either.record("try: open('missing')\nexcept OSError: pass")
+    assert "project/missing" in inputs["absent"]
+
+
+def test_a_file_that_was_only_looked_at_in_native_code_is_an_input(project: Project) -> None:
+    project.write("there", "12345")
+    inputs = project.record("import ctypes; assert ctypes.CDLL(None).access(b'there', 0) == 0")
+    assert inputs["looks"]["project/there"] == "file 5"
+
+
+NAMED = {
+    "ITEM": "assert os.environ['ITEM'] == 'red'",
+    "GET": "assert os.environ.get('GET') == 'red'",
+    "IN": "assert 'IN' in os.environ",
+    "GETENV": "assert os.getenv('GETENV') == 'red'",
+    "BYTES": "assert os.getenvb(b'BYTES') == b'red'",
+    "POP": "os.environ.pop('POP')",
+    "DEFAULT": "os.environ.setdefault('DEFAULT', 'blue')",
+}
+
+
+def test_a_variable_that_is_read_is_an_input(either: Project) -> None:
+    variables = dict.fromkeys([*NAMED, "UNREAD"], "red")
+    environment = either.record("\n".join(NAMED.values()), **variables)["environment"]
+    assert set(environment) == set(NAMED)
+    assert not {"", "red"} & set(environment.values())
+
+
+def test_a_variable_that_is_not_set_is_an_input(either: Project) -> None:
+    assert either.record("os.environ.get('COLOUR')")["environment"]["COLOUR"] == ""
+
+
+def test_a_variable_that_native_code_reads_is_an_input(project: Project) -> None:
+    code = "import ctypes; ctypes.CDLL(None).getenv(b'COLOUR')"
+    assert project.record(code, COLOUR="red")["environment"]["COLOUR"]
+
+
+COPIES = {
+    "dict": "dict(os.environ)",
+    "copy": "os.environ.copy()",
+    "unpacking": "{**os.environ}",
+    "items": "{k: v for k, v in os.environ.items()}",
+    "names": "sorted(os.environ)",
+    "text": "repr(os.environ)",
+    "union": "os.environ | {}",
+}
+
+
+@pytest.mark.parametrize("code", COPIES.values(), ids=COPIES)
+def test_whoever_takes_all_variables_reads_all_if_it_is_the_project(unaided: Project, code: str) -> None:
+    assert {"COLOUR", "HOME"} <= set(unaided.record(code, COLOUR="red", HOME="/h")["environment"])
+
+
+def test_a_library_that_takes_all_variables_reads_none(either: Project, tmp_path: Path) -> None:
+    library = tmp_path / "elsewhere" / "helper.py"
+    library.parent.mkdir()
+    library.write_text("\n".join(["import os", *COPIES.values()]))
+    inputs = either.record(f"sys.path.append({str(library.parent)!r}); import helper", COLOUR="red")
+    assert "COLOUR" not in inputs["environment"]
+
+
+def test_code_of_an_environment_in_the_project_is_not_the_projects_own(unaided: Project) -> None:
+    site = unaided.folder / ".venv" / "lib" / "site-packages"
+    unaided.write(".venv/lib/site-packages/helper.py", "import os\nos.environ.get('HOME'), dict(os.environ)\n")
+    environment = unaided.record("import helper", site=site, HOME="/h", COLOUR="red")["environment"]
+    assert not {"HOME", "COLOUR"} & set(environment)
+
+
+def test_the_environment_can_be_copied_deeply(unaided: Project) -> None:
+    unaided.record("import copy; assert copy.deepcopy(os.environ)['COLOUR'] == 'red'", COLOUR="red")
+
+
+def test_nothing_is_noted_after_the_end(either: Project) -> None:
+    either.write("data.bin")
+    inputs = either.record("recorder.stop(); open('data.bin').read(), os.path.exists('missing'), os.listdir('.')")
+    assert "project/data.bin" not in inputs["files"]
+    assert "project/missing" not in inputs["absent"]
+    assert inputs["listings"] == {}
+
+
+def test_a_process_that_is_started_may_read_all_variables(project: Project) -> None:
+    environment = project.record("os.system('true')", COLOUR="red")["environment"]
+    assert environment["COLOUR"]
+    assert "HOME" not in environment
+
+
+def test_a_variable_that_the_process_sets_itself_is_none(either: Project) -> None:
+    inputs = either.record("os.environ['COLOUR'] = 'blue'; os.environ['COLOUR']; os.getenv('COLOUR')", COLOUR="red")
+    assert "COLOUR" not in inputs["environment"]
+
+
+def test_a_variable_is_an_input_if_native_code_read_it_before_the_process_set_it(project: Project) -> None:
+    first = "import ctypes; get = ctypes.CDLL(None).getenv; get(b'COLOUR'); os.environ['COLOUR'] = 'blue'"
+    assert project.record(first, COLOUR="red")["environment"]["COLOUR"]
+    later = "import ctypes; get = ctypes.CDLL(None).getenv; os.environ['COLOUR'] = 'blue'; get(b'COLOUR')"
+    assert "COLOUR" not in project.record(later, COLOUR="red")["environment"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("socket.socket().connect_ex(('127.0.0.1', 9))", "the network was used: 127.0.0.1"),
+        ("socket.getaddrinfo('localhost', 80)", "the network was used: localhost"),
+        ("socket.gethostname()", "the machine's name was asked for"),
+        (
+            "import urllib.request\ntry: urllib.request.urlopen('http://example.invalid/x')\nexcept OSError: pass",
+            "the network was used: example.invalid",
+        ),
+    ],
+)
+def test_the_network_is_a_reason_to_doubt(either: Project, code: str, reason: str) -> None:
+    unknown = either.record(f"import socket; {code}")["unknown"]
+    assert reason in [each.removesuffix(":9") for each in unknown]
+
+
+def test_a_socket_that_is_only_made_is_no_reason_to_doubt(either: Project) -> None:
+    assert either.record("import socket; socket.socket().close(); socket.socketpair()")["unknown"] == []
+
+
+def test_what_is_unwatched_is_not_recorded(either: Project) -> None:
+    either.write("data.bin", "x = 1\n")
+    inputs = either.record(
+        """
+        import subprocess
+        with recorder.unwatched():
+            open('data.bin').read(), os.environ.get('COLOUR'), os.listdir('.'), os.path.exists('missing')
+            subprocess.run(['cat', 'data.bin'], check=True)
+            open('made.bin', 'w').write('1')
+            assert 'LD_PRELOAD' not in os.environ
+        assert ('LD_PRELOAD' in os.environ) == (recorder._notes.log is not None)
+        open('made.bin').read()
+        open('src/digits/__init__.py').read()
+        """
+    )
+    assert sorted(inputs["files"]) == [each for each in sorted(inputs["files"]) if "bin" not in each]
+    assert "project/src/digits/__init__.py" in inputs["files"]
+    assert "project/missing" not in inputs["absent"]
+    assert inputs["listings"] == {}
+    assert "COLOUR" not in inputs["environment"]
+    assert inputs["unknown"] == []
