@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,7 @@ from torch.export import ExportedProgram, default_decompositions
 from hatch_lower.backend.api import Partitioner
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
-from hatch_lower.cache.remote import open_remote
-from hatch_lower.cache.store import Store, open_store
+from hatch_lower.cache.store import Store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
@@ -95,20 +93,23 @@ class LoweredRecipe:
 
 
 def lower_model(
-    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
+    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter, store: Store
 ) -> ModelReport:
     """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
 
     What was lowered before from an equal export is taken from the cache; its debug maps get the lines of this one.
 
+    Args:
+        settings: of the build.
+        model: which one.
+        source: its exported methods.
+        folder: for its files.
+        reporter: is told of the stages.
+        store: the cache.
+
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
     """
-
-    def warn(line: str) -> None:
-        reporter.report(Event("cache", "note", model.name, detail=line))
-
-    store = open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
     digests = SpanDigests()
     digests.start(plain_constants(source))
     recipes = tuple(recipe for recipe in settings.recipes if recipe.name in model.recipes)

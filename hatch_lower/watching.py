@@ -37,7 +37,7 @@ class Watch:
         self._store = store
         self._began = time.time_ns()
         self.environment = dict(os.environ)
-        self.recorder = Recorder(request.import_roots, request.log)
+        self.recorder = Recorder((request.settings.root, *request.import_roots), request.log)
         self.recorder.start()
 
     def inputs(self) -> RecordedInputs:
@@ -76,11 +76,12 @@ class PausingReporter:
         self._pause = contextlib.ExitStack()
 
     def report(self, event: Event) -> None:
-        """Hand one event on."""
-        if event.stage in BACKENDS_AT_WORK and event.state == "start":
-            self._pause.enter_context(self._recorder.unwatched())
-        elif event.stage in BACKENDS_AT_WORK and event.state == "end":
+        """Hand one event on. A stage that raises has no end; the next one's start ends its pause."""
+        at_work = event.stage in BACKENDS_AT_WORK
+        if event.state == "start" or (at_work and event.state == "end"):
             self._pause.close()
+        if at_work and event.state == "start":
+            self._pause.enter_context(self._recorder.unwatched())
         self._reporter.report(event)
 
     def close(self) -> None:

@@ -17,11 +17,13 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hatch_lower.cache.remote import open_remote
+from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.digest import digest_of
 from hatch_lower.errors import LowerError, ProcessError
@@ -69,8 +71,9 @@ def main(arguments: list[str]) -> int:
     # and of a package that it can do without
     warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
     reporter = PipeReporter(request.events)
+    environment = take_environment()
     try:
-        answer = answer_request(request, reporter)
+        answer = answer_request(request, reporter, environment)
     except Exception as error:
         answer = {"error": error_of(request, error).to_json()}
     temporary = request.folder / f"{ANSWER}.part"
@@ -79,25 +82,39 @@ def main(arguments: list[str]) -> int:
     return 0 if "report" in answer else 1
 
 
-def answer_request(request: Request, reporter: PipeReporter) -> dict[str, Any]:
-    """Return the model's report as JSON, and why what it was made from is not known; remember it if it is."""
+def take_environment() -> dict[str, str]:
+    """Return the variables of this process, and take those away that the model's code has no use for."""
+    environment = dict(os.environ)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    return environment
+
+
+def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the model's report as JSON, and why what it was made from is not known; remember it if it is.
+
+    Args:
+        request: what to do.
+        reporter: is told of the stages.
+        environment: for the cache: with the credentials of the shared one.
+    """
 
     def warn(line: str) -> None:
         reporter.report(Event("cache", "note", request.model, detail=line))
 
-    store = open_store(os.environ, warn, open_remote(os.environ, request.settings.cache, warn))
+    store = open_store(environment, warn, open_remote(environment, request.settings.cache, warn))
     if request.settings.strict:
         refuse_undeclared(request, store.directory.parent)
     if not request.manifest:
         enter_project(request)
-        return {"report": encode(lower(request, reporter)), "unknown": []}
+        return {"report": encode(lower(request, reporter, store)), "unknown": []}
     with store.locked([digest_of(request.manifest)], "manifest"):
         report = look_again(request, store)
         if report is not None:
             return {"report": encode(report), "unknown": []}
         watch = Watch(request, store)
         enter_project(request)
-        report = lower(request, PausingReporter(reporter, watch.recorder), watch.recorder)
+        report = lower(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
@@ -116,7 +133,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     return Unchanged(store, roots, os.environ).look_up(request.manifest).report
 
 
-def lower(request: Request, reporter: Reporter, recorder: Recorder | None = None) -> ModelReport:
+def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
     """Find the model, capture its methods, and lower them."""
     model = next(each for each in request.settings.models if each.name == request.model)
     with stage(reporter, "discover", model.name):
@@ -144,7 +161,7 @@ def lower(request: Request, reporter: Reporter, recorder: Recorder | None = None
     source = capture_model(
         model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
     )
-    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter)
+    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store)
     return report
 
 

@@ -48,12 +48,12 @@ class StoredBlob:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Records and blobs of a directory, and the files that killed processes left.
+    """Records and blobs of a directory, and the files and folders that killed processes left.
 
     Args:
         records: by key.
         blobs: by digest.
-        leftovers: unfinished files, some of which are being written.
+        leftovers: unfinished files, some of which are being written, and folders of such files.
         unreadable: records whose blobs are not known, because they could not be read.
     """
 
@@ -101,8 +101,7 @@ def read_contents(directory: Path) -> Contents:
                 blobs[path.name] = StoredBlob(path.name, path, path.stat())
             except OSError:
                 continue
-    leftovers = tuple(path for path in walk(directory) if path.name.endswith(LEFTOVER))
-    return Contents(records, blobs, leftovers, tuple(unreadable))
+    return Contents(records, blobs, tuple(unfinished(directory)), tuple(unreadable))
 
 
 def read_stored(key: str, path: Path) -> StoredRecord:
@@ -123,3 +122,10 @@ def walk(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders.sort()
         yield from (Path(parent, name) for name in sorted(names))
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Yield what a name marks as not finished: files, and folders, into which is not looked."""
+    for parent, folders, names in os.walk(folder):
+        yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(LEFTOVER))
+        folders[:] = sorted(name for name in folders if not name.endswith(LEFTOVER))

@@ -42,7 +42,7 @@ class Trimmed:
     Args:
         records: how many were removed.
         blobs: how many were removed.
-        leftovers: how many unfinished files of killed processes were removed.
+        leftovers: how many unfinished files of killed processes, or folders of such, were removed.
         freed: bytes of the removed records and blobs.
         kept: bytes of those that are left.
     """
@@ -145,11 +145,14 @@ def is_old(found: os.stat_result, now: float) -> bool:
 
 
 def remove_leftover(path: Path, now: float) -> bool:
-    """Remove an unfinished file that nobody has written to for an hour; return whether it is gone."""
+    """Remove an unfinished file, or folder of such, that is an hour old; return whether it is gone."""
     try:
         if not is_old(path.stat(), now):
             return False
-        path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     except OSError:
         return False
     return True

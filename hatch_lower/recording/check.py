@@ -154,15 +154,24 @@ def say_module(change: Change) -> str:
         return f"new module {name} shadows the standard library's"
     if before.startswith("dist ") and PORTIONS not in before and after.startswith(("project", "site", "home", "/")):
         return f"new module {name} shadows that of {before[5:]}"
-    return f"module {name}: {place_words(before)} → {place_words(after)}"
+    old, new = place_words(before), place_words(after)
+    return f"module {name}" if old == new else f"module {name}: {old} → {new}"
 
 
 def place_words(place: str) -> str:
-    """Return a module's place for people."""
+    """Return a module's place for people; where there are several, environment and project are told apart."""
+    portions = place.split(PORTIONS)
     return PORTIONS.join(
-        "the standard library" if each == "python" else each[5:] if each.startswith("dist ") else shown(each)
-        for each in place.split(PORTIONS)
+        each if each.startswith("site/") and len(portions) > 1 else portion_words(each) for each in portions
     )
+
+
+def portion_words(place: str) -> str:
+    """Return one of a module's places for people."""
+    kind, _, name = place.partition(" ")
+    if kind == "dist":
+        return name
+    return {"python": "the standard library", "archive": "an archive"}.get(kind, shown(place))
 
 
 def say_distribution(change: Change) -> str:

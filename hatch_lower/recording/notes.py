@@ -52,10 +52,7 @@ class Notes:
         self.handed_on = False
 
     def begin(self) -> int:
-        """Return where in the preloaded library's log the part of interest begins, which then repeats nothing before it.
-
-        What is noted between the two steps is in that part twice, not missing from it.
-        """
+        """Return where in the preloaded library's log the part of interest begins; it misses nothing noted before."""
         begin = self.log_size()
         self._switch.forget()
         return begin

@@ -282,7 +282,7 @@ def records(data: bytes) -> Iterator[tuple[str, str, str]]:
 
 def plain(path: str) -> str:
     """Return an absolute path without `.`, double slashes and a slash at its end."""
-    if "//" not in path and "/." not in path and not path.endswith("/"):
+    if "//" not in path and "/./" not in path and not path.endswith(("/", "/.")):
         return path
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
@@ -298,11 +298,8 @@ def led_elsewhere(
         written: paths that were created here.
     """
     left = {path: links for path, links in targets.items() if path not in opened and path not in written}
-    return dict.fromkeys(
-        path
-        for path, links in left.items()
-        if not any(each in opened and os.path.realpath(each) == path for each in links)
-    )
+    reached = {os.path.realpath(link) for links in left.values() for link in links if link in opened}
+    return dict.fromkeys(path for path in left if path not in reached)
 
 
 def address_text(record: str) -> str:

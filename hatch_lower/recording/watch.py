@@ -5,7 +5,7 @@ and a few native readers are exchanged for ones that take notes (`environment_re
 (`preload`) tells the rest, in this process and in those that it starts.
 
 What still escapes: system calls that do not go through the C library; clocks and random numbers of the system; what was
-read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code or another process
+read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code of this process
 lists that the import system listed, too; a reason to doubt that is found in a fork. Without the library also: what
 native code opens, other than safetensors' and torch's own, or looks at, and its `getenv`; there every subprocess is a
 reason to doubt the recording.
@@ -117,7 +117,10 @@ class Recorder:
         read = dict.fromkeys([*(path for path in notes.read if path not in made_elsewhere), *opened])
         by_import = {**notes.listed_by_import, **dict.fromkeys(folders_of_finders())}
         listed_here = by_import.keys() | notes.listed_by_metadata
-        listed_elsewhere = (path for path in log.listed if path not in listed_here)
+        # The log does not say who listed a folder: where programs ran, one of them may have seen what imports do not.
+        listed_elsewhere = (
+            path for path in log.listed if path not in listed_here or (log.executed and self.is_own(f"{path}/"))
+        )
         return Observations(
             read=tuple(read),
             loaded=tuple(dict.fromkeys([*loaded, *libraries])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatch_lower.cache.key import ExportKey
-from hatch_lower.cache.store import Store
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.events import Event
 from hatch_lower.export.capture import CapturedModel, capture_model
@@ -125,7 +126,8 @@ class Workshop:
         used = settings or settings_of()
         folder = self.folder / f"build-{self.count}"
         folder.mkdir()
-        return lower_model(used, used.models[0], source, folder, events), events
+        store = open_store(os.environ, lambda line: events.report(Event("cache", "note", source.name, detail=line)))
+        return lower_model(used, used.models[0], source, folder, events, store), events
 
 
 def key_of(source: CapturedModel, settings: Settings | None = None) -> ExportKey:

@@ -14,7 +14,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,13 +25,25 @@ from zipfile import ZipFile, ZipInfo
 from support.scenarios import Project, copy_project
 from support.venv import child_environment
 
-__all__ = ["LookUps", "World", "install", "make_world", "write_archive"]
+__all__ = [
+    "LookUps",
+    "World",
+    "entries_of",
+    "install",
+    "make_world",
+    "write_archive",
+    "write_array",
+    "write_native",
+    "write_table",
+]
 
 SERVER = """
 import json, os, sys
-import hatchling.builders.wheel, hatchling.metadata.core, hatchling.plugin.manager
+import email.headerregistry, logging, packaging.requirements, packaging.tags, packaging.utils, traceback
+import hatchling.builders.hooks.custom, hatchling.builders.hooks.version, hatchling.builders.wheel, hatchling.version.core
+import hatchling.bridge.app, hatchling.metadata.core, hatchling.plugin.manager, hatchling.plugin.specs
 import hatch_lower.build, hatch_lower.cli.explain, hatch_lower.explain.history, hatch_lower.explain.settings
-import hatch_lower.hatch.outside, hatch_lower.hatch.project
+import hatch_lower.hatch.hooks, hatch_lower.hatch.outside, hatch_lower.hatch.plugin, hatch_lower.hatch.project
 plain = [entry for entry in sys.path if entry]
 for line in sys.stdin:
     asked = json.loads(line)
@@ -43,14 +55,14 @@ for line in sys.stdin:
         sys.path_importer_cache.clear()
         os.chdir(asked["folder"])
         project = hatch_lower.hatch.outside.open_project(asked["root"])
-        report = hatch_lower.cli.explain.explain_report(project, ["many"])
+        report = hatch_lower.cli.explain.explain_report(project, [each.name for each in project.settings.models])
         assert "torch" not in sys.modules
-        print(json.dumps(report["next"]["many"]), flush=True)
+        print(json.dumps(report["next"]), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1] != 0:
         print("null", flush=True)
 """
-"""Answers each line of requests with a line of what is known of the model; what goes wrong is said on stderr."""
+"""Answers each line of requests with a line of what is known of each model; what goes wrong is said on stderr."""
 
 
 class LookUps:
@@ -79,7 +91,7 @@ class LookUps:
         self._process.stdout.close()
 
     def ask(self, root: Path, environment: Mapping[str, str], folder: Path) -> Any:
-        """Return what is known of the model of the project in `root`, asked in the working directory `folder`."""
+        """Return what is known of each model of the project in `root`, asked in the working directory `folder`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"root": str(root), "environment": dict(environment), "folder": str(folder)}
@@ -96,13 +108,15 @@ class World:
     Args:
         project: the project, built once.
         beside: the folder of all that is on its search path: `installed` with distributions, `editable` with a loose
-            module, `portion` with a part of a namespace package, `zipped.zip`; and `bin`, first on `PATH`.
+            module, `portion` with a part of a namespace package; and `bin`, first on `PATH`.
+        archive: the last entry of the search path; an archive is known by its absolute path.
         variables: of the build.
         look_ups: the process that makes look-ups.
     """
 
     project: Project
     beside: Path
+    archive: Path
     variables: dict[str, str] = field(default_factory=dict)
     look_ups: LookUps | None = None
 
@@ -116,27 +130,36 @@ class World:
         """The folder of its data."""
         return self.project.root / "many_inputs" / "data"
 
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return self.root, self.beside, self.archive.parent
+
     def search_path(self) -> str:
         """Return `PYTHONPATH`."""
-        return os.pathsep.join(str(self.beside / name) for name in ("installed", "editable", "portion", "zipped.zip"))
+        folders = (str(self.beside / name) for name in ("installed", "editable", "portion"))
+        return os.pathsep.join((*folders, str(self.archive)))
 
     def environment(self) -> dict[str, str]:
         """Return the variables of a build, as additions to those of this process."""
         path = f"{self.beside / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return self.project.environment({"PYTHONPATH": self.search_path(), "PATH": path, **self.variables})
 
-    def changes(self, folder: Path | None = None) -> list[str] | None:
-        """Return what has changed since the build, in words; `None` if nothing would be exported again."""
+    def changes(self, model: str = "many", folder: Path | None = None) -> list[str] | None:
+        """Return what has changed for a model since the build, in words; `None` if it would not be exported again."""
         assert self.look_ups is not None
         removed = {name for name, value in self.variables.items() if not value}
         given = child_environment(self.environment())
         environment = {name: value for name, value in given.items() if name not in removed}
-        answer = self.look_ups.ask(self.root, environment, folder or self.root)
+        answer = self.look_ups.ask(self.root, environment, folder or self.root)[model]
         assert answer["unknown"] == []
         return None if answer["unchanged"] else [*answer["changes"], *answer["settings"]]
 
+    def spelled(self, texts: Iterable[str]) -> list[str]:
+        """Return texts with paths in the place of `BESIDE` and `ARCHIVE`."""
+        return [each.replace("BESIDE", str(self.beside)).replace("ARCHIVE", str(self.archive)) for each in texts]
+
     def moved(self, folder: Path) -> World:
-        """Return a copy of everything but the cache in another folder."""
+        """Return copies of the project and of what is beside it, with the same cache."""
         shutil.copytree(self.root, folder / "checkout", symlinks=True)
         shutil.copytree(self.beside, folder / "environment", symlinks=True)
         return replace(self, project=replace(self.project, root=folder / "checkout"), beside=folder / "environment")
@@ -144,11 +167,11 @@ class World:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Put every file and every variable back in the end."""
-        before, variables = (entries_of(self.root, self.beside), dict(self.variables))
+        before, variables = entries_of(*self._folders), dict(self.variables)
         try:
             yield
         finally:
-            restore(before, self.root, self.beside)
+            restore(before, *self._folders)
             self.variables.clear()
             self.variables.update(variables)
 
@@ -165,25 +188,29 @@ def entries_of(*folders: Path) -> dict[Path, Entry]:
 def entry_at(path: Path) -> Entry:
     """Return what is at a path."""
     found = path.lstat()
+    mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISLNK(found.st_mode):
         return "link", os.fsencode(os.readlink(path)), 0, 0
     if stat.S_ISDIR(found.st_mode):
-        return "folder", b"", found.st_mode, 0
-    return "file", path.read_bytes(), found.st_mode, found.st_mtime_ns
+        return "folder", b"", mode, 0
+    return "file", path.read_bytes(), mode, found.st_mtime_ns
 
 
 def restore(before: Mapping[Path, Entry], *folders: Path) -> None:
     """Make folders hold what they held."""
-    for path in sorted(entries_of(*folders), reverse=True):
-        if before.get(path) != entry_at(path):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path, now in sorted(entries_of(*folders).items(), reverse=True):  # what is in a folder before the folder
+        was = before.get(path)
+        if was is not None and was[0] == now[0] == "folder":
+            path.chmod(was[2])
+        elif was != now:
+            path.rmdir() if now[0] == "folder" else path.unlink()
     for path, (kind, content, mode, moment) in before.items():
         if os.path.lexists(path):
             continue
         if kind == "link":
             path.symlink_to(os.fsdecode(content))
         elif kind == "folder":
-            path.mkdir()
+            path.mkdir(mode)
         else:
             path.write_bytes(content)
             path.chmod(mode)
@@ -200,8 +227,11 @@ def make_world(folder: Path, look_ups: LookUps) -> World:
     install(beside / "installed", "fake-asked", "2.0", {"fake_asked.py": ""})
     (beside / "editable" / "loose.py").write_text("NUMBER = 1\n")
     (beside / "portion" / "many_space" / "there.py").write_text("NUMBER = 1\n")
-    write_archive(beside / "zipped.zip", "NUMBER = 1\n")
-    world = World(project, beside, {"MANY_SET": "1", "MANY_TOKEN": "1", "MANY_C": "1", "USER": "somebody"}, look_ups)
+    archive = folder / "archives" / "zipped.zip"
+    archive.parent.mkdir()
+    write_archive(archive, "NUMBER = 1\n")
+    variables = {"MANY_SET": "1", "MANY_TOKEN": "1", "MANY_C": "1", "MANY_SHELL": "1", "USER": "somebody"}
+    world = World(project, beside, archive, variables, look_ups)
     write_data(world.data)
     return world
 

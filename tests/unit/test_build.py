@@ -71,7 +71,7 @@ from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, Reci
 from hatch_lower.records import MethodRow, ModelReport, PayloadFile
 
 
-def lower_model(settings, model, source, folder, reporter):
+def lower_model(settings, model, source, folder, reporter, store):
     with stage(reporter, "lower", model.name, "default") as detail:
         detail("nothing to do")
     data = b"plan of " + model.name.encode()
@@ -92,7 +92,7 @@ def lower_model(settings, model, source, folder, reporter):
         torch=torch.__version__,
         tools={
             "draws": f"{random.random()} {torch.rand(1).item()}",
-            "environment": f"{os.environ['TZ']} {os.environ.get('SECRET')} {os.environ.get('SHOP_TOKEN')}",
+            "environment": f"{os.environ['TZ']} {os.environ.get('SECRET')} {os.environ.get('SHOP_TOKEN')} {os.environ.get('HATCH_LOWER_SIGNING_KEY')}",
             "folder": os.path.relpath(os.getcwd(), settings.root),
             "path": os.path.basename(sys.path[0]),
             "threads": str(torch.get_num_threads()),
@@ -178,6 +178,7 @@ def pids_in(line: str) -> list[int]:
 def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "not to be seen")
     monkeypatch.setenv("SHOP_TOKEN", "passed")
+    monkeypatch.setenv("HATCH_LOWER_SIGNING_KEY", "for the shared cache, not for the model")
     before = sorted(shop.root.rglob("*"))
     reporter = Recorder()
     result = shop.build(shop.settings("small", pass_env=("SHOP_*",)), reporter)
@@ -194,7 +195,7 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.native == (result.payload[1].source,)
     assert [(row.model, row.method) for row in result.rows] == [("small", "forward")]
 
-    assert manifest.tools["environment"] == "UTC None passed"
+    assert manifest.tools["environment"] == "UTC None passed None"
     assert manifest.tools["folder"] == "."
     assert manifest.tools["path"] == "site"
     assert manifest.tools["threads"] == "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -15,9 +16,10 @@ import pytest
 import torch
 from support.lowered import install
 
-from hatch_lower.backend.registry import BACKEND_GROUP, find_backend
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.store import open_store
 from hatch_lower.cli.debug import debug_lines, debug_report
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config import BACKEND_GROUP, ModelSettings, Recipe, Settings
 from hatch_lower.config_table import BackendChoice
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError
@@ -111,7 +113,7 @@ def package(folder: Path, net: torch.nn.Module, given: torch.Tensor) -> LoadedMo
     model = ModelSettings("net", "net:export", "net", ("default",))
     recipe = Recipe("default", (BackendChoice("demo", {}),))
     settings = Settings(folder, "net", "1.0", (model,), (recipe,), ("default",))
-    report = lower_model(settings, model, source, folder, NullReporter())
+    report = lower_model(settings, model, source, folder, NullReporter(), open_store(os.environ, print))
     for each in report.files:
         if each.source != folder / each.path:  # constants lie in the cache
             (folder / each.path).write_bytes(each.source.read_bytes())

@@ -142,10 +142,10 @@ def nothing_made_yet() -> Iterator[None]:
 
 @pytest.fixture
 def lower(tmp_path: Path) -> Callable[..., Lowered]:
-    """Lowers a module by layers; what was made is in `made`."""
+    """Lowers a program by layers; what was made is in `made`."""
 
     def run(
-        module: torch.nn.Module,
+        program: ExportedProgram,
         backend: str = "GraphBackend",
         odd: str = "",
         *,
@@ -153,7 +153,6 @@ def lower(tmp_path: Path) -> Callable[..., Lowered]:
         warn: Callable[[str], Any] = pytest.fail,
     ) -> Lowered:
         made.clear()
-        program = to_edge(torch.export.export(module.eval(), (torch.zeros(2, WIDTH),), strict=False))
         store = Store(tmp_path / "cache", mode, warn)
         lowered = lower_methods({"forward": program}, {"forward": ByLayer(backend, odd)}, store=store)["forward"]
         assert lowered.partitions == LAYERS
@@ -163,14 +162,26 @@ def lower(tmp_path: Path) -> Callable[..., Lowered]:
     return run
 
 
-def stack(
-    seeds: Mapping[int, int] | None = None, activations: Mapping[int, Activation] | None = None, *, equal: bool = False
-) -> Stack:
-    """Return a stack of layers, each with weights of its own unless they shall be `equal`, with exceptions."""
-    changed, others = seeds or {}, activations or {}
-    return Stack(
-        [Layer(changed.get(i, 0 if equal else i), others.get(i, RELU)) for i in range(LAYERS)]
-    )
+def edge(module: torch.nn.Module) -> ExportedProgram:
+    return to_edge(torch.export.export(module.eval(), (torch.zeros(2, WIDTH),), strict=False))
+
+
+def stack(seeds: Sequence[int] = range(LAYERS), activations: Mapping[int, Activation] | None = None) -> ExportedProgram:
+    """Return the program of layers with weights of their own, and the same activation with exceptions."""
+    others = activations or {}
+    return edge(Stack([Layer(seed, others.get(i, RELU)) for i, seed in enumerate(seeds)]))
+
+
+@pytest.fixture(scope="module")
+def plain() -> ExportedProgram:
+    """Layers of equal structure, each with weights of its own."""
+    return stack()
+
+
+@pytest.fixture(scope="module")
+def one_tanh() -> ExportedProgram:
+    """The same with another activation in the layer 3."""
+    return stack(activations={3: torch.tanh})
 
 
 def blobs(lowered: Lowered) -> list[bytes]:
@@ -181,32 +192,29 @@ def blobs(lowered: Lowered) -> list[bytes]:
 
 
 def test_layers_of_equal_structure_are_lowered_once_if_the_weights_are_not_in_the_blob(
-    lower: Callable[..., Lowered],
+    lower: Callable[..., Lowered], plain: ExportedProgram
 ) -> None:
-    first = lower(stack())
+    first = lower(plain)
     assert made == ["GraphBackend"]
-    second = lower(stack(), mode="frozen")
+    second = lower(plain, mode="frozen")
     assert made == []
     assert blobs(second) == blobs(first)
 
 
 def test_layers_of_equal_structure_with_other_weights_are_not_equal_if_the_weights_are_in_the_blob(
-    lower: Callable[..., Lowered],
+    lower: Callable[..., Lowered], plain: ExportedProgram
 ) -> None:
-    assert len(set(blobs(lower(stack(), "WeightsBackend")))) == LAYERS
+    assert len(set(blobs(lower(plain, "WeightsBackend")))) == LAYERS
     assert len(made) == LAYERS
 
 
 def test_layers_with_equal_weights_too_are_lowered_once(lower: Callable[..., Lowered]) -> None:
-    lower(stack(equal=True), "WeightsBackend")
+    lower(stack(seeds=[0] * LAYERS), "WeightsBackend")
     assert made == ["WeightsBackend"]
 
 
-def test_layers_of_equal_structure_in_several_methods_are_lowered_once() -> None:
-    programs = {
-        name: to_edge(torch.export.export(stack(), (torch.zeros(2, WIDTH),), strict=False)) for name in ("a", "b")
-    }
-    lowered = lower_methods(programs, {"a": ByLayer("GraphBackend"), "b": ByLayer("GraphBackend")})
+def test_layers_of_equal_structure_in_several_methods_are_lowered_once(plain: ExportedProgram) -> None:
+    lowered = lower_methods({"a": plain, "b": plain}, {"a": ByLayer("GraphBackend"), "b": ByLayer("GraphBackend")})
     assert made == ["GraphBackend"]
     assert {name: each.reused for name, each in lowered.items()} == {"a": LAYERS - 1, "b": LAYERS}
 
@@ -214,43 +222,44 @@ def test_layers_of_equal_structure_in_several_methods_are_lowered_once() -> None
 # one change
 
 
-@pytest.mark.parametrize("backend", ["GraphBackend", "WeightsBackend"])
-@pytest.mark.parametrize("changed", [0, 5, LAYERS - 1])
+@pytest.mark.parametrize(
+    ("backend", "changed"), [("GraphBackend", 0), ("WeightsBackend", 5), ("GraphBackend", LAYERS - 1)]
+)
 def test_another_activation_in_one_layer_costs_one_partition(
-    lower: Callable[..., Lowered], backend: str, changed: int
+    lower: Callable[..., Lowered], backend: str, changed: int, plain: ExportedProgram
 ) -> None:
-    before = blobs(lower(stack(), backend))
+    before = blobs(lower(plain, backend))
     after = blobs(lower(stack(activations={changed: torch.tanh}), backend))
     assert made == [backend]
     kept = range(LAYERS) if backend == "WeightsBackend" else [i for i in range(LAYERS) if i != changed]
     assert [after[i] for i in kept] == [before[i] for i in kept]
-    lower(stack(), backend)
+    lower(plain, backend)
     assert made == [], "both states are known"
 
 
 def test_other_weights_in_one_layer_cost_one_partition_if_the_weights_are_in_the_blob(
-    lower: Callable[..., Lowered],
+    lower: Callable[..., Lowered], plain: ExportedProgram
 ) -> None:
-    before = blobs(lower(stack(), "WeightsBackend"))
-    after = blobs(lower(stack(seeds={7: 100}), "WeightsBackend"))
+    before = blobs(lower(plain, "WeightsBackend"))
+    after = blobs(lower(stack(seeds=[100 if i == 7 else i for i in range(LAYERS)]), "WeightsBackend"))
     assert made == ["WeightsBackend"]
     assert [i for i in range(LAYERS) if before[i] != after[i]] == [7]
 
 
 def test_other_weights_in_all_layers_cost_nothing_if_the_weights_are_not_in_the_blob(
-    lower: Callable[..., Lowered],
+    lower: Callable[..., Lowered], plain: ExportedProgram
 ) -> None:
-    lower(stack())
-    lower(stack(seeds={i: 100 + i for i in range(LAYERS)}), mode="frozen")
+    lower(plain)
+    lower(stack(seeds=range(100, 100 + LAYERS)), mode="frozen")
     assert made == []
 
 
 @pytest.mark.parametrize("backend", ["GraphBackend", "WeightsBackend"])
 def test_other_names_of_modules_parameters_and_variables_cost_nothing(
-    lower: Callable[..., Lowered], backend: str
+    lower: Callable[..., Lowered], backend: str, plain: ExportedProgram
 ) -> None:
-    first = lower(stack(), backend)
-    renamed = RenamedStack([RenamedLayer(i, RELU) for i in range(LAYERS)])
+    first = lower(plain, backend)
+    renamed = edge(RenamedStack([RenamedLayer(i, RELU) for i in range(LAYERS)]))
     second = lower(renamed, backend, mode="frozen")
     assert made == []
     assert blobs(second) == blobs(first)
@@ -259,14 +268,14 @@ def test_other_names_of_modules_parameters_and_variables_cost_nothing(
 def test_another_compiler_of_one_backend_costs_its_partitions_only(
     lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    different = {i: Bounded(float(i + 1)) for i in range(LAYERS)}
-    lower(stack(activations=different), "GraphBackend", odd="WeightsBackend")
+    different = stack(activations={i: Bounded(float(i + 1)) for i in range(LAYERS)})
+    lower(different, "GraphBackend", odd="WeightsBackend")
     assert made == ["GraphBackend"] * (LAYERS // 2) + ["WeightsBackend"] * (LAYERS // 2)
     monkeypatch.setattr(GraphBackend, "version", "2")
-    lower(stack(activations=different), "GraphBackend", odd="WeightsBackend")
+    lower(different, "GraphBackend", odd="WeightsBackend")
     assert made == ["GraphBackend"] * (LAYERS // 2)
     monkeypatch.setattr(GraphBackend, "version", "1")
-    lower(stack(activations=different), "GraphBackend", odd="WeightsBackend", mode="frozen")
+    lower(different, "GraphBackend", odd="WeightsBackend", mode="frozen")
     assert made == [], "both versions are known"
 
 
@@ -284,34 +293,35 @@ class Bounded(torch.nn.Module):
 # what goes wrong
 
 
-def test_a_failure_is_not_kept(lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_not_kept(
+    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
+) -> None:
     monkeypatch.setattr(GraphBackend, "refused", "tanh")
     for _ in range(2):
         with pytest.raises(NotImplementedError, match="tanh is not for me"):
-            lower(stack(activations={3: torch.tanh}))
+            lower(one_tanh)
         assert made == ["GraphBackend"] * 2, "it is asked again"
     monkeypatch.setattr(GraphBackend, "refused", None)
-    assert b"tanh" in blobs(lower(stack(activations={3: torch.tanh})))[3]
+    assert b"tanh" in blobs(lower(one_tanh))[3]
 
 
 def test_what_one_backend_made_is_kept_though_another_fails(
-    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch
+    lower: Callable[..., Lowered], monkeypatch: pytest.MonkeyPatch, one_tanh: ExportedProgram
 ) -> None:
     monkeypatch.setattr(GraphBackend, "refused", "tanh")
-    model = stack(activations={3: torch.tanh})
     with pytest.raises(NotImplementedError):
-        lower(model, "WeightsBackend", odd="GraphBackend")
+        lower(one_tanh, "WeightsBackend", odd="GraphBackend")
     assert made.count("WeightsBackend") == LAYERS // 2
     with pytest.raises(NotImplementedError):
-        lower(model, "WeightsBackend", odd="GraphBackend")
+        lower(one_tanh, "WeightsBackend", odd="GraphBackend")
     assert made.count("WeightsBackend") == 0
 
 
 @pytest.mark.parametrize("damage", ["contents", "absence"])
 def test_a_damaged_blob_costs_its_partition_only(
-    lower: Callable[..., Lowered], tmp_path: Path, damage: str
+    lower: Callable[..., Lowered], tmp_path: Path, damage: str, plain: ExportedProgram
 ) -> None:
-    first = lower(stack(), "WeightsBackend")
+    first = lower(plain, "WeightsBackend")
     wanted = blobs(first)[4]
     (path,) = [each for each in (tmp_path / "cache" / "blobs").glob("*/*") if each.read_bytes() == wanted]
     if damage == "contents":
@@ -319,7 +329,7 @@ def test_a_damaged_blob_costs_its_partition_only(
     else:
         path.unlink()
     warnings: list[str] = []
-    second = lower(stack(), "WeightsBackend", warn=warnings.append)
+    second = lower(plain, "WeightsBackend", warn=warnings.append)
     assert made == ["WeightsBackend"]
     assert blobs(second) == blobs(first)
     if damage == "contents":
@@ -327,14 +337,16 @@ def test_a_damaged_blob_costs_its_partition_only(
         assert re.fullmatch(r"the cache entry .*\.json was damaged; it is built again", warning)
     else:
         assert warnings == [], "a trim may have removed it"
-    lower(stack(), "WeightsBackend", mode="frozen")
+    lower(plain, "WeightsBackend", mode="frozen")
     assert made == []
 
 
-def test_a_frozen_cache_names_what_it_lacks_and_lowers_nothing(lower: Callable[..., Lowered]) -> None:
-    lower(stack(), "WeightsBackend")
+def test_a_frozen_cache_names_what_it_lacks_and_lowers_nothing(
+    lower: Callable[..., Lowered], plain: ExportedProgram
+) -> None:
+    lower(plain, "WeightsBackend")
     with pytest.raises(CacheError) as raised:
-        lower(stack(seeds={2: 100}), "WeightsBackend", mode="frozen")
+        lower(stack(seeds=[100 if i == 2 else i for i in range(LAYERS)]), "WeightsBackend", mode="frozen")
     assert made == []
     message = str(raised.value)
     assert "the cache is frozen and does not hold what this build needs" in message

@@ -129,6 +129,18 @@ def test_unfinished_files_go_after_an_hour_wherever_they_are(store: Store) -> No
     assert [path.exists() for path in (*old, new)] == [False, False, False, False, True]
 
 
+def test_unfinished_folders_go_after_an_hour_with_all_that_is_in_them(store: Store) -> None:
+    add(store, "a", 0, b"abc")
+    old, new = (store.directory / "preload" / name for name in (".old.part", ".new.part"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "compiler's.s").write_bytes(b"")
+        (folder / "preload.so.part").write_bytes(b"")
+    os.utime(old, (NOW - 2 * HOUR, NOW - 2 * HOUR))
+    assert trim(store.directory, ROOMY, NOW).leftovers == 1
+    assert (old.exists(), len(list(new.iterdir()))) == (False, 2)
+
+
 def test_empty_folders_go_and_entries_are_stored_again_in_their_place(store: Store) -> None:
     add(store, "a", 100, b"abc")
     trim(store.directory, Limits(0, 60 * DAY), NOW)

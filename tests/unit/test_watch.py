@@ -236,6 +236,12 @@ def test_a_folder_that_another_process_lists_is_an_input(project: Project) -> No
     assert "project/data" in project.record("os.system('ls data > /dev/null')")["listings"]
 
 
+def test_a_folder_of_modules_that_another_process_lists_is_an_input_whole(project: Project) -> None:
+    inputs = project.record("os.system('ls src/digits > /dev/null')")
+    assert "project/src/digits" in inputs["listings"]
+    assert "project/src/digits" not in project.record("os.system('true')")["listings"]
+
+
 LOOKS = {
     "exists": "assert os.path.exists('PATH') and not os.path.exists('no-PATH')",
     "is_file": "from pathlib import Path; assert Path('PATH').is_file() and not Path('no-PATH').exists()",
@@ -325,9 +331,110 @@ def test_the_environment_can_be_copied_deeply(unaided: Project) -> None:
     unaided.record("import copy; assert copy.deepcopy(os.environ)['COLOUR'] == 'red'", COLOUR="red")
 
 
+def test_what_was_looked_at_before_the_start_is_an_input_if_it_is_looked_at_again(project: Project) -> None:
+    for name in ("looked", "opened", "listed/a.txt", "unread"):
+        project.write(name, "12345")
+    # a `.pth` file or `sitecustomize` runs before the recorder starts
+    project.write(
+        "before/sitecustomize.py",
+        f"""
+import ctypes, os
+os.chdir({str(project.folder)!r})
+libc = ctypes.CDLL(None)
+def look():
+    libc.access(b'looked', 0), libc.access(b'missing', 0), libc.getenv(b'COLOUR')
+    libc.open(b'opened', os.O_RDONLY), libc.opendir(b'listed')
+look()
+libc.open(b'unread', os.O_RDONLY)
+""",
+    )
+    inputs = project.record("import sitecustomize; sitecustomize.look()", site=project.folder / "before", COLOUR="red")
+    assert inputs["looks"].get("project/looked") == "file 5"
+    assert "project/missing" in inputs["absent"]
+    assert "project/opened" in inputs["files"]
+    assert "project/listed" in inputs["listings"]
+    assert inputs["environment"]["COLOUR"]
+    assert "project/unread" not in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+def test_a_variable_that_was_read_before_the_start_and_then_set_is_none(project: Project) -> None:
+    project.write("before/sitecustomize.py", "import ctypes; ctypes.CDLL(None).getenv(b'COLOUR')\n")
+    code = "import ctypes; os.environ['COLOUR'] = 'blue'; ctypes.CDLL(None).getenv(b'COLOUR')"
+    assert "COLOUR" not in project.record(code, site=project.folder / "before", COLOUR="red")["environment"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ctypes; ctypes.CDLL(None).open(b'w.safetensors', os.O_RDONLY)",
+        "import safetensors; safetensors.safe_open('w.safetensors', 'np')",
+        "open('w.safetensors', 'rb').read()",
+    ],
+)
+def test_what_was_read_unwatched_is_an_input_if_it_is_read_again(project: Project, code: str) -> None:
+    project.write("w.safetensors", (8).to_bytes(8, "little") + b"{}      ")
+    within = f"with recorder.unwatched():\n    {code}\n"
+    assert "project/w.safetensors" not in project.record(within)["files"]
+    assert "project/w.safetensors" in project.record(within + code)["files"]
+
+
+def test_what_another_thread_reads_while_the_recorder_itself_looks_is_an_input(either: Project) -> None:
+    for name in ("plain", "native", "own"):
+        either.write(name)
+    inputs = either.record(
+        """
+        import ctypes, threading
+        libc = ctypes.CDLL(None)
+        def read():
+            open('plain').read(), os.listdir('src')
+            libc.open(b'native', os.O_RDONLY)
+        with recorder._notes.silent():
+            open('own').read(), libc.open(b'own', os.O_RDONLY)
+            thread = threading.Thread(target=read)
+            thread.start(), thread.join()
+        """
+    )
+    assert "project/plain" in inputs["files"]
+    assert ("project/native" in inputs["files"]) == (either.library is not None)
+    assert "project/own" not in inputs["files"]
+    assert "project/src" in inputs["listings"]
+
+
+def test_no_thread_is_watched_while_nothing_is(either: Project) -> None:
+    either.write("data.bin")
+    inputs = either.record(
+        """
+        import ctypes, threading
+        def read(): open('data.bin').read(), ctypes.CDLL(None).open(b'data.bin', os.O_RDONLY)
+        with recorder.unwatched():
+            thread = threading.Thread(target=read)
+            thread.start(), thread.join()
+        """
+    )
+    assert "project/data.bin" not in inputs["files"]
+
+
+def test_what_native_code_makes_unwatched_is_no_input(project: Project) -> None:
+    inputs = project.record(
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        with recorder.unwatched():
+            file = libc.open(b'made.bin', os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            assert os.write(file, b'1') == 1
+        assert open('made.bin').read() == '1'
+        libc.open(b'made.bin', os.O_RDONLY)
+        """
+    )
+    assert "project/made.bin" not in inputs["files"]
+    assert inputs["unknown"] == []
+
+
 def test_nothing_is_noted_after_the_end(either: Project) -> None:
     either.write("data.bin")
-    inputs = either.record("recorder.stop(); open('data.bin').read(), os.path.exists('missing'), os.listdir('.')")
+    looks = "open('data.bin').read(), os.path.exists('missing'), os.listdir('.'), os.system('cat data.bin')"
+    inputs = either.record(f"recorder.stop(); {looks}")
     assert "project/data.bin" not in inputs["files"]
     assert "project/missing" not in inputs["absent"]
     assert inputs["listings"] == {}

@@ -21,7 +21,8 @@ class Many(torch.nn.Module):
         self.factor = factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight * self.factor
+        product = x @ self.weight
+        return product * self.factor
 
 
 def export() -> Model:

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.resources
 import os
 import sqlite3
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,10 +90,6 @@ def table(data: Path) -> object:
         connection.close()
 
 
-def shown(data: Path) -> object:
-    return subprocess.run(["cat", data / "shown.txt"], check=True, capture_output=True).stdout
-
-
 def native(data: Path) -> object:
     return ctypes.CDLL(str(data / "native.so")).number()
 
@@ -139,6 +134,6 @@ def versions(data: Path) -> object:
 
 
 READERS: tuple[Callable[[Path], object], ...] = (
-    *(modules, resource, opened, path, descriptor, linked, array, state, tensors, raw, table, shown, native),
+    *(modules, resource, opened, path, descriptor, linked, array, state, tensors, raw, table, native),
     *(listed, globbed, scanned, missing, size, variables, variables_in_c, versions),
 )
