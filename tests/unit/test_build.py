@@ -92,7 +92,9 @@ def lower_model(settings, model, source, folder, reporter, store):
         torch=torch.__version__,
         tools={
             "draws": f"{random.random()} {torch.rand(1).item()}",
-            "environment": f"{os.environ['TZ']} {os.environ.get('SECRET')} {os.environ.get('SHOP_TOKEN')} {os.environ.get('HATCH_LOWER_SIGNING_KEY')}",
+            "environment": " ".join(
+                str(os.environ.get(name)) for name in ("TZ", "SECRET", "SHOP_TOKEN", "HATCH_LOWER_SIGNING_KEY")
+            ),
             "folder": os.path.relpath(os.getcwd(), settings.root),
             "path": os.path.basename(sys.path[0]),
             "threads": str(torch.get_num_threads()),
