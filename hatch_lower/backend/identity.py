@@ -10,6 +10,7 @@ from hatch_lower.backend.api import BackendDetails
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.config import BACKEND_GROUP
 from hatch_lower.digest import digest_of, sha256_bytes, sha256_file
+from hatch_lower.recording.stats import installed_rows
 
 __all__ = ["code_digest", "code_of"]
 
@@ -32,7 +33,9 @@ def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) ->
             record = distribution.read_text("RECORD") or ""
             root = Path(str(distribution.locate_file("")))
             listed = path.is_relative_to(root) and f"{path.relative_to(root).as_posix()}," in record
-            mark = sha256_bytes(record.encode()) if listed else known.setdefault(path, code_digest(path))
+            mark = (
+                sha256_bytes(installed_rows(record.encode())) if listed else known.setdefault(path, code_digest(path))
+            )
             return f"{distribution.name} {distribution.version} {mark}"
     return known.setdefault(path, code_digest(path))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hatch_lower.recording.distributions import Distribution
 from hatch_lower.recording.inputs import ABSENT, RecordedInputs
-from hatch_lower.recording.present import PORTIONS, Present
+from hatch_lower.recording.present import LINK, PORTIONS, Present
 from hatch_lower.recording.roots import Roots
 from hatch_lower.recording.stats import StatCache
 
@@ -114,7 +114,7 @@ def say_file(change: Change) -> str:
 
 def say_absent(change: Change) -> str:
     """Something is there now."""
-    kind = "file" if change.after.startswith("file ") else change.after
+    kind = change.after.partition(" ")[0]
     return f"new {kind if kind != 'other' else 'entry'} {shown(change.subject)}"
 
 
@@ -129,8 +129,9 @@ def say_look(change: Change) -> str:
 
 def words(look: str) -> str:
     """Return `file of 123 bytes` for `file 123`."""
-    kind, _, size = look.partition(" ")
-    return f"file of {size} bytes" if size else kind
+    found, link, target = look.partition(LINK)
+    kind, _, size = found.partition(" ")
+    return f"file of {size} bytes{link}{target}" if size else f"{kind}{link}{target}"
 
 
 def say_listing(change: Change) -> str:

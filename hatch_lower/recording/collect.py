@@ -174,7 +174,7 @@ class Collector:
             if path.startswith(self.installed) or path in above:
                 continue
             located = self.roots.locate(path)
-            if located is None or located in self.files:
+            if located is None or (located in self.files and not os.path.islink(path)):
                 continue
             if is_metadata(path) or path.startswith(tuple(f"{each}/" for each in interpreters)):
                 continue
@@ -186,8 +186,9 @@ class Collector:
                 if not self.is_initial(located):
                     self.absent.add(located)
             else:
-                self.looks[located] = self.present.look(located)
-                if self.looks[located] != "folder" and self.is_young(os.stat(path)):
+                found = self.looks[located] = self.present.look(located)
+                asked = (os.lstat, os.stat) if found.startswith("file ") else () if found == "folder" else (os.lstat,)
+                if any(self.is_young(ask(path)) for ask in asked):
                     self.doubt(located)
 
     def is_initial(self, located: str) -> bool:

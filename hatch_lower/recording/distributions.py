@@ -63,12 +63,18 @@ def distribution_in(entry: str, name: str) -> Distribution | None:
 
 
 def mark_of_distribution(distribution: Distribution | None, stats: StatCache) -> str:
-    """Return `<version> <digest of RECORD>`, as it is recorded; empty if it is not installed."""
+    """Return `<version> <digest of RECORD>`, as it is recorded; empty if it is not installed.
+
+    Two installations of one wheel have the same, whoever installed it and wherever.
+    """
     if distribution is None:
         return ""
     paths = (*(f"{distribution.information}/{name}" for name in RECORDS), distribution.information)
     path = next((each for each in paths if os.path.isfile(each)), None)
-    return f"{distribution.version} {stats.digest(path) if path is not None else ''}"
+    if path is None:
+        return f"{distribution.version} "
+    digest = stats.digest_of_record(path) if path == paths[0] else stats.digest(path)
+    return f"{distribution.version} {digest}"
 
 
 def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:

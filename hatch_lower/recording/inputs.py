@@ -26,7 +26,8 @@ class RecordedInputs:
     absent: tuple[str, ...]
     """Located paths that were looked for and were not there."""
     looks: Mapping[str, str]
-    """Located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`."""
+    """Located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`; of a link also
+    where it leads: `folder through v2`."""
     listings: Mapping[str, str]
     """Located folder that the model's code listed → digest of its sorted names."""
     importable: Mapping[str, str]

@@ -28,7 +28,7 @@ class Listing(NamedTuple):
     Args:
         names: all names, sorted, without `__pycache__`.
         modules: name that can be imported → suffix of the file that would be taken, or `/` for a folder alone.
-        folders: names of folders that can be packages.
+        folders: names of folders, and of links to folders.
     """
 
     names: Sequence[str]
@@ -46,12 +46,13 @@ def list_folder(path: str) -> Listing | None:
                 if name == "__pycache__":
                     continue
                 names.append(name)
+                if is_folder(entry):
+                    folders.add(name)
                 stem, dot, rest = name.partition(".")
                 if not stem:  # hidden
                     continue
                 if not dot:
-                    if is_folder(entry):
-                        folders.add(name)
+                    if name in folders:
                         modules.setdefault(name, FOLDER)
                     continue
                 suffix = f".{rest}"

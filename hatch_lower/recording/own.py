@@ -23,7 +23,7 @@ def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
         package: the package's folder.
     """
     try:
-        record = stats.digest(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
+        record = stats.digest_of_record(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
     except OSError:
         return digest_of([__version__, code_of(package, stats)])
     return digest_of([__version__, record])

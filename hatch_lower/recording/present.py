@@ -25,10 +25,12 @@ from hatch_lower.recording.roots import Roots, spellings, standard_library
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import mark_of
 
-__all__ = ["PORTIONS", "Present"]
+__all__ = ["LINK", "PORTIONS", "Present"]
 
 PORTIONS = " + "
 """Between the places of a namespace package."""
+LINK = " through "
+"""Between what is at a path and where the link leads that is there."""
 PROVIDED = "hatch-lower"
 """Where modules are that this package itself gives to the export: its own, and those made for the build."""
 
@@ -68,11 +70,11 @@ class Present:
         return self._once("file", located, self._file)
 
     def look(self, located: str) -> str:
-        """Return `file 123`, `folder` or `other`; nothing if nothing is there."""
+        """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
         return self._once("look", located, self._look)
 
     def listing(self, located: str) -> str:
-        """Return the digest of the names in a folder."""
+        """Return the digest of the names in a folder, and of which of them are folders."""
         return self._once("listing", located, self._listing)
 
     def importable(self, located: str) -> str:
@@ -126,19 +128,26 @@ class Present:
     def _look(self, located: str) -> str:
         path = self.roots.find(located)
         try:
-            found = os.stat(path) if path is not None else None
+            found = os.lstat(path) if path is not None else None
         except (OSError, ValueError):
             found = None
-        if found is None:
+        if path is None or found is None:
             return ABSENT
-        if stat.S_ISDIR(found.st_mode):
-            return "folder"
-        return f"file {found.st_size}" if stat.S_ISREG(found.st_mode) else "other"
+        if not stat.S_ISLNK(found.st_mode):
+            return kind_of(found)
+        target = os.readlink(path)
+        named = (self.roots.locate(target) or "") if os.path.isabs(target) else target
+        try:
+            return f"{kind_of(os.stat(path))}{LINK}{named}"
+        except OSError:
+            return f"other{LINK}{named}"
 
     def _listing(self, located: str) -> str:
         path = self.roots.find(located)
         found = self._list(str(path)) if path is not None else None
-        return digest_of_names(found.names) if found is not None else ABSENT
+        if found is None:
+            return ABSENT
+        return digest_of_names(f"{name}/" if name in found.folders else name for name in found.names)
 
     def _importable(self, located: str) -> str:
         path = self.roots.find(located)
@@ -183,6 +192,13 @@ class Present:
             found = list_folder(path)
             self._listings[path] = list_archive(path) if found is None and os.path.isfile(path) else found
         return self._listings[path]
+
+
+def kind_of(found: os.stat_result) -> str:
+    """Return the kind of an entry, and the size of a file."""
+    if stat.S_ISDIR(found.st_mode):
+        return "folder"
+    return f"file {found.st_size}" if stat.S_ISREG(found.st_mode) else "other"
 
 
 def digest_of_names(names: Iterable[str]) -> str:

@@ -10,18 +10,24 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-__all__ = ["StatCache"]
+__all__ = ["StatCache", "installed_rows"]
 
 VERSION = 1
 LIMIT = 2000
 """Files that are remembered; those used longest ago go first. Reading so many takes 2 ms."""
 DOUBTFUL_NS = 2_000_000_000
+RECORD_MARK = "#installed"
+COMMAND = re.compile(rb'"?(\.\./)+(bin|Scripts)/')
+NOTE = re.compile(rb"\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_\w+\.json)\"?,")
 PIECE = 1 << 20
 
 
@@ -48,15 +54,26 @@ class StatCache:
         Raises:
             OSError: if it cannot be read, or is not a regular file.
         """
-        name = os.path.abspath(path)
-        found = os.stat(name)
+        return self._digest(os.path.abspath(path), "", hashlib.sha256)
+
+    def digest_of_record(self, path: str | Path) -> str:
+        """Return the sha256 of what a RECORD says of the contents that were installed, wherever and by whom.
+
+        Raises:
+            OSError: if it cannot be read, or is not a regular file.
+        """
+        return self._digest(os.path.abspath(path), RECORD_MARK, RecordHash)
+
+    def _digest(self, path: str, mark: str, new_hash: Callable[[], Hash]) -> str:
+        name = path + mark
+        found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
-            raise OSError(errno.EINVAL, "not a regular file", name)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         known = self._known.pop(name, None)
         if known is not None and known[:4] == identity(found):
             self._known[name] = known  # at the end: used last
             return str(known[4])
-        return self._read(name)
+        return self._read(path, name, new_hash)
 
     def save(self) -> None:
         """Write the file if there is something new, with what other processes have added to it since.
@@ -80,10 +97,10 @@ class StatCache:
                 raise
             self._changed = False
 
-    def _read(self, name: str) -> str:
+    def _read(self, path: str, name: str, new_hash: Callable[[], Hash]) -> str:
         now = time.time_ns()
-        total = hashlib.sha256()
-        with open(name, "rb", buffering=0) as file:
+        total = new_hash()
+        with open(path, "rb", buffering=0) as file:
             before = os.fstat(file.fileno())
             while piece := file.read(PIECE):
                 total.update(piece)
@@ -94,6 +111,41 @@ class StatCache:
             self._known[name] = [*identity(after), digest]
             self._changed = True
         return digest
+
+
+class Hash(Protocol):
+    """What makes a digest of pieces."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take one more piece."""
+
+    def hexdigest(self) -> str:
+        """Return the digest of all pieces."""
+
+
+class RecordHash:
+    """The sha256 of a RECORD's rows, but for those in which two installations of the same files differ."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def update(self, data: bytes, /) -> None:
+        """Take one more piece."""
+        self._pieces.append(data)
+
+    def hexdigest(self) -> str:
+        """Return the digest of all rows."""
+        return hashlib.sha256(installed_rows(b"".join(self._pieces))).hexdigest()
+
+
+def installed_rows(record: bytes) -> bytes:
+    """Return the rows of a RECORD that say what was installed, sorted.
+
+    Not among them are commands, which begin with the path of their interpreter and so differ in every environment;
+    compiled modules; and what installers note about themselves.
+    """
+    rows = (row for row in record.splitlines() if b".pyc," not in row and not COMMAND.match(row))
+    return b"\n".join(sorted(row for row in rows if b".dist-info/" not in row or not NOTE.search(row)))
 
 
 def identity(found: os.stat_result) -> list[int | str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.counted import Counted, chain_project, install_counted
+from support.processes import PATIENCE, start, wait_for, with_variable, workers
 from support.scenarios import Project, only, sha256, tree
 from support.venv import Finished
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
+MARK = "HATCH_LOWER_TEST_MARK"
 CHAIN = ("sin", "cos", "tanh", "exp", "sin")
 DISTINCT = ["aten.cos.default", "aten.exp.default", "aten.sin.default", "aten.tanh.default"]
 
@@ -94,3 +100,33 @@ def test_builds_that_want_the_same_partitions_in_another_order_do_not_wait_for_e
     ]
     build_all(projects)
     assert counted.lowered() == sorted(f"aten.{each}.default" for each in functions)
+
+
+def family(project: Project) -> list[int]:
+    """Return the processes of a project's build."""
+    return with_variable(MARK, str(project.root))
+
+
+def test_a_build_that_waits_for_one_that_is_killed_goes_on(tmp_path: Path) -> None:
+    slow = install_counted(tmp_path / "backend", seconds=4.0)
+    first, second = (
+        chain_project(tmp_path / each, tmp_path / "cache", {"chain": ["sin"]}) for each in ("first", "second")
+    )
+    temporary = tmp_path / "temporary"  # the killed build leaves its folder there
+    temporary.mkdir()
+    environment = {"PYTHONPATH": str(slow.folder), "TMPDIR": str(temporary)}
+    processes = []
+    for each in (first, second):
+        processes.append(start(each, {**environment, MARK: str(each.root)}))
+        wait_for(lambda each=each: bool(workers(family(each))), "a child is started", processes[-1])
+        wait_for(lambda: bool(slow.lowered()), "the partition is lowered", processes[0])
+    time.sleep(1.0)  # until the second one has found the lock taken
+    assert slow.lowered() == ["aten.sin.default"]
+    for pid in family(first):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    processes[0].communicate(timeout=PATIENCE)
+    _, errors = processes[1].communicate(timeout=PATIENCE)
+    assert processes[1].returncode == 0, errors
+    assert slow.lowered() == ["aten.sin.default"] * 2
+    assert second.left_behind() == [only(second.dist, "*.whl").name]

@@ -156,10 +156,15 @@ def retarget(world: World) -> None:
     (world.data / "linked.txt").symlink_to("path.txt")
 
 
-def replace_with_folder(world: World) -> None:
-    """A file becomes a folder."""
-    (world.data / "sized.bin").unlink()
-    (world.data / "sized.bin").mkdir()
+def resolve_elsewhere(world: World) -> None:
+    """Let the link that was followed before the file was opened lead elsewhere."""
+    (world.data / "current").unlink()
+    (world.data / "current").symlink_to("second")
+
+
+def become_folder(path: str) -> Mutation:
+    """Put a folder in the place of a data file."""
+    return lambda world: ((world.data / path).unlink(), (world.data / path).mkdir())
 
 
 def become_package(world: World) -> None:
@@ -222,11 +227,15 @@ def other_keys(world: World) -> None:
     table('name = "many-inputs"\nversion = "1.0"', 'version = "1.0"\nname = "many-inputs"')(world)
 
 
-def same_link(world: World) -> None:
-    """Let the link lead to the same contents."""
-    (world.data / "copy.txt").write_bytes((world.data / "target.txt").read_bytes())
-    (world.data / "linked.txt").unlink()
-    (world.data / "linked.txt").symlink_to("copy.txt")
+def same_contents(link: str) -> Mutation:
+    """Let a link to `target.txt` lead to a copy of that."""
+
+    def mutate(world: World) -> None:
+        shutil.copyfile(world.data / "target.txt", world.data / "copy.txt")
+        (world.data / link).unlink()
+        (world.data / link).symlink_to("copy.txt")
+
+    return mutate
 
 
 def made_again(world: World) -> None:
@@ -313,7 +322,8 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "another portion of a namespace": (
         beside("editable/many_space/more.py", ""),
         [
-            "module many_space: many_space + site/many_space → many_space + site/many_space + BESIDE/portion/many_space",
+            "module many_space: many_space + site/many_space → "
+            "many_space + site/many_space + BESIDE/portion/many_space",
             "modules in many_space",
         ],
     ),
@@ -352,8 +362,19 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
         ["new file many_inputs/data/table.sqlite-wal"],
     ),
     "ctypes": (lambda world: write_native(world.data / "native.so", 2), ["input many_inputs/data/native.so"]),
-    "target of a link": (write(f"{DATA}/target.txt"), ["input many_inputs/data/linked.txt"]),
+    "target of a link": (
+        write(f"{DATA}/target.txt", "TARGET\n"),
+        ["input many_inputs/data/linked.txt", "input many_inputs/data/named.txt"],
+    ),
     "link to elsewhere": (retarget, ["input many_inputs/data/linked.txt"]),
+    "link to a folder that was resolved": (
+        resolve_elsewhere,
+        ["many_inputs/data/current: folder through first → folder through second"],
+    ),
+    "name of a link's target": (
+        same_contents("named.txt"),
+        ["many_inputs/data/named.txt: file of 7 bytes through target.txt → file of 7 bytes through copy.txt"],
+    ),
     "link is gone": (remove(f"{DATA}/linked.txt"), ["input many_inputs/data/linked.txt is gone"]),
     "file is gone": (remove(f"{DATA}/opened.txt"), ["input many_inputs/data/opened.txt is gone"]),
     "declared input": (write("declared/one.csv"), ["input declared/one.csv"]),
@@ -364,10 +385,11 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "folder is gone": (remove(f"{DATA}/listed"), ["many_inputs/data/listed is gone"]),
     "glob": (write(f"{DATA}/globbed/b.txt"), ["files in many_inputs/data/globbed"]),
     "os.scandir": (write(f"{DATA}/scanned/b.txt"), ["files in many_inputs/data/scanned"]),
+    "os.scandir, a file becomes a folder": (become_folder("scanned/a.txt"), ["files in many_inputs/data/scanned"]),
     "missing file": (write(f"{DATA}/missing.txt"), ["new file many_inputs/data/missing.txt"]),
     "missing file is a folder": (write(f"{DATA}/missing.txt/a"), ["new folder many_inputs/data/missing.txt"]),
     "os.path.getsize": (write(f"{DATA}/sized.bin"), ["many_inputs/data/sized.bin: file of 11 bytes → file of 6 bytes"]),
-    "file becomes a folder": (replace_with_folder, ["many_inputs/data/sized.bin: file of 11 bytes → folder"]),
+    "file becomes a folder": (become_folder("sized.bin"), ["many_inputs/data/sized.bin: file of 11 bytes → folder"]),
     # the environment
     "variable": (variable("MANY_SET", "2"), ["variable MANY_SET"]),
     "variable is removed": (variable("MANY_SET", ""), ["variable MANY_SET is no longer set"]),
@@ -480,7 +502,7 @@ NOT_NOTICED: dict[str, Mutation] = {
     "a file written again": made_again,
     "contents of a listed file": write(f"{DATA}/listed/a.txt"),
     "contents of a file whose size was asked": write(f"{DATA}/sized.bin", "9876543210\n"),
-    "link to the same contents": same_link,
+    "link to the same contents": same_contents("linked.txt"),
     "unread module that a package hides": write("many_inputs/layers.py", "other = 1\n"),
     "declared by no glob": write("declared/notes.md"),
     # what is installed
@@ -539,6 +561,13 @@ def test_every_setting_is_in_one_of_the_tables() -> None:
     names = {toml_key(field.name) for field in dataclasses.fields(HookTable)}
     assert names == {*SETTINGS, *SETTINGS_WITHOUT_EFFECT}
     assert not {*SETTINGS} & {*SETTINGS_WITHOUT_EFFECT}
+
+
+def test_a_build_agrees(world: World) -> None:
+    done = world.project.build(environment={**world.environment(), "HATCH_LOWER_CACHE": "frozen"}).check()
+    rows = [line for line in done.output.splitlines() if line.startswith(("many   ", "shell  "))]
+    assert len(rows) == 4, done.output
+    assert all(row.endswith("unchanged") for row in rows)
 
 
 def test_another_working_directory_is_no_change(world: World) -> None:

@@ -40,8 +40,9 @@ __all__ = [
 SERVER = """
 import json, os, sys
 import email.headerregistry, logging, packaging.requirements, packaging.tags, packaging.utils, traceback
-import hatchling.builders.hooks.custom, hatchling.builders.hooks.version, hatchling.builders.wheel, hatchling.version.core
+import hatchling.builders.hooks.custom, hatchling.builders.hooks.version, hatchling.builders.wheel
 import hatchling.bridge.app, hatchling.metadata.core, hatchling.plugin.manager, hatchling.plugin.specs
+import hatchling.version.core
 import hatch_lower.build, hatch_lower.cli.explain, hatch_lower.explain.history, hatch_lower.explain.settings
 import hatch_lower.hatch.hooks, hatch_lower.hatch.outside, hatch_lower.hatch.plugin, hatch_lower.hatch.project
 plain = [entry for entry in sys.path if entry]
@@ -250,6 +251,11 @@ def write_data(data: Path) -> None:
     write_native(data / "native.so", 1)
     (data / "target.txt").write_text("target\n")
     (data / "linked.txt").symlink_to("target.txt")
+    for name in ("first", "second"):
+        (data / name).mkdir()
+        (data / name / "resolved.txt").write_text(f"{name}\n")
+    (data / "current").symlink_to("first")
+    (data / "named.txt").symlink_to("target.txt")
 
 
 def write_array(path: Path, number: int) -> None:

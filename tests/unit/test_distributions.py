@@ -70,6 +70,37 @@ def test_a_mark_holds_version_and_record(tmp_path: Path) -> None:
     assert mark_of_distribution(None, stats) == ""
 
 
+def test_two_installations_of_one_wheel_have_the_same_mark(tmp_path: Path) -> None:
+    by_pip = (
+        "../../../bin/tool,sha256=begins-with-one-interpreter,220\n"
+        "tool-1.0.dist-info/INSTALLER,sha256=pip,4\ntool-1.0.dist-info/METADATA,sha256=same,90\n"
+        "tool-1.0.dist-info/RECORD,,\ntool-1.0.dist-info/REQUESTED,sha256=empty,0\n"
+        "tool/__init__.py,sha256=same,12\ntool/__pycache__/__init__.cpython-311.pyc,,\n"
+    )
+    by_uv = (
+        "tool-1.0.dist-info/INSTALLER,sha256=uv,2\ntool/__init__.py,sha256=same,12\n"
+        "tool-1.0.dist-info/METADATA,sha256=same,90\ntool-1.0.dist-info/RECORD,,\n"
+        "tool-1.0.dist-info/direct_url.json,sha256=here,70\ntool-1.0.dist-info/uv_cache.json,sha256=x,2\n"
+        "../../../bin/tool,sha256=begins-with-another,221\n"
+    )
+    marks = set()
+    for number, record in enumerate([by_pip, by_uv, by_pip.replace("\n", "\r\n")]):
+        folder = tmp_path / str(number) / "tool-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "RECORD").write_text(record, newline="")
+        distribution = distribution_in(str(folder.parent), folder.name)
+        marks.add(mark_of_distribution(distribution, StatCache(tmp_path / f"{number}.json")))
+    assert len(marks) == 1
+    for change in (
+        ("same,12", "other,12"),
+        ("METADATA,sha256=same", "METADATA,sha256=other"),
+        ("../bin/", "../share/"),
+    ):
+        (folder / "RECORD").write_text(by_pip.replace(*change))
+        marks.add(mark_of_distribution(distribution, StatCache(tmp_path / "again.json")))
+    assert len(marks) == 4
+
+
 def test_every_installed_file_has_its_owner(tmp_path: Path) -> None:
     site = tmp_path / "lib" / "site-packages"
     folder = site / "x-1.0.dist-info"

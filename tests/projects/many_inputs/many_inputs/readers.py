@@ -65,6 +65,14 @@ def linked(data: Path) -> object:
     return (data / "linked.txt").read_text()
 
 
+def resolved(data: Path) -> object:
+    return ((data / "current").resolve() / "resolved.txt").read_text()
+
+
+def named(data: Path) -> object:
+    return (data / "named.txt").read_text(), os.readlink(data / "named.txt")
+
+
 def array(data: Path) -> object:
     return None if numpy is None else numpy.load(data / "array.npy", mmap_mode="r").sum()
 
@@ -134,6 +142,6 @@ def versions(data: Path) -> object:
 
 
 READERS: tuple[Callable[[Path], object], ...] = (
-    *(modules, resource, opened, path, descriptor, linked, array, state, tensors, raw, table, native),
+    *(modules, resource, opened, path, descriptor, linked, resolved, named, array, state, tensors, raw, table, native),
     *(listed, globbed, scanned, missing, size, variables, variables_in_c, versions),
 )
