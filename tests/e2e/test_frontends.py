@@ -37,7 +37,7 @@ def frontend_command(frontend: str, project: Project) -> list[str | Path]:
     }[frontend]
 
 
-@pytest.mark.parametrize("frontend", ["hatch", "build", "pip", "uv"])
+@pytest.mark.parametrize("frontend", ["hatch", "pip", "uv"])
 def test_an_isolated_build_gives_the_wheel_and_leaves_the_sources_alone(
     frontend: str,
     project: Callable[[str], Project],
@@ -55,6 +55,20 @@ def test_an_isolated_build_gives_the_wheel_and_leaves_the_sources_alone(
     # `build` and `uv` make the sdist first and the wheel from it; the bytes must be those of the tree's wheel.
     assert sha256(wheel) == sha256(built("two_methods")), done.output
     assert tree(scenario.root) == before
+
+
+def test_another_isolated_environment_exports_nothing(
+    project: Callable[[str], Project], built: Callable[[str], Path], wheelhouse: Path, tmp_path: Path
+) -> None:
+    scenario = project("two_methods")
+    environment = environment_of(scenario, wheelhouse, tmp_path)
+    digests = set()
+    for _ in range(2):
+        # its commands begin with the path of the new environment's interpreter, and every file's times are new
+        done = run(frontend_command("build", scenario), cwd=scenario.root, environment=environment).check()
+        digests.add(sha256(only(scenario.dist, "*.whl")))
+    assert digests == {sha256(built("two_methods"))}
+    assert done.output.count("unchanged") == 2, done.output
 
 
 def test_nothing_is_on_stdout_for_a_frontend_to_stumble_over(project: Callable[[str], Project]) -> None:
