@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 
 LAYERS = (
-    {"errors", "digest", "events"},
+    {"abandoned", "errors", "digest", "events"},
     {"config", "config_table", "config_schema", "debug", "environment", "format", "model", "surroundings"},
     {"results"},
     {"runtime", "cache", "records", "recording"},
@@ -31,8 +31,8 @@ SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "
 SINGLE_MODULES |= {"audit", "exporting", "recapture", "reports", "reuse", "strict", "unchanged", "watching"}
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
-NO_TORCH = {"errors", "digest", "events", "config", "config_table", "config_schema", "debug", "environment", "format"}
-NO_TORCH |= {"model", "surroundings", "cache", "records", "recording", "explain"}
+NO_TORCH = {"abandoned", "errors", "digest", "events", "config", "config_table", "config_schema", "debug"}
+NO_TORCH |= {"environment", "format", "model", "surroundings", "cache", "records", "recording", "explain"}
 NO_TORCH |= {"audit", "build", "children", "exporting", "hatch", "cli", "reports", "results", "unchanged", "watching"}
 
 

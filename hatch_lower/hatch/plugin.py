@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LowerBuildHook"]
 
+WORK_PREFIX = "hatch-lower-"
+
 
 class LowerBuildHook(BuildHookInterface[Any]):
     """Lowers the project's models before hatchling builds the wheel, and adds them to the wheel afterwards."""
@@ -110,9 +112,16 @@ class LowerBuildHook(BuildHookInterface[Any]):
         return result.payload
 
     def _open_work(self) -> Path:
-        """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not."""
-        path = Path(tempfile.mkdtemp(prefix="hatch-lower-"))
-        self._release = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not.
+
+        Those of builds that were killed go now.
+        """
+        from hatch_lower.abandoned import LOCK, make_held, remove_abandoned
+
+        path = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+        remove_abandoned(path.parent, f"{WORK_PREFIX}*")
+        descriptor = make_held(path / LOCK)
+        self._release = weakref.finalize(self, release, path, descriptor)
         return path
 
     def _discard(self) -> None:
@@ -128,3 +137,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
             yield
         except LowerError as error:
             self.app.abort(f"hatch-lower: {error}")
+
+
+def release(work: Path, descriptor: int) -> None:
+    """Remove a build's folder, and let go of it."""
+    shutil.rmtree(work, ignore_errors=True)
+    os.close(descriptor)

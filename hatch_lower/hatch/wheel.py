@@ -7,13 +7,14 @@ import csv
 import io
 import os
 import stat
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from hatch_lower.abandoned import make_held, remove_abandoned
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import (
     ZIP64_LIMIT,
@@ -63,9 +64,13 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int) -> None:
-    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception."""
-    number, name = tempfile.mkstemp(prefix=f"{wheel.name}.", suffix=TEMPORARY_SUFFIX, dir=wheel.parent)
-    temporary = Path(name)
+    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception.
+
+    So are those of builds of the same wheel that were killed.
+    """
+    remove_abandoned(wheel.parent, f"{escape(wheel.name)}.*{TEMPORARY_SUFFIX}")
+    temporary = wheel.with_name(f"{wheel.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+    number = make_held(temporary)
     try:
         with os.fdopen(number, "w+b") as target, wheel.open("rb") as source:
             write_wheel(wheel, source, target, payload, zip64_limit)

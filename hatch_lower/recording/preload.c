@@ -36,7 +36,7 @@
 
 enum kind {
     READ = 'R', WRITTEN = 'W', UPDATED = 'B', MISSING = 'M', DENIED = 'D', LOOKED = 'S', LINK = 'K', LISTED = 'L',
-    VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I'
+    LISTED_BY_PROGRAM = 'F', VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I'
 };
 enum { WITH_TARGET = 'a' - 'A' }; /* added to READ and UPDATED: the path that a link led to follows */
 enum { UNKNOWN, OFF, ON };
@@ -46,6 +46,7 @@ static char log_path[LONGEST];
 static char library_path[LONGEST];
 static int state = UNKNOWN;
 static uint64_t recorded[SLOTS]; /* hashes of the records written; a full row only means that some are repeated */
+static int is_recorder;          /* this is the recorded program or a fork of it, not one that it runs */
 static int quiet_process;        /* more than 0: only what is written, and processes, are noted */
 static __thread int quiet_thread;
 
@@ -80,7 +81,7 @@ static uint64_t *slot_of(uint64_t hash, uint64_t wanted)
 
 static void emit(int kind, const char *base, const char *path, const char *target)
 {
-    char first = (char)kind;
+    char first = (char)(kind == LISTED && !is_recorder ? LISTED_BY_PROGRAM : kind);
     if (kind != WRITTEN && kind != PROCESS && (quiet_thread || __atomic_load_n(&quiet_process, __ATOMIC_RELAXED)))
         return;
     size_t lengths[] = {strlen(base), strlen(path) + 1, *target ? strlen(target) + 1 : 0};
@@ -117,9 +118,10 @@ void hatch_lower_quiet(int step, int everywhere)
         quiet_thread += step;
 }
 
-/* From here on everything is noted again, whether it was before or not. */
+/* Called by the recorded program itself: from here on everything is noted again, whether it was before or not. */
 void hatch_lower_forget(void)
 {
+    is_recorder = 1;
     for (size_t i = 0; i < SLOTS; i++)
         __atomic_store_n(&recorded[i], 0, __ATOMIC_RELAXED);
 }

@@ -46,8 +46,10 @@ SECONDS_TO_COMPILE = 120
 SEPARATORS = frozenset(": \t\n$")
 """Characters that a path in `LD_PRELOAD` cannot have."""
 
-PATH_KINDS = frozenset("RWBMDSKLXP")
+PATH_KINDS = frozenset("RWBMDSKLFXP")
 OTHER_KINDS = frozenset("VNI")
+NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
+"""How the system calls what a descriptor stands for where it is no file; programs look for files of that name."""
 KEPT_KINDS = frozenset("WP")
 """Kinds that count wherever they stand in the log: what was written, and which processes there were."""
 
@@ -72,6 +74,8 @@ class Observed:
     """Paths of which it was asked where they lead: by `readlink` or `realpath`."""
     listed: tuple[str, ...]
     """Folders whose names were read."""
+    listed_by_programs: tuple[str, ...]
+    """Those that a program read which was started by the recorded one, whatever that read itself."""
     denied: tuple[str, ...]
     """Paths that could not be opened or looked at for lack of permission."""
     variables: tuple[str, ...]
@@ -245,6 +249,8 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
         if kind not in kinds or (kind in PATH_KINDS and not text.startswith("/")):
             reasons.append("the log is damaged")
             continue
+        if text.rpartition("/")[2].startswith(NO_FILES):
+            continue
         named = plain(text) if kind in PATH_KINDS else text
         if kind == "M" and text.endswith("/"):  # a file was looked for like a folder
             kind = "S"
@@ -262,7 +268,8 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
         missing=tuple(kinds["M"]),
         looked_at=tuple(kinds["S"]),
         links=tuple(kinds["K"]),
-        listed=tuple(kinds["L"]),
+        listed=tuple(kinds["L"] | kinds["F"]),
+        listed_by_programs=tuple(kinds["F"]),
         denied=tuple(kinds["D"]),
         variables=tuple(kinds["V"]),
         executed=tuple(kinds["X"]),

@@ -117,10 +117,8 @@ class Recorder:
         read = dict.fromkeys([*(path for path in notes.read if path not in made_elsewhere), *opened])
         by_import = {**notes.listed_by_import, **dict.fromkeys(folders_of_finders())}
         listed_here = by_import.keys() | notes.listed_by_metadata
-        # The log does not say who listed a folder: where programs ran, one of them may have seen what imports do not.
-        listed_elsewhere = (
-            path for path in log.listed if path not in listed_here or (log.executed and self.is_own(f"{path}/"))
-        )
+        by_programs = {path for path in log.listed_by_programs if self.is_own(f"{path}/")}
+        listed_elsewhere = (path for path in log.listed if path not in listed_here or path in by_programs)
         return Observations(
             read=tuple(read),
             loaded=tuple(dict.fromkeys([*loaded, *libraries])),

@@ -27,7 +27,7 @@ from support.mutations import (
 )
 
 from hatch_lower.config_table import HookTable, toml_key
-from hatch_lower.recording.preload import find_compiler
+from hatch_lower.recording.preload import built_library
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ PASSED = 'pass-env = ["MANY_*"]'
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The project, built once."""
-    if find_compiler(os.environ) is None or os.confstr("CS_GNU_LIBC_VERSION") is None:
+    if built_library(tmp_path_factory.mktemp("library")) is None:
         pytest.skip("without the preloaded library this export's inputs are not known completely")
     with LookUps() as look_ups:
         world = make_world(tmp_path_factory.mktemp("mutations"), look_ups)

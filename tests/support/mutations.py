@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -111,15 +111,15 @@ class World:
         beside: the folder of all that is on its search path: `installed` with distributions, `editable` with a loose
             module, `portion` with a part of a namespace package; and `bin`, first on `PATH`.
         archive: the last entry of the search path; an archive is known by its absolute path.
-        variables: of the build.
+        variables: of the build; an empty one is not set.
         look_ups: the process that makes look-ups.
     """
 
     project: Project
     beside: Path
     archive: Path
-    variables: dict[str, str] = field(default_factory=dict)
-    look_ups: LookUps | None = None
+    variables: dict[str, str]
+    look_ups: LookUps
 
     @property
     def root(self) -> Path:
@@ -147,7 +147,6 @@ class World:
 
     def changes(self, model: str = "many", folder: Path | None = None) -> list[str] | None:
         """Return what has changed for a model since the build, in words; `None` if it would not be exported again."""
-        assert self.look_ups is not None
         removed = {name for name, value in self.variables.items() if not value}
         given = child_environment(self.environment())
         environment = {name: value for name, value in given.items() if name not in removed}

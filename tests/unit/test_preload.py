@@ -553,11 +553,11 @@ def test_a_program_that_takes_its_owners_rights_is_named(watch: Watch, work: Pat
     program = work / "owned"
     shutil.copy("/bin/true", program)
     program.chmod(0o4755)
-    observed = Observed(*[()] * 8, executed=(str(program),), processes=(), network=(), incomplete=())
+    observed = Observed(*[()] * 9, executed=(str(program),), processes=(), network=(), incomplete=())
     assert unrecorded_programs(observed) == (
         f"{program} runs with the rights of its owner, so nothing is preloaded into it",
     )
-    gone = Observed(*[()] * 8, executed=(str(work / "gone"),), processes=(), network=(), incomplete=())
+    gone = Observed(*[()] * 9, executed=(str(work / "gone"),), processes=(), network=(), incomplete=())
     assert unrecorded_programs(gone) == (f"{work / 'gone'} could not be read: No such file or directory",)
 
 
