@@ -181,10 +181,15 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
         return None
     target = value["target"]
     debug = value["debug_handle_map"]
+    digests = [value["blob"], *(value["data"]["buffers"] if value["data"] is not None else ())]
+    found = {each: store.read_blob(each) for each in digests}
+    blobs = {each: blob for each, blob in found.items() if blob is not None}
+    if len(blobs) < len(found):  # removed since the record was looked up
+        return None
     return PreprocessResult(
-        processed_bytes=store.blob_path(value["blob"]).read_bytes(),
+        processed_bytes=blobs[value["blob"]],
         debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
-        data_store_output=None if value["data"] is None else read_data(store, value["data"]),
+        data_store_output=None if value["data"] is None else read_data(blobs, value["data"]),
         _delegate_info_meta=value["delegate_info_meta"],
         suffix=value["suffix"],
         requirements=tuple(value["requirements"]),
@@ -193,10 +198,10 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
     )
 
 
-def read_data(store: Store, value: Mapping[str, Any]) -> NamedDataStoreOutput:
+def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedDataStoreOutput:
     """Return the named data that `data_value` describes."""
     return NamedDataStoreOutput(
-        tuple(store.blob_path(digest).read_bytes() for digest in value["buffers"]),
+        tuple(blobs[digest] for digest in value["buffers"]),
         {name: read_entry(each) for name, each in value["program"]},
         {tag: {name: read_entry(each) for name, each in entries} for tag, entries in value["external"]},
     )
