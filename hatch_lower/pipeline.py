@@ -23,9 +23,8 @@ from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.source import is_out_of_memory
-from hatch_lower.export.verify import example_tensors, limited, verify_method
+from hatch_lower.export.verify import example_tensors, limited
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
-from hatch_lower.format.plan import read_plan
 from hatch_lower.graph.surgery import count_operations
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.manager import lowered_modules
@@ -37,9 +36,7 @@ from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.records import MethodRow, ModelReport, encode
 from hatch_lower.reuse import Used, describe_export, find_report, keep_report, plain_constants, used_backends
-from hatch_lower.runtime.constants import ConstantsFile
-from hatch_lower.runtime.executor import execute_plan
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.verifying import verify_recipe
 
 __all__ = ["lower_model"]
 
@@ -168,7 +165,7 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
     )
     for each in lowered:
         if each.recipe.verify:
-            verify_recipe(build, each)
+            verify_recipe(build.source, each.recipe, each.files, build.packager, build.settings.seed, build.reporter)
     report = ModelReport(
         model=model.name,
         manifest=entry,
@@ -229,41 +226,6 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
         rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
     used = used_backends(module for program in lowered_programs.values() for module in lowered_modules(program))
     return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used)
-
-
-def verify_recipe(build: ModelBuild, lowered: LoweredRecipe) -> None:
-    """Run what was written, read back as an installed wheel's files are, against eager.
-
-    Raises:
-        VerificationError: if anything differs.
-    """
-    source, packager, reporter = build.source, build.packager, build.reporter
-    plan = read_plan(packager.source(lowered.files.plan.path).read_bytes(), lowered.files.plan.path)
-    spans: Sequence[torch.Tensor] = ()
-    if plan.storages:
-        constants = packager.source(f"{source.name}/{CONSTANTS}")
-        spans = ConstantsFile(constants, CONSTANTS).spans(plan.storages)
-    kinds = DelegateKinds()
-    delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
-    executor = execute_plan(plan, spans, delegates, packager.folder)
-    mutable = [name for name, constant in plan.constants.items() if constant.mutable]
-    for method in source.methods:
-        with stage(reporter, "verify", source.name, lowered.recipe.name, method.name) as describe:
-            result = verify_method(
-                source,
-                method,
-                executor.methods[method.name],
-                executor.reset,
-                recipe=lowered.recipe.name,
-                rtol=lowered.recipe.rtol,
-                atol=lowered.recipe.atol,
-                seed=build.settings.seed,
-                mutable=mutable,
-            )
-            count = len(result.cases)
-            describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
-        for note in result.notes:
-            reporter.report(Event("verify", "note", source.name, lowered.recipe.name, method.name, detail=note))
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:

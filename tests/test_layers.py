@@ -21,14 +21,24 @@ LAYERS = (
     {"lowering"},
     {"export", "program"},
     {"audit", "backends", "build", "children", "exporting", "pipeline", "recapture", "reports", "reuse", "saving"}
-    | {"strict", "unchanged", "watching", "worker"},
+    | {"strict", "unchanged", "verifying", "watching", "worker"},
     {"hatch"},
     {"cli"},
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 # modules of one layer that are no folders may use each other, without circles; folders of one layer may not
 SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "children", "pipeline", "worker"}
-SINGLE_MODULES |= {"audit", "exporting", "recapture", "reports", "reuse", "strict", "unchanged", "watching"}
+SINGLE_MODULES |= {
+    "audit",
+    "exporting",
+    "recapture",
+    "reports",
+    "reuse",
+    "strict",
+    "unchanged",
+    "verifying",
+    "watching",
+}
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
 NO_TORCH = {"abandoned", "errors", "digest", "events", "config", "config_table", "config_schema", "debug"}
