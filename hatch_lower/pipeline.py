@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
-from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.program.package import Packager, ProgramFiles
 from hatch_lower.records import MethodRow, ModelReport, encode
 from hatch_lower.reuse import Used, describe_export, find_report, keep_report, plain_constants, used_backends
 from hatch_lower.verifying import verify_recipe

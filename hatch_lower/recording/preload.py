@@ -5,7 +5,7 @@ into the cache and loaded with `LD_PRELOAD`; it writes a log that `read_log` und
 GNU C library there is no such library, and an export whose reads the audit events do not cover cannot be reused.
 
 What escapes it: system calls that do not go through the C library (some Go programs, io_uring), programs without it
-(`unrecorded_programs` finds them), what the C library itself opens (locale, time zone, name service, shared memory),
+(`programs.unrecorded_programs` finds them), what the C library itself opens (locale, time zone, name service, shared memory),
 variables read from `environ` without `getenv`, and what is no file: clocks, random numbers, the processor.
 """
 
@@ -32,10 +32,8 @@ __all__ = [
     "RecordingSwitch",
     "built_library",
     "find_compiler",
-    "is_static",
     "preload_environment",
     "read_log",
-    "unrecorded_programs",
 ]
 
 SOURCE = Path(__file__).with_name("preload.c")
@@ -325,54 +323,3 @@ def address_text(record: str) -> str:
             return f"[{socket.inet_ntop(family, data[8:24])}]:{port}"
         return os.fsdecode(data[2:].strip(b"\0")) or "a local socket"
     return "a socket"
-
-
-def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
-    """Return, for each program that was started without the library in it, its path and why."""
-    found = []
-    for path in observed.executed:
-        if os.path.isdir(path):
-            continue  # no program; its start failed
-        try:
-            program = interpreter_of(Path(path))
-            if os.path.realpath(program) not in observed.processes:
-                found.append(f"{path} {why_unrecorded(program)}")
-        except OSError as error:
-            found.append(f"{path} could not be read: {error.strerror}")
-    return tuple(found)
-
-
-def interpreter_of(program: Path) -> Path:
-    """Return the program that the kernel starts: of a script the one in its first line."""
-    for _ in range(5):  # as many as the kernel follows
-        with program.open("rb") as file:
-            line = file.readline(4096)
-        if not line.startswith(b"#!"):
-            break
-        program = Path(os.fsdecode(line[2:].split(maxsplit=1)[0]))
-    return program
-
-
-def why_unrecorded(program: Path) -> str:
-    """Return why the library was not in a program that is no script."""
-    if program.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return "runs with the rights of its owner, so nothing is preloaded into it"
-    if is_static(program):
-        return "is linked statically, so nothing is preloaded into it"
-    return "was started, and the preloaded library was not in it"
-
-
-def is_static(executable: Path) -> bool:
-    """Return whether an executable asks for no dynamic linker, so that nothing can be preloaded into it.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
-    with executable.open("rb") as file:
-        try:
-            return all(segment["p_type"] != "PT_INTERP" for segment in ELFFile(file).iter_segments())
-        except ELFError:
-            return False

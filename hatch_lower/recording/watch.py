@@ -26,7 +26,8 @@ from hatch_lower.recording.audit import AuditEvents
 from hatch_lower.recording.environment_reads import EnvironmentReads
 from hatch_lower.recording.notes import Notes
 from hatch_lower.recording.observations import Observations, folders_of_finders, loaded_modules, mapped_libraries
-from hatch_lower.recording.preload import Observed, read_log, unrecorded_programs
+from hatch_lower.recording.preload import Observed, read_log
+from hatch_lower.recording.programs import unrecorded_programs
 from hatch_lower.recording.readers import Exchanged, wrap_forks, wrap_looks, wrap_metadata, wrap_safetensors, wrap_torch
 
 __all__ = ["RECORDING_VARIABLES", "Recorder"]

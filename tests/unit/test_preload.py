@@ -17,11 +17,10 @@ from hatch_lower.recording.preload import (
     RecordingSwitch,
     built_library,
     find_compiler,
-    is_static,
     preload_environment,
     read_log,
-    unrecorded_programs,
 )
+from hatch_lower.recording.programs import is_static, unrecorded_programs
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
