@@ -5,8 +5,8 @@ into the cache and loaded with `LD_PRELOAD`; it writes a log that `read_log` und
 GNU C library there is no such library, and an export whose reads the audit events do not cover cannot be reused.
 
 What escapes it: system calls that do not go through the C library (some Go programs, io_uring), programs without it
-(`programs.unrecorded_programs` finds them), what the C library itself opens (locale, time zone, name service, shared memory),
-variables read from `environ` without `getenv`, and what is no file: clocks, random numbers, the processor.
+(`programs` finds them), what the C library itself opens (locale, time zone, name service, shared memory), variables
+read from `environ` without `getenv`, and what is no file: clocks, random numbers, the processor.
 """
 
 from __future__ import annotations
