@@ -325,7 +325,11 @@ class Store:
         if not self.writes:
             yield
             return
-        with hold(self.directory / "locks", level, keys, PATIENCE):
+
+        def waiting() -> None:
+            self.warn("waiting for another build that is making the same")
+
+        with hold(self.directory / "locks", level, keys, PATIENCE, waiting):
             yield
 
     def put_blob(self, blob: bytes) -> str:
