@@ -11,6 +11,8 @@ from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import sha256_file
+from hatch_lower.errors import LowerError
+from hatch_lower.format.reading import read_path
 from hatch_lower.records import ModelReport, PayloadFile, decode, encode
 
 __all__ = ["REPORT_SCHEMA", "report_blobs", "report_value", "restore_report"]
@@ -61,7 +63,8 @@ def restore_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Mo
         level: of the look-up that found it, for the rows.
 
     Returns:
-        `None` if it is of another version, or a file is missing or damaged.
+        `None` if it is of another version, a file is missing or damaged, or one would come to lie in the wheel where
+        the model's files do not: another machine may have written it.
     """
     try:
         if value["schema"] != REPORT_SCHEMA:
@@ -69,12 +72,16 @@ def restore_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Mo
         rest = {name: each for name, each in value.items() if name not in ("schema", "files", "native")}
         report: ModelReport = decode(ModelReport, {**rest, "files": [], "native": []})
         files = tuple(
-            PayloadFile(file["path"], store.blob_path(file["sha256"]), file["size"], file["sha256"])
+            PayloadFile(
+                read_path(file["path"], "a report"), store.blob_path(file["sha256"]), file["size"], file["sha256"]
+            )
             for file in value["files"]
         )
+        if not all(file.path.startswith(f"{report.model}/") for file in files):
+            return None
         sources = {file.path: file.source for file in files}
         native = tuple(sorted(sources[path] for path in value["native"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, LowerError):
         return None
     if not all(is_there(file) for file in files):
         return None

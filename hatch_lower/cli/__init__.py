@@ -1,4 +1,4 @@
-"""The command line: `hatch-lower inspect`, `debug`, `schema`, `cache`, `explain`, `audit`."""
+"""The command line: `hatch-lower inspect`, `check`, `debug`, `schema`, `cache`, `explain`, `audit`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import click
 from hatch_lower import __version__
 from hatch_lower.cli.audit import audit
 from hatch_lower.cli.cache import cache
+from hatch_lower.cli.check import check
 from hatch_lower.cli.explain import explain
 from hatch_lower.errors import LowerError, ProgramError, nearest
 
@@ -83,5 +84,5 @@ def debug(name: str, method: str, model: str | None, recipe: str | None, as_json
     click.echo("\n".join([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)]))
 
 
-for command in (cache, explain, audit):
+for command in (cache, check, explain, audit):
     main.add_command(command)

@@ -86,7 +86,7 @@ def read_history(directory: Path, root: Path) -> BuildHistory | None:
         if value["schema"] != SCHEMA:
             return None
         history: BuildHistory = decode(BuildHistory, value["build"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return history
 

@@ -53,7 +53,7 @@ def read_expression(value: Any, where: str, depth: int = 0) -> Expression:
 
     Raises:
         ProgramError: for an unknown operation, a wrong number of arguments, division by the literal 0, an exponent
-            that is not a literal from 0 to 64, or more than 32 levels.
+            that is not a literal from 0 to 64, powers of powers beyond that, or more than 32 levels.
     """
     if isinstance(value, str):
         return read_symbol(value, where)
@@ -73,7 +73,10 @@ def read_expression(value: Any, where: str, depth: int = 0) -> Expression:
         refuse(where, "a division by 0")
     if op == "pow" and not (isinstance(args[1], int) and 0 <= args[1] <= POWER_LIMIT):
         refuse(where, "an exponent that is no literal from 0 to 64")
-    return Compound(op, args)
+    compound = Compound(op, args)
+    if op == "pow" and _degree(compound) > POWER_LIMIT:
+        refuse(where, "a power of a power beyond 64")
+    return compound
 
 
 def expression_json(expression: Expression) -> Any:
@@ -133,6 +136,15 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
     grouped = [_grouped(each, text) for each, text in zip(expression.args, texts, strict=True)]
     joints = {"mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
     return f"-{grouped[0]}" if expression.op == "neg" else joints[expression.op].join(grouped)
+
+
+def _degree(expression: Expression) -> int:
+    """Return the product of the exponents over the deepest power: what it takes to evaluate grows with it."""
+    if not isinstance(expression, Compound):
+        return 1
+    inner = max(map(_degree, expression.args))
+    exponent = expression.args[-1] if expression.op == "pow" else 1
+    return inner * max(1, exponent) if isinstance(exponent, int) else inner
 
 
 def _term(op: str, expression: Expression, text: str) -> str:

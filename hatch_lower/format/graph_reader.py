@@ -111,6 +111,8 @@ def _read_python(value: Any, where: str) -> PythonCall:
         refuse(where, f"the operation {op[:40]!r} of {len(args)} arguments")
     if op == "getitem" and not isinstance(args[1], int | Value):
         refuse(where, f"an item {args[1]!r:.40}")
+    if op == "getitem" and not isinstance(args[0], Value | ConstantName | tuple):
+        refuse(where, f"an item of {args[0]!r:.40}")
     return PythonCall(op, args, read_natural(fields["out"], where))
 
 

@@ -73,7 +73,7 @@ def check_schema(value: Any, supported: int, where: str) -> None:
         refuse(where, "no JSON object with the key `schema`")
     schema = value["schema"]
     if type(schema) is not int or schema < 1:
-        refuse(where, f"schema {schema!r:.40}")
+        refuse(where, f"schema {_kind(schema)}")
     if schema > supported:
         raise ProgramError(
             "a packaged program needs a newer hatch-lower",

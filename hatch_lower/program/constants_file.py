@@ -80,7 +80,7 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
         tensor = storages[key]
         size = tensor.numel() * tensor.element_size()
         name = DTYPES[dtype_name(tensor.dtype)].safetensors
-        shape = [size] if name is None else [tensor.numel()]
+        shape = [*tensor.shape, tensor.element_size()] if name is None else list(tensor.shape)
         entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + size]}
         begin += size
     text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
@@ -89,6 +89,9 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the same file in memory, for a blob that holds its weights."""
+    """Return the same file in memory, for a blob that holds its weights, or for tensors of any shape to check with.
+
+    A tensor of a dtype that safetensors lacks is one of bytes, with a last dimension of those of an element.
+    """
     keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
     return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

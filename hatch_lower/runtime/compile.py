@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.signature import signature_text
 from hatch_lower.runtime.writer import MethodWriter
@@ -54,7 +55,8 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool) -> MethodCode:
         is_locked: whether each call holds the instance's lock.
 
     Raises:
-        ProgramError: if torch lacks an operator, or the inputs do not determine what the program needs to know.
+        ProgramError: if torch lacks an operator, the inputs do not determine what the program needs to know, or Python
+            refuses the code (a name that nothing can be assigned to, too much nesting).
     """
     writer = MethodWriter(plan, name, is_locked)
     source = "\n".join(writer.write()) + "\n"
@@ -66,9 +68,18 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool) -> MethodCode:
         )
         for each in plan.methods[name].parameters
     ]
+    try:
+        code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ProgramError(
+            "a packaged program cannot be run",
+            where=f"method `{name:.80}`",
+            found=f"Python refuses its code: {type(error).__name__}: {error}",
+            hint="install the distribution again; if that does not help, build its wheel again",
+        ) from error
     return MethodCode(
         source,
-        compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True),
+        code,
         names.local("method"),
         names.objects,
         {identifier: constant for constant, identifier in names.constants.items()},

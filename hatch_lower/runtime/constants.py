@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import stat
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.format.reading import parse_json, read_fields, read_natural, read_object, read_pair, refuse
+from hatch_lower.format.reading import parse_json, read_fields, read_list, read_natural, read_object, read_pair, refuse
 
 __all__ = ["ConstantsFile", "view_constant"]
 
@@ -64,14 +65,34 @@ class ConstantsFile:
         Raises:
             ProgramError: if one is missing, of another dtype or length, or outside the file.
         """
-        return tuple(self._span(each) for each in storages)
+        return tuple(self._span(each, [each.length]) for each in storages)
 
-    def _span(self, storage: Storage) -> Tensor:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor of the file in its own shape, over the mapped memory.
+
+        Raises:
+            ProgramError: if one is of an unknown dtype, or its sizes do not fit its place in the file.
+        """
+        return {key: self._tensor(key) for key in self._header if key != "__metadata__"}
+
+    def _tensor(self, key: str) -> Tensor:
+        where = f"{self._where}: {key!r:.80}"
+        fields = read_fields(self._header[key], frozenset({"dtype", "shape", "data_offsets"}), where)
+        names = [name for name, each in DTYPES.items() if each.safetensors and each.safetensors == fields["dtype"]]
+        if not names:
+            refuse(where, f"the dtype {fields['dtype']!r:.40}")
+        shape = [read_natural(each, where) for each in read_list(fields["shape"], where)]
+        try:
+            return self._span(Storage(key, names[0], math.prod(shape)), shape).reshape(shape)
+        except RuntimeError as error:
+            refuse(where, f"sizes that no tensor has ({error})")
+
+    def _span(self, storage: Storage, shape: list[int]) -> Tensor:
         where = f"{self._where}: {storage.key!r:.80}"
         if storage.key not in self._header or storage.key == "__metadata__":
             refuse(where, "no such tensor")
         fields = read_fields(self._header[storage.key], frozenset({"dtype", "shape", "data_offsets"}), where)
-        if fields["dtype"] != DTYPES[storage.dtype].safetensors or fields["shape"] != [storage.length]:
+        if fields["dtype"] != DTYPES[storage.dtype].safetensors or fields["shape"] != shape:
             refuse(where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]")
         limit = len(self._mapping) - self._begin
         begin, end = (read_natural(each, where, limit) for each in read_pair(fields["data_offsets"], where))
@@ -84,9 +105,16 @@ class ConstantsFile:
 
 
 def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
-    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read."""
+    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read.
+
+    Raises:
+        ProgramError: if torch has no tensor of that many elements or dimensions.
+    """
     span = spans[constant.storage]
     dtype = getattr(torch, constant.dtype)
-    if span.dtype is not dtype:
-        span = span.view(dtype)
-    return span.as_strided(constant.shape, constant.stride, constant.offset)
+    try:
+        if span.dtype is not dtype:
+            span = span.view(dtype)
+        return span.as_strided(constant.shape, constant.stride, constant.offset)
+    except (RuntimeError, TypeError, ValueError) as error:
+        refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -82,8 +83,13 @@ def choose_builder(container: Container) -> Callable[..., Any]:
 
 
 def import_class(type_name: str) -> type | None:
-    """Return the class `module:Class.Inner`, or `None` if it cannot be imported."""
+    """Return the class `module:Class.Inner`, or `None` if it cannot be imported.
+
+    Of the standard library only what is imported already is looked at: some of its modules do things when imported.
+    """
     module, _, name = type_name.partition(":")
+    if module not in sys.modules and module.partition(".")[0] in sys.stdlib_module_names:
+        return None
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,44 @@ class PackagedFolder:
         if digest != entry.sha256:
             raise refused(path, "another sha256 than the manifest says")
         return path
+
+    def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
+        """Refuse delegates that every user may replace, or could between the comparison of digests and the loading.
+
+        The files are looked at, and their folders up to this one; a folder with the sticky bit counts as the others do.
+
+        Raises:
+            ProgramError: if one is writable by every user; it names that file or folder.
+        """
+        if os.name != "posix":
+            return
+        top = os.path.realpath(self.path)
+        folders: dict[str, str] = {}
+        places: dict[str, None] = {}
+        for each in entries:
+            folder, _, name = each.path.rpartition("/")
+            if folder not in folders:
+                folders[folder] = os.path.realpath(os.path.join(self.path, folder))
+            place = os.path.join(folders[folder], name)
+            if os.path.islink(place):
+                place = os.path.realpath(place)
+            while place not in places:
+                places[place] = None
+                if place in (top, os.path.dirname(place)):
+                    break
+                place = os.path.dirname(place)
+        for place in places:
+            try:
+                mode = os.stat(place).st_mode
+            except OSError as error:
+                raise unreadable(Path(place), error) from error
+            if mode & stat.S_IWOTH:
+                raise ProgramError(
+                    "native code is not loaded from where every user may write",
+                    where=place,
+                    found=f"the permissions {stat.filemode(mode)}",
+                    hint=f"take that right away (`chmod o-w {place}`), and install the distribution again",
+                )
 
     def locate_all(self, model: ModelEntry) -> None:
         """Look at the place and size of each of a model's files, so that an incomplete installation is recognised."""

@@ -150,6 +150,8 @@ def load_recipe(
 
 def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry, verify: bool) -> None:
     """Compare every delegate's files with their digests, before any of them is loaded; weights only if asked for."""
+    # all of them, for whoever can replace a library can also rewrite the manifest that calls it native
+    folder.refuse_writable(files.delegates)
     listed = {each.path: each for each in files.delegates}
     weights = frozenset() if verify else weight_files(plan)
     for each in files.delegates:

@@ -109,9 +109,11 @@ def python_code(op: str, args: list[str], names: Names) -> str:
 
 
 def size_code(op: str, args: list[str]) -> str | None:
-    """Return the code of an operator that asks a tensor for its size; `None` for any other."""
+    """Return the code of an operator that asks a tensor for its size; `None` for any other, and for a literal."""
     template = SIZE_TEMPLATES.get(op)
-    return template.format(*args) if template and template.count("{") == len(args) else None
+    if template is None or template.count("{") != len(args) or not args[0].isidentifier():
+        return None
+    return template.format(*args)
 
 
 def resolve_operators(graph: Graph, where: str) -> Operators:
@@ -147,7 +149,7 @@ def calls_in(graph: Graph) -> Iterator[OpCall]:
 
 
 def find_operator(name: str, where: str) -> OpOverload[..., Any]:
-    """Return the overload `namespace.name.overload`."""
+    """Return the overload `namespace.name.overload`; none that opens a file, for a program is arithmetic on tensors."""
     namespace, packet, overload = name.split(".")
     try:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
@@ -160,6 +162,13 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
             found=name,
             hint="import the package that registers it before loading the model, or install the torch version that "
             "the program requires",
+        )
+    if any(each.name == "filename" for each in operator._schema.arguments):
+        raise ProgramError(
+            "the program calls an operator that opens files",
+            where=where,
+            found=name,
+            hint="read the file in the model's own code, before the export",
         )
     return operator
 

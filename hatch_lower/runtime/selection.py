@@ -114,13 +114,15 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
 
 def requirement_reason(text: str, where: str) -> str | None:
     """Return why a requirement is not met here, or `None` if it is."""
+    from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
     from packaging.requirements import InvalidRequirement, Requirement  # not needed by every recipe, and slow
 
     try:
         requirement = Requirement(text)
-    except InvalidRequirement as error:
+        is_needed = requirement.marker is None or requirement.marker.evaluate()
+    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
         refuse(where, f"the requirement {text!r:.80}: {error}")
-    if requirement.marker is not None and not requirement.marker.evaluate():
+    if not is_needed:
         return None
     version = installed_version(normal_name(requirement.name))
     if version is None:

@@ -90,6 +90,22 @@ def test_a_parameter_may_be_named_like_a_builtin(project: Callable[[str], Projec
     sequential.wheel()  # the parameter of `torch.nn.Sequential.forward` is `input`
 
 
+CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
+
+
+def test_packaged_inputs_are_checked_in_the_wheel_and_where_it_is_installed(
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
+) -> None:
+    def results(name: str | Path) -> list[tuple[str, str]]:
+        rows = json.loads(clean.run("-c", CALL, "check", name, "--json", cwd=tmp_path).check().stdout)
+        return [(row["recipe"], row["status"]) for row in rows]
+
+    wheel = built("mixed")
+    assert results(wheel) == [("default", "ok"), ("portable", "ok")]
+    clean.install(str(wheel), wheelhouse=wheelhouse)
+    assert results("mixed") == [("default", "ok"), ("portable", "ok")]
+
+
 def test_nothing_that_builds_is_installed_with_a_model(clean: VirtualEnvironment, tmp_path: Path) -> None:
     listed = json.loads(clean.run("-m", "pip", "list", "--format=json", cwd=tmp_path).check().stdout)
     names = {row["name"] for row in listed}
@@ -193,6 +209,9 @@ def test_a_wheel_built_without_hooks_says_so(
     done = clean.run("-c", "import hatch_lower; hatch_lower.load('tiny')", cwd=tmp_path)
     assert done.status == 1
     assert "built without lowered models" in done.stderr
+    done = clean.run("-c", CALL, "check", wheel, cwd=tmp_path)
+    assert done.status == 1
+    assert "the wheel is incomplete: it is without its lowered models" in done.stderr
 
 
 def files_of(value: object) -> list[tuple[str, int, str]]:

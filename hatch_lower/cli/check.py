@@ -1,0 +1,245 @@
+"""`hatch-lower check`: packaged models run their check inputs on this machine."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hatch_lower.cli.contents import MANIFEST, find_contents, read_member
+from hatch_lower.cli.tables import count, table_lines
+from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
+from hatch_lower.model import ENTRY_POINT_GROUP
+from hatch_lower.runtime.files import PackagedFolder, open_folder
+from hatch_lower.runtime.installed import record_digest
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.check import CheckRow, Tolerance
+
+__all__ = ["check"]
+
+Place = tuple[str, PackagedFolder, tuple[str, ...]]
+"""What to call a folder, the folder, and the names of its models."""
+
+
+@click.command()
+@click.argument("name", metavar="WHEEL|FOLDER|NAME")
+@click.option("--model", help="The model to check. Default: all.")
+@click.option("--recipe", help="The recipe to check. Default: all that can run here.")
+@click.option("--rtol", type=click.FloatRange(0), default=1e-4, help="Relative tolerance. Default: 1e-4.")
+@click.option("--atol", type=click.FloatRange(0), default=1e-5, help="Absolute tolerance. Default: 1e-5.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@click.pass_context
+def check(
+    context: click.Context, name: str, model: str | None, recipe: str | None, rtol: float, atol: float, as_json: bool
+) -> None:
+    """Run packaged check inputs here, and compare with the packaged outputs of the eager model.
+
+    Fails if anything differs, or a file is damaged or missing.
+    """
+    with places_of(name) as places:
+        chosen = choose(places, name, model, recipe)
+        from hatch_lower.runtime.check import Tolerance
+
+        rows = check_all(chosen, recipe, Tolerance(rtol, atol))
+    click.echo(json.dumps([row_json(each) for each in rows], indent=2) if as_json else "\n".join(row_lines(rows)))
+    context.exit(1 if any(each.is_wrong for each in rows) else 0)
+
+
+@contextmanager
+def places_of(name: str) -> Iterator[list[Place]]:
+    """Give the folders with the models of that name; a wheel's are unpacked until the block ends."""
+    path = Path(name)
+    if path.is_dir() or path.suffix != ".whl":
+        found = find_contents(name)
+        yield [(each.place, PackagedFolder(Path(each.place), each.manifest), each.models) for each in found]
+        return
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        yield unpack(path, Path(work).resolve())
+
+
+def unpack(wheel: Path, work: Path) -> list[Place]:
+    """Unpack the lowered models of a wheel into a folder.
+
+    Raises:
+        ProgramError: if the wheel has none or cannot be read, or a manifest is damaged.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ProgramError("the wheel cannot be read", where=str(wheel), found=str(error)) from error
+    refuse_incomplete(wheel, members)
+    manifests = sorted(each for each in members if each.endswith(f"/{MANIFEST}"))
+    if not manifests:
+        find_contents(str(wheel))  # says so
+    digests = recorded_digests(wheel, members)
+    return [
+        unpack_folder(wheel, member, digests.get(member, ""), work / str(position))
+        for position, member in enumerate(manifests)
+    ]
+
+
+def refuse_incomplete(wheel: Path, members: Sequence[str]) -> None:
+    """Refuse a wheel that says that it has lowered models and has none: its build was killed, or had no hooks."""
+    if any(each.endswith(f"/{MANIFEST}") for each in members):
+        return
+    promise = ""
+    for member in members:
+        folder, _, file = member.partition("/")
+        if not folder.endswith(".dist-info"):
+            continue
+        lines = read_member(wheel, member).decode("utf-8", "replace").splitlines()
+        if file == "entry_points.txt" and f"[{ENTRY_POINT_GROUP}]" in lines:
+            promise = f"entry points `{ENTRY_POINT_GROUP}`"
+        elif file == "RECORD" and any(f"/{MANIFEST}," in line for line in lines):
+            promise = f"a RECORD that lists `{MANIFEST}`"
+        elif file == "METADATA" and any(line.startswith("Requires-Dist: hatch-lower") for line in lines):
+            promise = promise or "a requirement of `hatch-lower`"
+    if promise:
+        raise ProgramError(
+            "the wheel is incomplete: it is without its lowered models",
+            where=str(wheel),
+            found=f"{promise}, and no `{MANIFEST}`",
+            hint="build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
+        )
+
+
+def recorded_digests(wheel: Path, members: Sequence[str]) -> dict[str, str]:
+    """Return the sha256 of each member as the wheel's RECORD lists it."""
+    digests: dict[str, str] = {}
+    for member in members:
+        if member.endswith(".dist-info/RECORD") and member.count("/") == 1:
+            text = read_member(wheel, member).decode("utf-8", "replace")
+            digests |= {row[0]: record_digest(row[1]) for row in csv.reader(text.splitlines()) if len(row) > 1}
+    return digests
+
+
+def unpack_folder(wheel: Path, member: str, digest: str, target: Path) -> Place:
+    """Unpack a manifest and the files that it lists; those that the wheel lacks are reported when they are checked."""
+    target.mkdir()
+    folder = member.removesuffix("/manifest.json")
+    place = f"{wheel.name}: {folder}"
+    data = read_member(wheel, member)
+    (target / "manifest.json").write_bytes(data)
+    manifest = read_manifest(data, f"{place}/manifest.json")
+    try:
+        opened = open_folder(target, digest)
+    except ProgramError as error:
+        raise placed(error, str(target), place) from error
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for entry in files_of(manifest):
+            name = f"{folder}/{entry.path}"
+            if name in names:
+                copy_member(archive, name, target / entry.path, f"{wheel.name}: {name}")
+    for path in (target, *target.rglob("*")):  # whatever the umask: native code is not loaded where others may write
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return place, opened, tuple(sorted(manifest.models))
+
+
+def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -> None:
+    """Copy a member of an archive to a file.
+
+    Raises:
+        ProgramError: if the archive is damaged there, or the file cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(name) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    except (NotImplementedError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ProgramError(
+            "a packaged program file cannot be unpacked",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            hint="build the wheel again, or see that there is space for temporary files",
+        ) from error
+
+
+def files_of(manifest: Manifest) -> Iterator[FileEntry]:
+    """Yield every file of a manifest once."""
+    files: dict[FileEntry, None] = {}
+    for model in manifest.models.values():
+        files |= dict.fromkeys(each for each in (model.constants, model.check) if each is not None)
+        for recipe in model.recipes.values():
+            files |= dict.fromkeys((recipe.plan, recipe.debug, *recipe.delegates))
+    yield from files
+
+
+def placed(error: ProgramError, folder: str, place: str) -> ProgramError:
+    """Return an error about an unpacked file as one about the wheel."""
+    return ProgramError(error.what, where=error.where.replace(folder, place), found=error.found, hint=error.hint)
+
+
+def choose(
+    places: list[Place], name: str, model: str | None, recipe: str | None
+) -> list[tuple[str, PackagedFolder, str]]:
+    """Return place, folder and name of each model to check.
+
+    Raises:
+        ProgramError: if there is no such model, or none with such a recipe.
+    """
+    every = [(place, folder, each) for place, folder, models in places for each in models]
+    chosen = [each for each in every if model is None or each[2] == model]
+    if not chosen:
+        found = nearest(model or "", [each for _, _, each in every])
+        raise ProgramError("there is no such model", where=name, found=found, hint="name one with `--model`")
+    if recipe is None:
+        return chosen
+    entries: list[ModelEntry] = [folder.manifest.models[each] for _, folder, each in chosen]
+    if not any(recipe in each.recipes for each in entries):
+        known = sorted({each for entry in entries for each in entry.recipes})
+        hint = "name one with `--recipe`"
+        raise ProgramError("there is no such recipe", where=name, found=nearest(recipe, known), hint=hint)
+    return [each for each, entry in zip(chosen, entries, strict=True) if recipe in entry.recipes]
+
+
+def check_all(
+    chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance
+) -> list[CheckRow]:
+    """Check models; unpacked files are called by their place in the wheel."""
+    from hatch_lower.runtime.check import check_model
+
+    return [
+        replace(row, detail=row.detail.replace(str(folder.path), place))
+        for place, folder, model in chosen
+        for row in check_model(folder, model, recipe, tolerance)
+    ]
+
+
+def row_json(row: CheckRow) -> dict[str, Any]:
+    """Return a row as JSON, which has no infinity."""
+    infinite = row.largest_error is not None and not math.isfinite(row.largest_error)
+    return asdict(row) | ({"largest_error": "inf"} if infinite else {})
+
+
+def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
+    """Yield the table of all rows, what is wrong in full, and the sum."""
+    table = [("model", "recipe", "method", "result", "largest difference", "why skipped")]
+    for row in rows:
+        largest = "" if row.largest_error is None else f"{row.largest_error:.3g}"
+        skipped = row.detail if row.status == "skipped" else ""
+        table.append((row.model, row.recipe, row.method, row.status, largest, skipped))
+    yield from table_lines(table)
+    for row in rows:
+        if row.is_wrong:
+            name = ", ".join(each for each in (row.model, row.recipe, row.method) if each)
+            yield ""
+            yield f"{name}: {row.detail}"
+    yield ""
+    compared = [row for row in rows if row.largest_error is not None]
+    wrong = sum(row.is_wrong for row in rows)
+    yield f"{count(len(compared), 'method')} compared, {count(wrong, 'fault')}"

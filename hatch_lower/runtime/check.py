@@ -1,0 +1,322 @@
+"""Packaged check inputs, run where a model is installed: do its recipes still compute what eager computed?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import LowerError
+from hatch_lower.format.arguments import Literal, Special
+from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.expression import evaluate, symbols_in
+from hatch_lower.format.inputs import LiteralInput, TensorInput
+from hatch_lower.format.manifest import FileEntry, ModelEntry
+from hatch_lower.format.plan import MethodPlan, Plan, read_plan
+from hatch_lower.format.tree import Leaf, Tree, leaf_paths
+from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.containers import choose_builder, take_apart
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder
+from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+
+__all__ = ["HALF_FACTORS", "CheckRow", "Tolerance", "check_model"]
+
+HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
+"""How much wider the tolerances are for half precision, as where a build verifies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Two numbers agree if they differ by no more than `atol + rtol * |the packaged one|`."""
+
+    rtol: float = 1e-4
+    atol: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """What came of one method of a recipe; of all of them where `method` is empty, of a file where `recipe` is too.
+
+    Args:
+        model: the model's name.
+        recipe: the recipe's name.
+        method: the method's name.
+        status: `ok`, `differs`, `fails`, `damaged` or `skipped`.
+        detail: what is wrong, or why it was skipped.
+        largest_error: the largest absolute difference of any output; `None` where nothing was compared.
+        tolerance: what was allowed.
+    """
+
+    model: str
+    recipe: str
+    method: str
+    status: str
+    detail: str = ""
+    largest_error: float | None = None
+    tolerance: Tolerance | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the model is not to be trusted."""
+        return self.status not in ("ok", "skipped")
+
+
+def check_model(
+    folder: PackagedFolder,
+    model: str,
+    recipe: str | None = None,
+    tolerance: Tolerance | None = None,
+) -> Iterator[CheckRow]:
+    """Run a packaged model's check inputs through its methods, and compare with what eager returned for them.
+
+    Every file of the model is compared with its digest first; if one is not what it was, nothing is run.
+
+    Args:
+        folder: holds the model.
+        model: its name.
+        recipe: the only recipe to run; it fails if it cannot run here. By default each that can.
+        tolerance: for floating-point outputs; `HALF_FACTORS` widens it.
+
+    Yields:
+        A row for each method of each recipe.
+    """
+    entry = folder.manifest.models[model]
+    kinds = DelegateKinds()
+    damaged = list(damaged_files(folder, model, entry))
+    if damaged:
+        yield from damaged
+        return
+    try:
+        tensors = read_tensors(folder, entry)
+    except LowerError as error:
+        yield CheckRow(model, "", "", "damaged", str(error))
+        return
+    for name in entry.order if recipe is None else (recipe,):
+        try:
+            reason = refusal_reason(entry.recipes[name], kinds, str(folder.path / MANIFEST))
+            if reason is not None:
+                status = "skipped" if recipe is None else "fails"
+                yield CheckRow(model, name, "", status, f"it cannot run here: {reason}")
+                continue
+            files = entry.recipes[name].plan
+            plan = read_plan(folder.read(files), str(folder.path / files.path))
+            loaded = load_model(folder, model, name, kinds, verify=False)  # contents were just compared
+        except LowerError as error:
+            yield CheckRow(model, name, "", "fails", str(error))
+            continue
+        for method in plan.methods:
+            yield check_method(loaded, plan, method, tensors, tolerance or Tolerance())
+
+
+def damaged_files(folder: PackagedFolder, model: str, entry: ModelEntry) -> Iterator[CheckRow]:
+    """Yield a row for each of a model's files that is missing, or not what the manifest lists."""
+    files = [each for each in (entry.constants, entry.check) if each is not None]
+    for recipe in entry.recipes.values():
+        files += [recipe.plan, recipe.debug, *recipe.delegates]
+    for each in dict.fromkeys(files):
+        reason = damage(folder, each)
+        if reason:
+            yield CheckRow(model, "", "", "damaged", reason)
+
+
+def damage(folder: PackagedFolder, entry: FileEntry) -> str:
+    """Return what is wrong with a file, or an empty string."""
+    try:
+        folder.check(entry)
+    except LowerError as error:
+        return str(error)
+    return ""
+
+
+def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:
+    """Return the tensors of a model's check data; none if it has no such data."""
+    if entry.check is None:
+        return {}
+    path = folder.locate(entry.check)
+    return ConstantsFile(path, str(path)).tensors()
+
+
+def check_method(
+    loaded: LoadedModel, plan: Plan, name: str, tensors: Mapping[str, Tensor], tolerance: Tolerance
+) -> CheckRow:
+    """Call one method twice, each time with the state that was packaged, and compare what it returns."""
+    method = plan.methods[name]
+
+    def row(status: str, detail: str, largest: float | None = None, used: Tolerance | None = None) -> CheckRow:
+        return CheckRow(loaded.name, loaded.recipe, name, status, detail, largest, used)
+
+    if not any(key.startswith(f"{name}/output/") for key in tensors):
+        return row("skipped", "no check inputs are packaged with it")
+    leaves, reason = input_leaves(name, method, tensors)
+    if reason:
+        return row("skipped", reason)
+    used = widened(tolerance, name, plan, tensors)
+    comparison = Comparison(name, method, tensors, used)
+    outputs = take_apart(name, method.outputs, "output")
+    first = None
+    for call in ("", " of a second call"):
+        try:
+            args, kwargs = call_arguments(method, leaves)
+            loaded.reset()
+            given = outputs(loaded.methods[name](*args, **kwargs))
+        except Exception as error:  # a delegate, and the classes of containers, may raise anything
+            text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
+            return row("fails", text)
+        wrong = comparison.difference(given, call)
+        if not wrong and first is not None:
+            wrong = comparison.difference(first, " after a second call")
+        if wrong:
+            return row("differs", wrong, comparison.largest_error, used)
+        first = given
+    return row("ok", "", comparison.largest_error, used)
+
+
+def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -> tuple[list[Any], str]:
+    """Return a method's flat check inputs, or why they are not all there."""
+    leaves: list[Any] = []
+    sizes: dict[str, int] = {}
+    found: dict[int, Tensor] = {}
+    for index, entry in enumerate(method.inputs):
+        if isinstance(entry, TensorInput):
+            stored = tensors.get(f"{name}/input/{index}")
+            if stored is None:
+                return [], f"its input {index + 1} is not packaged"
+            found[index] = as_dtype(stored, entry.dtype)
+            pairs = zip(entry.shape, found[index].shape, strict=False)
+            sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
+    mutated = {index for index, _ in method.input_mutations}
+    for index, entry in enumerate(method.inputs):
+        if isinstance(entry, TensorInput):
+            tensor = found[index]
+            known = all(symbols_in(each) <= sizes.keys() for each in entry.stride)
+            if index in mutated and known and len(entry.stride) == tensor.dim():
+                # what is changed in place must lie in memory as it did where the method was exported
+                strides = [evaluate(each, sizes) for each in entry.stride]
+                tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+            leaves.append(tensor)
+        elif isinstance(entry, LiteralInput):
+            leaves.append(literal_value(entry.value))
+        elif symbols_in(entry.expression) <= sizes.keys():
+            leaves.append(evaluate(entry.expression, sizes))
+        else:
+            return [], f"its input {index + 1} is an integer, which is not packaged"
+    return leaves, ""
+
+
+def as_dtype(stored: Tensor, dtype: str) -> Tensor:
+    """Return a packaged tensor; one of a dtype that safetensors lacks is kept as bytes."""
+    if DTYPES[dtype].safetensors is not None or stored.dtype is not torch.uint8 or stored.dim() == 0:
+        return stored
+    if stored.shape[-1] != DTYPES[dtype].size:
+        return stored
+    return stored.clone().view(getattr(torch, dtype)).squeeze(-1)
+
+
+def literal_value(literal: Literal) -> Any:
+    """Return the Python value of a literal."""
+    if not isinstance(literal, Special):
+        return literal
+    return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
+
+
+def call_arguments(method: MethodPlan, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of one call, with tensors of their own, for a method may change them."""
+    copies = iter([each.clone() if isinstance(each, Tensor) else each for each in leaves])
+    values = [(each, build_tree(each.tree, copies.__next__)) for each in method.parameters]
+    args = [value for parameter, value in values if parameter.kind == "positional"]
+    return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
+
+
+def build_tree(tree: Tree, leaf: Callable[[], Any]) -> Any:
+    """Return the containers of a tree, each leaf as the next call of `leaf` gives it."""
+    if tree is None or isinstance(tree, Leaf):
+        return None if tree is None else leaf()
+    children = [build_tree(each, leaf) for each in tree.children]
+    match tree.kind:
+        case "list":
+            return children
+        case "tuple":
+            return tuple(children)
+        case "dict":
+            return dict(zip(tree.keys, children, strict=True))
+    return choose_builder(tree)(*children)
+
+
+def widened(tolerance: Tolerance, name: str, plan: Plan, tensors: Mapping[str, Tensor]) -> Tolerance:
+    """Return the tolerances for a method, wider if its inputs, outputs or constants are of half precision."""
+    dtypes = {each.dtype for each in plan.constants.values()}
+    dtypes |= {str(each.dtype).removeprefix("torch.") for key, each in tensors.items() if key.startswith(f"{name}/")}
+    factor = max(HALF_FACTORS.get(each, 1.0) for each in (*sorted(dtypes), ""))
+    return Tolerance(tolerance.rtol * factor, tolerance.atol * factor)
+
+
+class Comparison:
+    """Compares what one method returns with what eager returned.
+
+    Args:
+        name: of the method.
+        method: its plan.
+        tensors: of the check data.
+        tolerance: for floating-point outputs.
+    """
+
+    def __init__(self, name: str, method: MethodPlan, tensors: Mapping[str, Tensor], tolerance: Tolerance) -> None:
+        self.largest_error = 0.0
+        self._paths = list(leaf_paths(method.outputs, "output"))
+        self._expected = [tensors.get(f"{name}/output/{index}") for index in range(len(self._paths))]
+        self._tolerance = tolerance
+
+    def difference(self, given: list[Any], call: str) -> str:
+        """Return how the first of the flat outputs that is wrong differs, or an empty string."""
+        for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
+            if found := self._leaf_difference(expected, leaf):
+                return f"`{path}`{call}: {found}"
+        return ""
+
+    def _leaf_difference(self, expected: Tensor | None, given: Any) -> str:
+        if expected is None or not isinstance(given, Tensor):
+            is_same = expected is None and not isinstance(given, Tensor)  # numbers are not packaged
+            return "" if is_same else f"{kind_text(given)} instead of {kind_text(expected)}"
+        expected = as_dtype(expected, str(given.dtype).removeprefix("torch."))
+        if (expected.dtype, expected.shape) != (given.dtype, given.shape):
+            return f"{kind_text(given)} instead of {kind_text(expected)}"
+        if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+            wrong = int((expected != given).sum())
+            return f"{wrong} of {expected.numel()} values are different" if wrong else ""
+        return self._number_difference(expected, given)
+
+    def _number_difference(self, expected: Tensor, given: Tensor) -> str:
+        """Compare floating-point numbers in double precision; NaN equals NaN."""
+        wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+        one, other = expected.to(wide), given.detach().to(wide)
+        same = (one == other) | (one.isnan() & other.isnan())
+        error = torch.where(same, 0.0, (one - other).abs())
+        # what is finite on one side only is as wrong as can be
+        error = torch.where(~same & ~(one.isfinite() & other.isfinite()), math.inf, error)
+        if error.numel() == 0:
+            return ""
+        self.largest_error = max(self.largest_error, float(error.max()))
+        rtol, atol = self._tolerance.rtol, self._tolerance.atol
+        wrong = int((~same & ((error > atol + rtol * one.abs()) | error.isinf())).sum())
+        if not wrong:
+            return ""
+        largest = float(error.max())
+        return (
+            f"{wrong} of {expected.numel()} values are wrong, largest difference {largest:.3g}"
+            f" (allowed: atol {atol:.3g}, rtol {rtol:.3g})"
+        )
+
+
+def kind_text(value: Any) -> str:
+    """Return `float32[2, 3]` for a tensor."""
+    if value is None:
+        return "no tensor"
+    if not isinstance(value, Tensor):
+        return f"a value of type {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
