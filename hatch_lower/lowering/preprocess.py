@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, PreprocessResult, Target
+from hatch_lower.backend.identity import code_of
 from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
-from hatch_lower.cache.key import PartitionKey
+from hatch_lower.cache.key import NoKeyError, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import BackendError
@@ -116,7 +118,8 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
     options = tuple((spec.key, spec.value.hex()) for spec in specs)
     asked = f"{backend_id} {options}"
     if asked not in fingerprints:
-        fingerprints[asked] = tuple(sorted(request.backend.fingerprint(specs).items()))
+        code = identity_of(backend_id, request.backend)
+        fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
     return PartitionKey(
         graph=structure_digest(program),
         state=state,
@@ -128,6 +131,17 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
         system=f"{platform.system()} {platform.machine()}",
         result_schema=RESULT_SCHEMA,
     )
+
+
+def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
+    """Return what identifies a backend's code, whatever its fingerprint says of it.
+
+    A class that is defined in no file has nothing that does: its results are found again in no other call.
+    """
+    try:
+        return code_of(backend_id, backend, {})
+    except NoKeyError:
+        return os.urandom(16).hex()
 
 
 def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:

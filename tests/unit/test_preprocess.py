@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from hatch_lower.errors import BackendError, CacheError
 from hatch_lower.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.lowering.lower import lower_methods
 from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.preprocess import identity_of
 from hatch_lower.program.emit import LoweredMethod, emit_program
 
 pytestmark = pytest.mark.torch
@@ -138,3 +140,18 @@ def test_of_two_builds_that_want_the_same_partition_one_lowers_it(program: Expor
         reused = list(pool.map(lambda _: build(), range(2)))
     assert Slow.calls == ["call"]
     assert sorted(reused) == [0, 1]
+
+
+def test_a_backend_s_code_identifies_it_whatever_its_fingerprint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "class Plain:\n    pass\n"
+    (tmp_path / "plain_backend.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = importlib.import_module("plain_backend").Plain
+    before = identity_of("plain", plain)
+    assert identity_of("plain", plain) == before
+    (tmp_path / "plain_backend.py").write_text(code.replace("pass", "answer = 42"))
+    assert identity_of("plain", plain) != before
+    nowhere = type("Nowhere", (), {"__module__": "nowhere"})
+    assert identity_of("nowhere", nowhere) != identity_of("nowhere", nowhere), "nothing says what its code is"
