@@ -19,6 +19,7 @@ from hatch_lower.digest import sha256_bytes
 from hatch_lower.environment import child_environment
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
+from hatch_lower.recording.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.unchanged import Known, Unchanged, roots_of
@@ -104,7 +105,9 @@ def look_up(
         store: the cache.
         lower: `module:function` that lowers one captured model.
     """
-    environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary")
+    environment = child_environment(
+        os.environ, settings.pass_env, sys.path, work / "temporary", cpu_capability(CPU_INFORMATION)
+    )
     search_path = (*surroundings.import_roots, *(Path(entry) for entry in sys.path if entry), settings.root)
     if store.mode == "off":
         return Lookup(environment, search_path, {})
@@ -133,6 +136,7 @@ def result_of(settings: Settings, results: Sequence[ModelResult], work: Path) ->
         rows=tuple(row for result in results for row in result.rows),
         requirements=tuple(sorted({requirement for recipe in recipes for requirement in recipe["requirements"]})),
         native=tuple(path for result in results for path in result.native),
+        models=tuple(results),
     )
 
 

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hatch_lower.errors import LowerError, ProcessError, error_from_json
 from hatch_lower.events import Event, Reporter, event_from_json
 from hatch_lower.records import ModelReport, Request, decode, write_record
-from hatch_lower.worker import ANSWER, out_of_memory_error
+from hatch_lower.worker import ANSWER, UNANSWERED, out_of_memory_error
 
 __all__ = ["Answer", "run_children"]
 
@@ -28,6 +29,15 @@ GRACE_SECONDS = 3.0
 TICK_SECONDS = 0.2
 TAIL_LINES = 200
 SHOWN_LINES = 20
+SEARCHED_LINES = 60
+OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
+SHOWN_CHARACTERS = 500
+LINE_BYTES = 1 << 16
+"""The longest line that is kept whole: what is printed without an end must not fill the parent's memory."""
+REST_BYTES = 1 << 20
+"""What is read at most of a pipe once its child has ended: what it left behind may print for ever."""
+NO_MEMORY = ("MemoryError", "std::bad_alloc", "DefaultCPUAllocator: ", "Cannot allocate memory", "out of memory")
+"""What a process that ran out of memory says when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class Child:
     began: float
     open_stages: list[Event] = field(default_factory=list)
     output: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    rests: dict[int, bytes] = field(default_factory=dict)
+    rests: dict[int, bytearray] = field(default_factory=dict)
     timed_out: bool = False
 
     def descriptors(self) -> tuple[int, int]:
@@ -142,6 +152,14 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
             pass_fds=(write_end,),
             start_new_session=True,
         )
+    except OSError as error:
+        os.close(read_end)
+        raise ProcessError(
+            "the build process could not be started",
+            where=f"model `{request.model}`",
+            found=f"{type(error).__name__}: {error}",
+            hint="end other programs, or raise the limits of memory, disk and processes that this build runs under",
+        ) from error
     except BaseException:
         os.close(read_end)
         raise
@@ -153,36 +171,62 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
     return child
 
 
-def read_some(child: Child, descriptor: int, reporter: Reporter) -> bool:
-    """Take what has arrived on one of a child's pipes; return whether more can come."""
+def read_some(child: Child, descriptor: int, reporter: Reporter) -> int:
+    """Take what has arrived on one of a child's pipes; return how much that was: nothing if no more can come."""
     try:
-        data = os.read(descriptor, 1 << 16)
+        data = os.read(descriptor, LINE_BYTES)
     except BlockingIOError:
-        return True
-    lines = (child.rests.pop(descriptor, b"") + data).split(b"\n")
-    if data:
-        child.rests[descriptor] = lines.pop()
+        return 1
+    rest = child.rests.setdefault(descriptor, bytearray())
+    *lines, last = data.split(b"\n")
     for line in lines:
-        if descriptor == child.events.fileno():
-            take_event(child, line, reporter)
-        elif data or line:
-            text = line.decode("utf-8", "replace").rstrip()
-            child.output.append(text)
-            reporter.report(Event("output", "note", child.request.model, detail=text))
-    return bool(data)
+        take_line(child, descriptor, bytes(rest) + line, reporter)
+        rest.clear()
+    rest += last
+    if len(rest) > LINE_BYTES or (rest and not data):
+        take_line(child, descriptor, bytes(rest), reporter)
+        rest.clear()
+    return len(data)
+
+
+def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) -> None:
+    """Take one line of a child's events, or of what it prints."""
+    if descriptor == child.events.fileno():
+        take_event(child, line, reporter)
+        return
+    text = cut(as_on_a_terminal(line.decode("utf-8", "replace")))
+    child.output.append(text)
+    reporter.report(Event("output", "note", child.request.model, detail=text))
+
+
+def as_on_a_terminal(line: str) -> str:
+    """Return what is last seen of a line that overwrites itself, as a progress bar does."""
+    return next((part for part in reversed(line.rstrip().split("\r")) if part.strip()), "").rstrip()
 
 
 def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
     """Show an event, and remember which stages have begun and not ended."""
-    try:
-        event = event_from_json(json.loads(line))
-    except (ValueError, TypeError):  # the half of a line, from a child that crashed
+    event = read_event(line)
+    if event is None:
         return
     if event.state == "start":
         child.open_stages.append(event)
     elif event.state == "end":
         child.open_stages = [each for each in child.open_stages if not each.ends_with(event)]
     reporter.report(event)
+
+
+def read_event(line: bytes) -> Event | None:
+    """Return the event of a line, or `None`: half of one from a child that crashed, or what other code wrote there."""
+    try:
+        fields = json.loads(line)
+        event = event_from_json(fields)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    well_typed = isinstance(event.seconds, float) and all(
+        isinstance(value, str) for name, value in fields.items() if name != "seconds"
+    )
+    return event if well_typed else None
 
 
 def has_ended(child: Child) -> bool:
@@ -222,8 +266,9 @@ def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, ti
     for descriptor in child.descriptors():
         if descriptor in selector.get_map():
             selector.unregister(descriptor)
-            while read_some(child, descriptor, reporter) and readable(descriptor):
-                pass
+            left = REST_BYTES
+            while left > 0 and readable(descriptor) and (count := read_some(child, descriptor, reporter)):
+                left -= count
     close_pipes(child)
     return answer_of(child, timeout)
 
@@ -259,10 +304,20 @@ def answer_of(child: Child, timeout: float) -> Answer | LowerError:
             return error_from_json(answer["error"])
         return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
     status = child.process.returncode
+    if status == UNANSWERED:
+        return ProcessError(
+            "the build process could not write its answer",
+            where=child.place(),
+            found=tail,
+            hint="make room for the folder of temporary files, which `TMPDIR` names",
+        )
+    memory = out_of_memory_error(child.request.model, tail)
+    said = "\n".join(list(child.output)[-SEARCHED_LINES:])
     if status == -signal.SIGKILL:
-        error = out_of_memory_error(child.request.model, tail)
         what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
-        return ProcessError(what, where=child.place(), found=tail, hint=error.hint)
+        return ProcessError(what, where=child.place(), found=tail, hint=memory.hint)
+    if any(words in said for words in NO_MEMORY):
+        return ProcessError(memory.what, where=child.place(), found=tail, hint=memory.hint)
     if status < 0:
         return ProcessError(
             f"the build process crashed ({signal_name(-status)})",
@@ -274,15 +329,31 @@ def answer_of(child: Child, timeout: float) -> Answer | LowerError:
         f"the build process ended with exit status {status} and no result",
         where=child.place(),
         found=tail,
-        hint="something in the model's code or in a backend ended the process; its last words are above",
+        hint="something in the model's code or in a backend ended the process; the stage says which was at work",
     )
 
 
 def last_words(output: Sequence[str]) -> str:
-    """Return the end of what a child printed, or where Python says in which call it crashed."""
+    """Return the end of what a child printed, or where Python says in which call it crashed.
+
+    Of a traceback only the exception is of use, and of the calls only those that are not this package's own: the stage
+    says more of those.
+    """
     fatal = next((i for i, line in enumerate(output) if line.startswith("Fatal Python error")), None)
-    shown = output[-SHOWN_LINES:] if fatal is None else output[fatal : fatal + SHOWN_LINES]
-    return "\n".join(line for line in shown if not line.startswith("Extension modules:")).strip()
+    traced = next((i for i, line in enumerate(output) if line.startswith("Traceback (most recent call last)")), None)
+    if fatal is not None:
+        shown = [line for line in output[fatal:] if not line.lstrip().startswith(OWN_CALLS)][:SHOWN_LINES]
+    elif traced is not None:
+        shown = [line for line in output[traced + 1 :] if not line.startswith(" ")][-SHOWN_LINES:]
+    else:
+        shown = list(output[-SHOWN_LINES:])
+    text = "\n".join(cut(line) for line in shown if not line.startswith("Extension modules:")).strip()
+    return text.removesuffix("Stack (most recent call first):").strip()
+
+
+def cut(line: str) -> str:
+    """Return a line as far as anybody reads it."""
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
 
 
 def signal_name(number: int) -> str:

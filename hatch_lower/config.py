@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hatch_lower.config_card import Card
 from hatch_lower.config_table import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.model import ENTRY_POINT_GROUP
@@ -59,6 +60,8 @@ class ModelSettings:
     """Dotted import package that gets `_lowered/`: `digits`."""
     recipes: tuple[str, ...]
     """Names of the recipes to lower it for."""
+    card: Card = field(default_factory=Card)
+    """For the SBOM; it is in no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ def resolve_models(
         package = resolve_package(given, override, match["module"], packages, path, here, problems)
         if package is not None and len(problems) == found:
             ordered = tuple(each for each in order if each in recipes)
-            yield ModelSettings(name, f"{match['module']}:{match['attribute']}", package, ordered)
+            yield ModelSettings(name, f"{match['module']}:{match['attribute']}", package, ordered, override.card)
 
 
 def resolve_package(

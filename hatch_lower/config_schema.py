@@ -12,6 +12,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hatch_lower.config import HOOK_PATH
+from hatch_lower.config_card import Author, Card, Dataset
 from hatch_lower.config_table import (
     RESERVED_KEYS,
     BackendChoice,
@@ -47,6 +48,10 @@ backends = []                            # ATen operators only: runs wherever to
 [{HOOK_PATH}.models.teacher]
 export = "tools.export:teacher"          # a model that is no entry point
 recipes = ["portable"]
+
+[{HOOK_PATH}.models.digits.card]
+license = "Apache-2.0"                   # what is known of the model goes into the wheel's SBOM
+datasets = ["Optical Recognition of Handwritten Digits"]
 ```
 
 Unknown keys and wrong values are errors, all reported at once. hatchling reads four more keys in every hook's table
@@ -77,6 +82,9 @@ def reference_markdown() -> str:
         (HookTable, "`[….hooks.lower]`"),
         (RecipeTable, "`[….hooks.lower.recipes.<name>]`"),
         (ModelTable, "`[….hooks.lower.models.<name>]`"),
+        (Card, "`[….hooks.lower.models.<name>.card]`"),
+        (Author, "An author of a `card`"),
+        (Dataset, "A dataset of a `card`"),
         (CacheSettings, "`[….hooks.lower.cache]`"),
     ):
         sections.append(f"## {title}\n\n{summary(kind)}\n")
@@ -126,6 +134,9 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if hint is BackendChoice:
         name = {"type": "string", "minLength": 1, "description": field_docstrings(BackendChoice)["name"]}
         return {"anyOf": [name, {"type": "object", "required": ["name"], "properties": {"name": name}}]}
+    if hint in (Author, Dataset):
+        table = table_schema(hint)
+        return {"anyOf": [table["properties"]["name"], {**table, "required": ["name"]}]}
     if is_dataclass(hint):
         return table_schema(hint)  # type: ignore[arg-type]
     words = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -140,7 +151,8 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
     if origin in (Union, types.UnionType):
         return type_words(arguments[0], limits)
     if origin is tuple:
-        return "array of backends" if arguments[0] is BackendChoice else "array of strings"
+        kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets"}
+        return f"array of {kinds.get(arguments[0], 'strings')}"
     if origin is Mapping:
         return "table of tables, described below"
     if origin is Literal:
@@ -154,6 +166,8 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
 def default_of(each: Field[Any]) -> Any:
     """Return a field's default as TOML or JSON holds it; `None` where its text says what the default is."""
     value = each.default_factory() if each.default_factory is not MISSING else each.default
+    if value is MISSING:
+        return None
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hatch_lower.config_card import Author, Card, Dataset
 from hatch_lower.errors import nearest
 
 __all__ = [
@@ -39,7 +40,6 @@ PUBLIC_KEY = {
     "pattern": "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=",
     "words": "an ed25519 public key: the base64 of its 32 bytes",
 }
-
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
     "enable-by-default": "Read by hatchling: whether the hook runs unless it is enabled by environment variable.",
@@ -86,6 +86,8 @@ class ModelTable:
     """Import package that gets this model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None
     """The recipes to lower this model for. Default: all."""
+    card: Card = field(default_factory=Card)
+    """What is known of the model beside its code, described below: licence, training data, limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
         return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
+    if hint in (Author, Dataset):
+        return read_named(hint, value, path, problems)
     if is_dataclass(hint):
         return read_table(hint, value, path, problems)  # type: ignore[arg-type]
     if origin is Literal:
@@ -240,6 +244,19 @@ def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice
     return BackendChoice(name, {key: each for key, each in value.items() if key != "name"})
 
 
+def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:
+    """Return a table for which its name alone may stand."""
+    if not isinstance(value, Mapping):
+        value = {"name": value} if isinstance(value, str) and value else value
+    if not isinstance(value, Mapping):
+        refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
+        return None
+    if not isinstance(value.get("name"), str) or not value["name"]:
+        refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
+        return None
+    return read_table(kind, value, path, problems)
+
+
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
     """Return a string, number or boolean that has the right type and is within its limits."""
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
@@ -256,7 +273,19 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
         good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
     if good and isinstance(value, str) and "pattern" in limits:
         good = re.fullmatch(limits["pattern"], value) is not None
+    if good and isinstance(value, str) and "spdx" in limits:
+        value, good = canonical_license(value)
     return value if good else refuse(f"`{path}` must be {words}", value, problems)
+
+
+def canonical_license(text: str) -> tuple[str, bool]:
+    """Return an SPDX expression as SPDX spells it, and whether it is one."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
+
+    try:
+        return str(canonicalize_license_expression(text)), True
+    except InvalidLicenseExpression:
+        return text, False
 
 
 def refuse(sentence: str, value: object, problems: list[str]) -> Any:

@@ -231,7 +231,7 @@ def read_debug(data: bytes, where: str) -> DebugMap:
         ProgramError: if it is damaged, or from a newer version.
     """
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode("utf-8"))
     except ValueError as error:
         raise damaged(where, str(error)) from error
     schema = value.get("schema") if isinstance(value, dict) else None

@@ -38,12 +38,22 @@ FIXED: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # sums depend on how they are divided over threads
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    # and on the instructions that a library chooses by the processor
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 """Variables that are the same in every build, so that a model is; `pass-env` can name one to give it the caller's."""
 
+AVX2: Mapping[str, str] = {"ATEN_CPU_CAPABILITY": "avx2"}
+"""Variables for processors that have AVX2, whatever else they have: torch believes them, and does not look."""
+
 
 def child_environment(
-    environment: Mapping[str, str], pass_env: Sequence[str], search_path: Sequence[str], temporary: Path
+    environment: Mapping[str, str],
+    pass_env: Sequence[str],
+    search_path: Sequence[str],
+    temporary: Path,
+    instruction_sets: str = "",
 ) -> dict[str, str]:
     """Return a child's environment.
 
@@ -52,12 +62,14 @@ def child_environment(
         pass_env: more globs of variables to pass.
         search_path: the caller's `sys.path`, so that the child imports what the caller would.
         temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
+        instruction_sets: of the processor, as `recording.machine.cpu_capability` names them.
     """
     passed = {name: value for name, value in environment.items() if matches(name, PASSED)}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    return {**passed, **FIXED, **folders, **asked, **path}
+    arithmetic = AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {}
+    return {**passed, **FIXED, **arithmetic, **folders, **asked, **path}
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:

@@ -6,6 +6,7 @@ An error travels from the build's child process to its parent as JSON, so it car
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 __all__ = [
@@ -25,7 +26,15 @@ __all__ = [
     "VerificationError",
     "error_from_json",
     "nearest",
+    "refused_error",
 ]
+
+REFUSALS = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "EMFILE", "ENFILE", "ENOLCK")
+    if hasattr(errno, name)
+)
+"""What is the matter with the machine, not with the code that meets it."""
 
 
 class LowerError(Exception):
@@ -151,6 +160,23 @@ def error_from_json(fields: dict[str, str]) -> LowerError:
     kinds = {kind.__name__: kind for kind in LowerError.__subclasses__()}
     kind = kinds.get(fields.get("error", ""), LowerError)
     return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])
+
+
+def refused_error(error: BaseException, where: str) -> ProcessError | None:
+    """Return the error for a file that the system refuses: no space, no permission; `None` for any other exception.
+
+    Args:
+        error: what was raised.
+        where: a folder, for an exception that names no file.
+    """
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
+        return None
+    return ProcessError(
+        "the system refused a file that the build needs",
+        where=str(error.filename or where),
+        found=error.strerror or str(error),
+        hint="make room there, or give this user the permission; `TMPDIR` says where a build's own files go",
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,6 +5,8 @@ Only a build with such a model imports this.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
 from hatch_lower.children import Answer, run_children
 from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.errors import LowerError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import explain_methods
 from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
@@ -21,9 +24,10 @@ from hatch_lower.explain.settings import key_changes
 from hatch_lower.export.site import lay_out_site
 from hatch_lower.format.manifest import model_json
 from hatch_lower.recording.preload import built_library, preload_environment
-from hatch_lower.records import Request
+from hatch_lower.records import Request, encode
 from hatch_lower.results import ModelResult
 from hatch_lower.surroundings import Surroundings
+from hatch_lower.suspects import forget_suspects
 from hatch_lower.unchanged import Known
 
 __all__ = ["explained", "export_models"]
@@ -85,9 +89,20 @@ def export_models(
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
     trimming.start()
-    return run_children(
-        requests, jobs=settings.jobs, timeout=settings.timeout, environment=environment, reporter=reporter
-    )
+    threading.Thread(target=import_writer, name="import", daemon=True).start()
+    try:
+        return run_children(
+            requests, jobs=settings.jobs, timeout=settings.timeout, environment=environment, reporter=reporter
+        )
+    except LowerError:
+        forget_suspects(store, [request.folder for request in requests])
+        raise
+
+
+def import_writer() -> None:
+    """Import what writes the SBOM when the models are there: that takes 0.3 s, in which this process only waits."""
+    with contextlib.suppress(ImportError):  # who needs it will say so
+        importlib.import_module("hatch_lower.provenance.document")
 
 
 def explained(
@@ -119,7 +134,14 @@ def explained(
             level, changes, answer.unknown, reasons, report.methods, report.key, rows, key
         )
         results[report.model] = ModelResult(
-            report.model, model_json(report.manifest), report.files, rows, report.native, report.tools, report.torch
+            report.model,
+            model_json(report.manifest),
+            report.files,
+            rows,
+            report.native,
+            report.tools,
+            report.torch,
+            {"architecture": encode(report.architecture), "backends": encode(report.backends)},
         )
     for name, each in known.items():
         if (held := each.report) is not None:

@@ -13,19 +13,22 @@ import torch
 from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.backend.api import Partitioner
+from hatch_lower.backend.identity import tools_named
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
-from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.errors import BackendError
 from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
-from hatch_lower.export.source import is_out_of_memory
-from hatch_lower.export.verify import example_tensors, limited
+from hatch_lower.export.check_data import example_tensors, limited
+from hatch_lower.export.source import trim
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.graph.surgery import count_operations
+from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.manager import lowered_modules
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -35,7 +38,16 @@ from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import Packager, ProgramFiles
 from hatch_lower.records import MethodRow, ModelReport, encode
-from hatch_lower.reuse import Used, describe_export, find_report, keep_report, plain_constants, used_backends
+from hatch_lower.reuse import (
+    Used,
+    backends_of,
+    describe_export,
+    find_report,
+    keep_report,
+    plain_constants,
+    used_backends,
+)
+from hatch_lower.suspects import suspected
 from hatch_lower.verifying import verify_recipe
 
 __all__ = ["lower_model"]
@@ -87,6 +99,7 @@ class LoweredRecipe:
     methods: Mapping[str, MethodEntry]
     rows: tuple[MethodRow, ...]
     used: tuple[Used, ...]
+    keys: tuple[str, ...]
 
 
 def lower_model(
@@ -165,14 +178,20 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
     )
     for each in lowered:
         if each.recipe.verify:
-            verify_recipe(build.source, each.recipe, each.files, build.packager, build.settings.seed, build.reporter)
+            with suspected(packager.folder, each.keys):
+                verify_recipe(build.source, each.recipe, each.files, packager, build.settings.seed, build.reporter)
+    used = [used for each in lowered for used in each.used]
+    backends = backends_of(build.recipes, used, f"model `{model.name}`")
     report = ModelReport(
         model=model.name,
         manifest=entry,
         files=packager.files(),
         rows=tuple(row for each in lowered for row in each.rows),
         native=tuple(sorted({path for each in lowered for path in each.files.native})),
+        tools=tools_named(backends),
         torch=torch.__version__,
+        architecture=architecture_of(build.source),
+        backends=backends,
     )
     return report, lowered
 
@@ -186,14 +205,15 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     for method in source.methods:
         begin = time.perf_counter()
         with stage(reporter, "edge", source.name, recipe.name, method.name):
-            programs[method.name] = convert(method, list(partitioners.values()))
+            programs[method.name] = convert(method, partitioners, place_of(build, recipe))
         seconds[method.name] = time.perf_counter() - begin
     rounds: list[dict[str, Lowered]] = []
     lowered_programs = programs
     for name, partitioner in partitioners.items():
         begin = time.perf_counter()
         with stage(reporter, "lower", source.name, recipe.name) as describe:
-            found = lower_with(name, lowered_programs, partitioner, build.store, f"{source.name}/{recipe.name}")
+            with backend_at_work(name, place_of(build, recipe)):
+                found = lower_methods(lowered_programs, dict.fromkeys(lowered_programs, partitioner), store=build.store)
             describe(f"{name}: {count_text(found)}")
         for method_name, share in shares_of(found).items():
             seconds[method_name] += share * (time.perf_counter() - begin)
@@ -225,19 +245,34 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
         entries[name] = entry
         rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
     used = used_backends(module for program in lowered_programs.values() for module in lowered_modules(program))
-    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used)
+    keys = tuple(dict.fromkeys(key for found in rounds for one in found.values() for key in one.keys))
+    return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used, keys)
+
+
+def place_of(build: ModelBuild, recipe: Recipe) -> str:
+    """Return where a backend works, for errors."""
+    return f"model `{build.source.name}`, recipe `{recipe.name}`"
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
     """Return the partitioner of a recipe's backend, made with its options."""
+    where = f"recipe `{recipe.name}`, backend `{choice.name}`"
     try:
-        return find_backend(choice.name).partitioner(choice.options)
+        with backend_at_work(choice.name, where):
+            partitioner: object = find_backend(choice.name).partitioner(choice.options)
     except BackendError as error:
-        where = f"recipe `{recipe.name}`, backend `{choice.name}`"
         raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
+    if not isinstance(partitioner, Partitioner):
+        raise BackendError(
+            f"the backend `{choice.name}` returned something else than a `Partitioner`",
+            where=where,
+            found=trim(repr(partitioner)),
+            hint="let its classmethod `partitioner(options)` return one",
+        )
+    return partitioner
 
 
-def convert(method: CapturedMethod, partitioners: list[Partitioner]) -> ExportedProgram:
+def convert(method: CapturedMethod, partitioners: Mapping[str, Partitioner], where: str) -> ExportedProgram:
     """Return a method's edge program.
 
     What one backend wants whole stays whole for all, whichever comes first. Without a backend everything does: torch
@@ -246,27 +281,9 @@ def convert(method: CapturedMethod, partitioners: list[Partitioner]) -> Exported
     if not partitioners:
         everything: Any = default_decompositions()
         return to_edge(method.program, keep=list(everything))
-    wishes = Wishes.of(method.program, partitioners)
+    with backend_at_work("` or `".join(partitioners), f"{where}, method `{method.name}`"):
+        wishes = Wishes.of(method.program, list(partitioners.values()))
     return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
-
-
-def lower_with(
-    backend: str, programs: Mapping[str, ExportedProgram], partitioner: Partitioner, store: Store, where: str
-) -> dict[str, Lowered]:
-    """Lower all methods with one backend; its own exceptions become ours."""
-    try:
-        return lower_methods(programs, dict.fromkeys(programs, partitioner), store=store)
-    except LowerError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise BackendError(
-            f"the backend `{backend}` failed",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
-            hint="leave the backend out of the recipe, or report this to its authors",
-        ) from error
 
 
 def reasons_of(rounds: list[dict[str, Lowered]], backends: list[str], method: str) -> dict[str, str]:

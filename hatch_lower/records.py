@@ -18,6 +18,8 @@ from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.results import BuildResult, MethodRow, PayloadFile
 
 __all__ = [
+    "Architecture",
+    "BackendRecord",
     "BuildResult",
     "MethodRecord",
     "MethodRow",
@@ -53,6 +55,38 @@ class MethodRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a model is in itself.
+
+    Args:
+        name: dotted name of the class of its module; empty where torch noted none for a ready program.
+        parameters: numbers in its parameters; those that are tied count once.
+        outputs: method name to what each leaf of its result is, in words: `float32[batch, 10]`.
+    """
+
+    name: str = ""
+    parameters: int = 0
+    outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRecord:
+    """A backend that a recipe of a model names.
+
+    Args:
+        name: its id.
+        distribution: which brings it; empty for a class that no installed distribution declares.
+        version: of that distribution.
+        fingerprint: versions of what shaped its blobs, as it gives them itself; empty if it took nothing.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What lowering one model for all of its recipes came to.
 
@@ -66,6 +100,8 @@ class ModelReport:
         torch: torch's version.
         methods: method name to what its export was; empty where that has no digest.
         key: the components of the `ExportKey` of the exported model; empty where it has none.
+        architecture: of the model; for the SBOM.
+        backends: of its recipes, by name; for the SBOM.
     """
 
     model: str
@@ -77,6 +113,8 @@ class ModelReport:
     torch: str = ""
     methods: Mapping[str, MethodRecord] = field(default_factory=dict)
     key: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Architecture = field(default_factory=Architecture)
+    backends: tuple[BackendRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

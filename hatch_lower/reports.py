@@ -17,7 +17,7 @@ from hatch_lower.records import ModelReport, PayloadFile, decode, encode
 
 __all__ = ["REPORT_SCHEMA", "report_blobs", "report_value", "restore_report"]
 
-REPORT_SCHEMA = 1
+REPORT_SCHEMA = 2
 
 SMALL = 1 << 24
 """Bytes up to which a file is checked against its digest when a report is restored; larger ones are checked by size,

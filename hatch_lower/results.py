@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class ModelResult:
         native: the files with native code, for the wheel's tag.
         tools: name to version of what shaped the programs beside torch.
         torch: torch's version.
+        origin: `architecture` and `backends` of its report, as JSON.
     """
 
     model: str
@@ -80,6 +81,7 @@ class ModelResult:
     native: tuple[Path, ...]
     tools: Mapping[str, str]
     torch: str
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,11 @@ class BuildResult:
         rows: for the summary table, in the order of models and recipes.
         requirements: PEP 508 requirements of all programs, sorted.
         native: the files with native code.
+        models: what they come from, in the order of the settings.
     """
 
     payload: tuple[PayloadFile, ...]
     rows: tuple[MethodRow, ...]
     requirements: tuple[str, ...]
     native: tuple[Path, ...]
+    models: tuple[ModelResult, ...] = ()

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 import hatch_lower
 from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.identity import code_digest, code_of
+from hatch_lower.backend.identity import backend_record, code_digest, code_of
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.store import Store
@@ -31,16 +31,26 @@ from hatch_lower.export.graph_key import constants_of, describe_method, form_byt
 from hatch_lower.format.manifest import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.graph.tensors import tensor_digest
+from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.anchors import Anchors, anchors_of, re_anchor, source_lines
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.program.package import CONSTANTS_SCHEMA, Packager
 from hatch_lower.program.sources import SourceRoots
-from hatch_lower.records import MethodRecord, ModelReport, encode
+from hatch_lower.records import BackendRecord, MethodRecord, ModelReport, encode
 from hatch_lower.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 
-__all__ = ["Export", "Used", "describe_export", "find_report", "keep_report", "plain_constants", "used_backends"]
+__all__ = [
+    "Export",
+    "Used",
+    "backends_of",
+    "describe_export",
+    "find_report",
+    "keep_report",
+    "plain_constants",
+    "used_backends",
+]
 
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
 
@@ -74,15 +84,23 @@ class Used:
     backend: str
     specs: tuple[tuple[str, str], ...]
 
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what the backend says of itself and its tools.
+
+        Raises:
+            Exception: whatever a backend raises that cannot work here.
+        """
+        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
+        return find_backend(self.backend).fingerprint(specs)
+
     def versions(self) -> list[Any]:
         """Return what its result depends on beside the partition: its fingerprint, and its code.
 
         Raises:
             Exception: whatever a backend raises that cannot work here.
         """
-        found = find_backend(self.backend)
-        fingerprint = found.fingerprint([CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs])
-        return [sorted([name, text] for name, text in fingerprint.items()), code_of(self.backend, found, {})]
+        code = code_of(self.backend, find_backend(self.backend), {})
+        return [sorted([name, text] for name, text in self.fingerprint().items()), code]
 
 
 def describe_export(
@@ -189,6 +207,19 @@ def tools_of(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
         yield f"backend {name}", code_of(name, find_backend(name), known)
 
 
+def backends_of(recipes: Iterable[Recipe], used: Iterable[Used], where: str) -> tuple[BackendRecord, ...]:
+    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them.
+
+    Raises:
+        BackendError: if a backend that has told its fingerprint before does so no more.
+    """
+    fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
+    for each in dict.fromkeys(used):
+        with backend_at_work(each.backend, where):
+            fingerprints.setdefault(each.backend, {}).update(each.fingerprint())
+    return tuple(backend_record(name, fingerprint) for name, fingerprint in sorted(fingerprints.items()))
+
+
 def used_backends(modules: Iterable[LoweredBackendModule]) -> tuple[Used, ...]:
     """Return which backends lowered partitions, with which options."""
     found = [
@@ -212,7 +243,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
         `None` if there is none, or a backend has changed.
     """
     value = store.find(export.key.digest())
-    if value is None or not is_current(value["used"]):
+    if value is None or not {"used", "report", "anchors"} <= value.keys() or not is_current(value["used"]):
         return None
     report = restore_report(store, value["report"], level=2)
     if report is None:

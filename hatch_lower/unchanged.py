@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Known", "Unchanged", "remember", "roots_of", "stats_path"]
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""
 BACKEND_GROUPS = (b"hatch_lower.backends", b"hatch_lower.delegates")
@@ -255,13 +255,20 @@ def described(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restored(store: Store, stored: Mapping[str, Any]) -> ModelResult | None:
-    """Return a stored result with its files in the store, or `None` if it is of another version of this package."""
+    """Return a stored result with its files in the store.
+
+    Returns:
+        `None` if it is of another version of this package, or a file would come to lie in the wheel where the model's
+        files do not: another machine may have written it.
+    """
     try:
         report = stored["report"]
         files = tuple(
             PayloadFile(each["path"], store.blob_path(each["sha256"]), each["size"], each["sha256"])
             for each in report["files"]
         )
+        if not all(lies_within(file.path, report["model"]) for file in files):
+            return None
         sources = {file.path: file.source for file in files}
         rows = ({**row, "level": 1, "seconds": 0.0, "reused": row["partitions"], "note": ""} for row in report["rows"])
         return ModelResult(
@@ -272,9 +279,16 @@ def restored(store: Store, stored: Mapping[str, Any]) -> ModelResult | None:
             native=tuple(sorted(sources[path] for path in report["native"])),
             tools=report["tools"],
             torch=report["torch"],
+            origin={"architecture": report["architecture"], "backends": report["backends"]},
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return None
+
+
+def lies_within(path: str, folder: str) -> bool:
+    """Return whether a path of the wheel's leads into a folder, and nowhere else on any system."""
+    first, *rest = path.split("/")
+    return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0"} & set(path)
 
 
 def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from hatch_lower.config import Recipe
+from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.capture import CapturedModel
+from hatch_lower.export.source import describe_exception, is_out_of_memory, trim
 from hatch_lower.export.verify import verify_method
-from hatch_lower.format.plan import read_plan
+from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.guarded import process_restored
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.runtime.constants import ConstantsFile
-from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.selection import DelegateKinds
 
 __all__ = ["verify_recipe"]
@@ -39,12 +43,12 @@ def verify_recipe(
     spans: Sequence[torch.Tensor] = ()
     if plan.storages:
         spans = ConstantsFile(packager.source(f"{source.name}/{CONSTANTS}"), CONSTANTS).spans(plan.storages)
-    kinds = DelegateKinds()
-    delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
-    executor = execute_plan(plan, spans, delegates, packager.folder)
     mutable = [name for name, constant in plan.constants.items() if constant.mutable]
+    executor: Executor | None = None
     for method in source.methods:
-        with stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
+        with process_restored(), stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
+            if executor is None:  # a library may crash as soon as it is loaded, and then the stage says so
+                executor = load_program(plan, spans, packager.folder, f"model `{source.name}`, recipe `{recipe.name}`")
             result = verify_method(
                 source,
                 method,
@@ -60,3 +64,27 @@ def verify_recipe(
             describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
         for note in result.notes:
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
+
+
+def load_program(plan: Plan, spans: Sequence[torch.Tensor], folder: Path, where: str) -> Executor:
+    """Load a program as an installed package would.
+
+    Raises:
+        VerificationError: if that fails, whatever a run half raises.
+        MemoryError: if memory ran out.
+    """
+    kinds = DelegateKinds()
+    try:
+        delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
+        return execute_plan(plan, spans, delegates, folder)
+    except BaseException as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
+        raise VerificationError(
+            "what was lowered cannot be loaded",
+            where=where,
+            found=trim(found),
+            hint="leave out backends to find the one whose program it is, and report it there; the next build lowers"
+            " it again",
+        ) from error

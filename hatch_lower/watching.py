@@ -92,6 +92,11 @@ class PausingReporter:
 def tools_of(recipes: Sequence[Recipe]) -> list[str]:
     """Return the commands on which the blobs of the recipes' backends depend."""
     from hatch_lower.backend.registry import find_backend  # by now torch has been imported
+    from hatch_lower.guarded import backend_at_work
 
-    choices = [choice for recipe in recipes for choice in recipe.backends]
-    return sorted({tool for choice in choices for tool in find_backend(choice.name).tools(choice.options)})
+    tools: set[str] = set()
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+                tools.update(find_backend(choice.name).tools(choice.options))
+    return sorted(tools)

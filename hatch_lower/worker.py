@@ -6,6 +6,7 @@ neither.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -26,7 +27,7 @@ from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.digest import digest_of
-from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.errors import LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.recording.sharing import shareable
@@ -37,27 +38,41 @@ from hatch_lower.strict import refuse_undeclared, undeclared_read
 from hatch_lower.unchanged import Unchanged, remember, roots_of
 from hatch_lower.watching import PausingReporter, Watch
 
-__all__ = ["ANSWER", "main", "out_of_memory_error"]
+__all__ = ["ANSWER", "UNANSWERED", "main", "out_of_memory_error"]
 
 ANSWER = "answer.json"
+UNANSWERED = 75
+"""The exit status of a process that could not write its answer."""
 
 
 class PipeReporter:
-    """Sends events to the parent; several threads may report at once."""
+    """Sends events to the parent; several threads may report at once.
+
+    The model's code or a backend may close descriptors that are not its own, and what it opens next gets their numbers.
+    Then nothing is sent any more: the build does not need it, and the other file is not to be written.
+    """
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # a compiler must not keep it open
-        self._stream = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._descriptor = descriptor
+        self._pipe = identity(descriptor)
         self._lock = threading.Lock()
 
     def report(self, event: Event) -> None:
         """Write one line."""
-        with self._lock:
-            self._stream.write(json.dumps(event.to_json()) + "\n")
-            self._stream.flush()
+        line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
+        with self._lock, contextlib.suppress(OSError):
+            while line and identity(self._descriptor) == self._pipe:
+                line = line[os.write(self._descriptor, line) :]
 
     def close(self) -> None:
         """Do nothing: the pipe closes with the process."""
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """Return which file a descriptor is."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def main(arguments: list[str]) -> int:
@@ -74,11 +89,15 @@ def main(arguments: list[str]) -> int:
     environment = take_environment()
     try:
         answer = answer_request(request, reporter, environment)
-    except Exception as error:
+    except BaseException as error:  # whatever the model's code and backends raise: they may not end the process
         answer = {"error": error_of(request, error).to_json()}
     temporary = request.folder / f"{ANSWER}.part"
-    temporary.write_text(json.dumps(answer), encoding="utf-8")
-    temporary.replace(request.folder / ANSWER)
+    try:
+        temporary.write_text(json.dumps(answer), encoding="utf-8")
+        temporary.replace(request.folder / ANSWER)
+    except OSError as error:
+        print(f"{error.strerror}: {temporary}")
+        return UNANSWERED
     return 0 if "report" in answer else 1
 
 
@@ -209,23 +228,31 @@ def out_of_memory_error(model: str, found: str) -> ProcessError:
     )
 
 
-def error_of(request: Request, error: Exception) -> LowerError:
+def error_of(request: Request, error: BaseException) -> LowerError:
     """Return what the parent is told of an exception."""
     undeclared = undeclared_read(request, error) if request.settings.strict else None
     if undeclared is not None:
         return undeclared
     if isinstance(error, LowerError):
         return error
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return out_of_memory_error(request.model, describe_exception(error))
+    if not isinstance(error, Exception):
+        return ProcessError(
+            "the model's code or a backend tried to end the build process",
+            where=f"model `{request.model}`",
+            found=describe_exception(error),
+            hint="let it raise an exception that says what is wrong",
+        )
+    refused = refused_error(error, str(request.folder))
+    if refused is not None:
+        return refused
     traceback.print_exc()
     return unexpected_error(request.model, error)
 
 
-def unexpected_error(model: str, error: Exception) -> ProcessError:
+def unexpected_error(model: str, error: BaseException) -> ProcessError:
     """Return the error for an exception that nothing expected."""
-    if is_out_of_memory(error):
-        return out_of_memory_error(model, describe_exception(error))
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return ProcessError(
         "the build process failed unexpectedly",

@@ -13,37 +13,63 @@ PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 
 LAYERS = (
     {"abandoned", "errors", "digest", "events"},
-    {"config", "config_table", "config_schema", "debug", "environment", "format", "model", "surroundings"},
+    {"config", "config_card", "config_table", "config_schema"}
+    | {"debug", "environment", "format", "model", "surroundings"},
     {"results"},
-    {"runtime", "cache", "records", "recording"},
+    {"provenance", "runtime", "cache", "records", "recording"},
     {"graph", "explain"},
     {"backend", "edge"},
     {"lowering"},
     {"export", "program"},
-    {"audit", "backends", "build", "children", "exporting", "pipeline", "recapture", "reports", "reuse", "saving"}
-    | {"strict", "unchanged", "verifying", "watching", "worker"},
+    {"audit", "backends", "build", "children", "exporting", "guarded", "pipeline", "recapture", "reports", "reuse"}
+    | {"saving", "strict", "suspects", "unchanged", "verifying", "watching", "worker"},
     {"hatch"},
+    {"comparing", "rebuilding"},
     {"cli"},
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 # modules of one layer that are no folders may use each other, without circles; folders of one layer may not
-SINGLE_MODULES = {"config", "config_table", "config_schema", "model", "build", "children", "pipeline", "worker"}
+SINGLE_MODULES = {
+    "config",
+    "config_card",
+    "config_table",
+    "config_schema",
+    "model",
+    "build",
+    "children",
+    "pipeline",
+    "worker",
+}
 SINGLE_MODULES |= {
     "audit",
     "exporting",
+    "guarded",
     "recapture",
     "reports",
     "reuse",
     "strict",
+    "suspects",
     "unchanged",
     "verifying",
     "watching",
 }
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
-NO_TORCH = {"abandoned", "errors", "digest", "events", "config", "config_table", "config_schema", "debug"}
+NO_TORCH = {
+    "abandoned",
+    "errors",
+    "digest",
+    "events",
+    "config",
+    "config_card",
+    "config_table",
+    "config_schema",
+    "debug",
+}
 NO_TORCH |= {"environment", "format", "model", "surroundings", "cache", "records", "recording", "explain"}
-NO_TORCH |= {"audit", "build", "children", "exporting", "hatch", "cli", "reports", "results", "unchanged", "watching"}
+NO_TORCH |= {"audit", "build", "children", "exporting", "hatch", "cli", "reports", "results", "suspects", "unchanged"}
+NO_TORCH |= {"watching"}
+NO_TORCH |= {"comparing", "provenance", "rebuilding"}
 
 
 def module_name(path: Path) -> str:

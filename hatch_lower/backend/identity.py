@@ -1,9 +1,11 @@
-"""What identifies a backend's code, beyond the fingerprint that it gives itself: its partitioner's code counts too."""
+"""What identifies a backend: its code, beyond the fingerprint that it gives itself, and where it comes from."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hatch_lower.backend.api import BackendDetails
@@ -11,8 +13,13 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.config import BACKEND_GROUP
 from hatch_lower.digest import digest_of, sha256_bytes, sha256_file
 from hatch_lower.recording.stats import installed_rows
+from hatch_lower.records import BackendRecord
 
-__all__ = ["code_digest", "code_of"]
+__all__ = ["backend_record", "code_digest", "code_of", "tools_named"]
+
+VERSION_LINE = re.compile(r"(?P<name>[^\d\s(][^(]*?)(?: \(.*?\))?(?: version)? (?P<version>\d+(\.\d+)+[^\s,]*)(?=\s|$)")
+"""What a program says to `--version`: `g++ (Debian 12.2.0-14) 12.2.0`, `GNU ld (GNU Binutils for Debian) 2.40`."""
+VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
 def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
@@ -61,3 +68,28 @@ def code_digest(path: Path) -> str:
         return sha256_file(path)
     files = sorted(each for each in path.parent.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
     return digest_of([[each.relative_to(path.parent).as_posix(), sha256_file(each)] for each in files])
+
+
+def backend_record(name: str, fingerprint: Mapping[str, str]) -> BackendRecord:
+    """Return what is recorded of a backend.
+
+    Args:
+        name: its id.
+        fingerprint: of what it lowered; empty if it took nothing.
+    """
+    for entry_point in importlib.metadata.entry_points(group=BACKEND_GROUP):
+        if entry_point.name == name and entry_point.dist is not None:
+            return BackendRecord(name, entry_point.dist.name, entry_point.dist.version, dict(fingerprint))
+    return BackendRecord(name, "", "", dict(fingerprint))
+
+
+def tools_named(backends: Iterable[BackendRecord]) -> dict[str, str]:
+    """Return the tools in the fingerprints of backends, name to version; their digests and own versions are none."""
+    tools: dict[str, str] = {}
+    for backend in backends:
+        for key, text in backend.fingerprint.items():
+            if match := VERSION_LINE.match(text):
+                tools[match["name"]] = match["version"]
+            elif VERSION.fullmatch(text) and key != backend.name:
+                tools[key] = text
+    return dict(sorted(tools.items()))

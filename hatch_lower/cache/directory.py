@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["default_directory", "reason_to_distrust"]
+from hatch_lower.cache.files import make_folder
+from hatch_lower.errors import CacheError
+
+__all__ = ["WRITING", "Mode", "choose_directory", "default_directory", "reason_to_distrust"]
+
+MODES = ("on", "off", "read-only", "refresh", "frozen")
+WRITING = ("on", "refresh")
+Mode = str
+
+VERSION = "v1"
+"""The folder of the cache that holds what this version of its layout knows."""
+PARTS = ("blobs", "locks", "preload", "records")
+"""Folders in it; those for results are made by `cache/files.py`, for this user or a group alone."""
+MOST_LINKS = 40
+"""Links on the way to the cache; more are a circle."""
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
@@ -20,23 +35,114 @@ def default_directory(environment: Mapping[str, str]) -> Path:
     return Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
 
 
-def reason_to_distrust(directory: Path) -> str | None:
-    """Return why somebody else may have put files into the cache, or `None`; what is not there is trusted.
+def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, Mode]:
+    """Return the folder in the cache directory that this version uses, and the mode; `off` if it cannot be trusted.
 
-    The directory's owner, who must be this user or root, may let a group write to it. Where everybody can, as in
-    `/tmp`, what is in it must be this user's as well.
+    Raises:
+        CacheError: as `open_store` does.
+    """
+    mode = environment.get("HATCH_LOWER_CACHE", "on")
+    if mode not in MODES:
+        raise CacheError(
+            "the cache has no such mode",
+            where="environment variable `HATCH_LOWER_CACHE`",
+            found=f"`{mode}`",
+            hint="use one of " + ", ".join(f"`{each}`" for each in MODES),
+        )
+    parent = default_directory(environment)
+    reason = None if mode == "off" else reason_to_distrust(parent)
+    if reason and mode in WRITING and not (parent / VERSION).exists():
+        # made now and looked at again, so that nobody else makes it where everybody may
+        with contextlib.suppress(OSError):
+            make_folder(parent / VERSION)
+        reason = reason_to_distrust(parent)
+    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
+    if reason and mode == "frozen":
+        raise CacheError("the cache is frozen and cannot be trusted", where=str(parent), found=reason, hint=hint)
+    if reason:
+        warn(f"the cache is not used: {reason}; {hint}")
+        mode = "off"
+    return parent / VERSION, mode
+
+
+def reason_to_distrust(directory: Path) -> str | None:
+    """Return why somebody else may have put files into the cache, or may yet; `None` if nobody may.
+
+    The directory's owner, who must be this user or root, may let a group write to it. On the way to it, links
+    followed, every user may write to a folder only if it has the sticky bit, as `/tmp` has, and what lies in it is
+    this user's or root's. In the cache itself every user may write to nothing.
     """
     if not hasattr(os, "getuid"):
         return None
-    for folder in (directory, directory / "v1"):
+    trusted = (os.getuid(), 0)
+    above: Path | None = None  # the folder that holds the next step, if every user may write to it
+    try:
+        for step in way_to(directory):
+            found = step.lstat()
+            if above is not None and found.st_uid not in trusted:  # its owner may still put something else there
+                return f"{step} belongs to another user"
+            above = None
+            if found.st_mode & stat.S_IWOTH and not stat.S_ISLNK(found.st_mode):
+                if not found.st_mode & stat.S_ISVTX:
+                    return f"every user may write to {step}"
+                above = step
+        return reason_within(directory, trusted)
+    except FileNotFoundError:
+        return None if above is None else f"every user may write to {above}, and the cache is not there yet"
+    except OSError:  # what cannot be looked at cannot be read or written either, which whoever tries will say
+        return None
+
+
+def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
+    """Return why somebody else may have put something into the cache's own folders, or `None`.
+
+    Raises:
+        OSError: if one cannot be looked at.
+    """
+    top = directory.stat()
+    if top.st_uid not in trusted:
+        return f"{directory} belongs to another user"
+    is_open = bool(top.st_mode & stat.S_IWOTH)
+    is_shared = bool(top.st_mode & stat.S_IWGRP) and not is_open
+    version = directory / VERSION
+    for folder in (version, *(version / part for part in PARTS)):
         try:
             found = folder.stat()
-        except OSError:
-            return None
-        if found.st_uid not in (os.getuid(), 0):
+        except FileNotFoundError:
+            if folder == version and is_open:
+                return f"every user may write to {directory}, and the cache is not there yet"
+            continue
+        # members of the group to which the directory was given make folders of their own there
+        if not is_shared and found.st_uid not in trusted:
             return f"{folder} belongs to another user"
-        if not found.st_mode & stat.S_IWOTH:
-            return None
-        if not found.st_mode & stat.S_ISVTX:
+        if found.st_mode & stat.S_IWOTH:
             return f"every user may write to {folder}"
     return None
+
+
+def way_to(path: Path) -> Iterator[Path]:
+    """Yield each folder and each link on the way to a path, from the root on; links are followed one by one.
+
+    Raises:
+        OSError: if something on the way cannot be looked at, or leads in a circle.
+    """
+    absolute = path.absolute()
+    here, left = Path(absolute.anchor), list(reversed(absolute.parts[1:]))
+    links = 0
+    yield here
+    while left:
+        part = left.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        step = here / part
+        yield step
+        if not step.is_symlink():
+            here = step
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(f"too many links on the way to {path}")
+        target = Path(os.readlink(step))
+        here = Path(target.anchor) if target.anchor else here
+        left += reversed(target.parts[1:] if target.anchor else target.parts)

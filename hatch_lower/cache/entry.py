@@ -54,6 +54,6 @@ def check_record(key: str, found: object) -> Record | None:
 def parse_record(data: bytes) -> object:
     """Return the JSON value in a record's file, for `check_record`; `None` if there is none."""
     try:
-        return json.loads(data)
+        return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         return None

@@ -19,43 +19,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from hatch_lower.cache.directory import default_directory, reason_to_distrust
+from hatch_lower.cache.directory import WRITING, Mode, choose_directory, default_directory
 from hatch_lower.cache.entry import DIGEST, Record, check_record, make_record, parse_record
-from hatch_lower.cache.files import move_file, temporary_beside, write_file
+from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import hold
+from hatch_lower.cache.shared import RemoteCache, fetch_record
 from hatch_lower.cache.verified import Verified
-from hatch_lower.digest import canonical_json, sha256_bytes, sha256_file
+from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import CacheError
 
-__all__ = ["MARK_INTERVAL", "Keep", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]
-
-MODES = ("on", "off", "read-only", "refresh", "frozen")
-Mode = str
+__all__ = ["MARK_INTERVAL", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]
 
 MARK_INTERVAL = 3600.0
 """Seconds between two marks of use on one record: a build does not write to all that it reads."""
 
 PATIENCE = 3600.0
 """Seconds after which a build no longer waits for another."""
-
-Keep = Callable[[str, Callable[[Path], bool]], bool]
-"""`keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
-into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there."""
-
-
-class RemoteCache(Protocol):
-    """A cache that several machines share; a store asks it for what it lacks and offers it what it gets.
-
-    Both methods report their own troubles and raise nothing but `OSError` about local files.
-    """
-
-    def fetch(self, key: str, keep: Keep) -> Record | None:
-        """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""
-
-    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
-        """Take a record, and where its blobs are on this machine, by digest."""
 
 
 def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remote: RemoteCache | None = None) -> Store:
@@ -68,23 +49,8 @@ def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remo
         CacheError: if `HATCH_LOWER_CACHE` is none of `on`, `off`, `read-only`, `refresh`, `frozen`, or is `frozen` and
             others can write to the directory.
     """
-    mode = environment.get("HATCH_LOWER_CACHE", "on")
-    if mode not in MODES:
-        raise CacheError(
-            "the cache has no such mode",
-            where="environment variable `HATCH_LOWER_CACHE`",
-            found=f"`{mode}`",
-            hint="use one of " + ", ".join(f"`{each}`" for each in MODES),
-        )
-    parent = default_directory(environment)
-    reason = None if mode == "off" else reason_to_distrust(parent)
-    hint = "set `HATCH_LOWER_CACHE_DIR` to a directory of your own"
-    if reason and mode == "frozen":
-        raise CacheError("the cache is frozen and cannot be trusted", where=str(parent), found=reason, hint=hint)
-    if reason:
-        warn(f"the cache is not used: {reason}; {hint}")
-        mode = "off"
-    return Store(parent / "v1", mode, warn, remote)
+    directory, mode = choose_directory(environment, warn)
+    return Store(directory, mode, warn, remote)
 
 
 @dataclass(slots=True)
@@ -120,7 +86,7 @@ class Store:
     @property
     def writes(self) -> bool:
         """Whether results are stored; no longer once the directory could not be written."""
-        return self.mode in ("on", "refresh") and not self.condition.failed
+        return self.mode in WRITING and not self.condition.failed
 
     def blob_path(self, digest: str) -> Path:
         """Return where the blob of a digest is or would be.
@@ -188,6 +154,19 @@ class Store:
         """Return whether a blob is there and has the contents that its name says; a damaged one is removed."""
         return self._is_whole(digest) is True
 
+    def note_whole(self, digest: str, before: os.stat_result, started: float) -> None:
+        """Note that all of a blob was just read and has the contents that its name says: looking it up need not.
+
+        Args:
+            digest: of the blob.
+            before: what `stat` said of it before it was read.
+            started: when that began, by `time.time`.
+        """
+        self._try_reading(lambda: self._verified().note_whole(self.blob_path(digest), digest, before, started))
+
+    def _verified(self) -> Verified:
+        return Verified(self.directory / "verified.json", self.writes)
+
     def _read(self, key: str) -> Record | None:
         path = self.record_path(key)
         data = self._try_reading(path.read_bytes)
@@ -204,8 +183,7 @@ class Store:
     def _is_whole(self, digest: str) -> bool | None:
         """Return whether a blob is whole; `None` if it is not there or cannot be read."""
         path = self.blob_path(digest)
-        verified = Verified(self.directory / "verified.json", self.writes)
-        whole: bool | None = self._try_reading(lambda: verified.is_whole(path, digest))
+        whole: bool | None = self._try_reading(lambda: self._verified().is_whole(path, digest))
         if whole is False:
             self._discard(path)
         return whole
@@ -232,27 +210,9 @@ class Store:
         """Return the shared cache's record of a key once all its blobs are here."""
         if self.remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
             return None
-        remote, kept = self.remote, set()
-
-        def keep(digest: str, write: Callable[[Path], bool]) -> bool:
-            if digest not in kept and self._keep(digest, write):
-                kept.add(digest)
-            return digest in kept
-
-        record = check_record(key, self._try_writing(lambda: remote.fetch(key, keep)))
-        return (
-            record if record is not None and all(blob in kept or self.holds(blob) for blob in record["blobs"]) else None
-        )
-
-    def _keep(self, digest: str, write: Callable[[Path], bool]) -> bool:
-        if self.holds(digest):
-            return True
-        path = self.blob_path(digest)
-        with temporary_beside(path) as part:
-            if not write(part) or sha256_file(part) != digest:
-                return False
-            os.replace(part, path)
-        return True
+        remote = self.remote
+        record: Record | None = self._try_writing(lambda: fetch_record(remote, key, self.holds, self.blob_path))
+        return record
 
     # writing
 
@@ -350,6 +310,11 @@ class Store:
             return source
         self._try_writing(lambda: move_file(source, path))
         return source if self.condition.failed else path
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove the records of some keys: what they hold turned out to be wrong."""
+        for key in keys:
+            self._discard(self.record_path(key))
 
     def _write_record(self, key: str, record: Record) -> None:
         write_file(self.record_path(key), canonical_json({**record, "stored": int(time.time())}))

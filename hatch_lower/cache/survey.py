@@ -30,7 +30,7 @@ class Entry:
     """One record with its blobs.
 
     Args:
-        kind: `partition`, `export`, `report`, `manifest`, `constants`, `native`, or `other`.
+        kind: `partition`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`.
         key: sha256 in hexadecimal.
         subject: the model or backend that it is about; empty if its components do not say.
         size: bytes of the record and its blobs; other entries may share the blobs.

@@ -7,6 +7,7 @@ old by then: a file that is written twice within the clock's resolution has the 
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,18 +42,34 @@ class Verified:
         Raises:
             OSError: if it cannot be read.
         """
-        before = stat_of(blob)
-        if before[0] < LARGE:
+        before = blob.stat()
+        if before.st_size < LARGE:
             return sha256_file(blob) == digest
-        if self._notes().get(digest) == before:
+        if self._notes().get(digest) == identity(before):
             return True
         started = time.time()
         if sha256_file(blob) != digest:
             return False
-        settled = max(before[1:3]) / 1e9 < started - SETTLED
-        if self.writes and settled and stat_of(blob) == before:
-            self._note(digest, before)
+        self.note_whole(blob, digest, before, started)
         return True
+
+    def note_whole(self, blob: Path, digest: str, before: os.stat_result, started: float) -> None:
+        """Note that all of a file was read and has the contents that `digest` says.
+
+        Args:
+            blob: the file.
+            digest: the sha256 of what was read.
+            before: what `stat` said of it before that.
+            started: when that began, by `time.time`.
+
+        Raises:
+            OSError: if the file is gone.
+        """
+        found = identity(before)
+        settled = max(before.st_mtime, before.st_ctime) < started - SETTLED
+        wanted = self.writes and settled and before.st_size >= LARGE
+        if wanted and identity(blob.stat()) == found and self._notes().get(digest) != found:
+            self._note(digest, found)
 
     def _notes(self) -> dict[str, object]:
         try:
@@ -70,7 +87,6 @@ class Verified:
             return  # it is hashed again
 
 
-def stat_of(path: Path) -> list[int]:
+def identity(found: os.stat_result) -> list[int]:
     """Return size, modification and change time in nanoseconds, and inode."""
-    found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import PackagedFolder, open_folder
-from hatch_lower.runtime.installed import record_digest
+from hatch_lower.runtime.recorded import Recorded, record_digest
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.check import CheckRow, Tolerance
@@ -64,7 +64,9 @@ def places_of(name: str) -> Iterator[list[Place]]:
     path = Path(name)
     if path.is_dir() or path.suffix != ".whl":
         found = find_contents(name)
-        yield [(each.place, PackagedFolder(Path(each.place), each.manifest), each.models) for each in found]
+        yield [
+            (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded), each.models) for each in found
+        ]
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         yield unpack(path, Path(work).resolve())
@@ -87,7 +89,7 @@ def unpack(wheel: Path, work: Path) -> list[Place]:
         find_contents(str(wheel))  # says so
     digests = recorded_digests(wheel, members)
     return [
-        unpack_folder(wheel, member, digests.get(member, ""), work / str(position))
+        unpack_folder(wheel, member, recorded_below(wheel, member, digests), work / str(position))
         for position, member in enumerate(manifests)
     ]
 
@@ -127,7 +129,14 @@ def recorded_digests(wheel: Path, members: Sequence[str]) -> dict[str, str]:
     return digests
 
 
-def unpack_folder(wheel: Path, member: str, digest: str, target: Path) -> Place:
+def recorded_below(wheel: Path, member: str, digests: Mapping[str, str]) -> Recorded | None:
+    """Return what a wheel's RECORD says of the folder of a manifest; `None` if it does not list that."""
+    folder = member.removesuffix("manifest.json")
+    found = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
+    return Recorded(f"`{wheel.name}`", found) if member in digests else None
+
+
+def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: Path) -> Place:
     """Unpack a manifest and the files that it lists; those that the wheel lacks are reported when they are checked."""
     target.mkdir()
     folder = member.removesuffix("/manifest.json")
@@ -136,7 +145,7 @@ def unpack_folder(wheel: Path, member: str, digest: str, target: Path) -> Place:
     (target / "manifest.json").write_bytes(data)
     manifest = read_manifest(data, f"{place}/manifest.json")
     try:
-        opened = open_folder(target, digest)
+        opened = open_folder(target, recorded)
     except ProgramError as error:
         raise placed(error, str(target), place) from error
     with zipfile.ZipFile(wheel) as archive:

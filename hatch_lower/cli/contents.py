@@ -18,6 +18,7 @@ from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeE
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
+from hatch_lower.runtime.recorded import Recorded
 
 __all__ = ["Contents", "choose_model", "choose_recipe", "find_contents"]
 
@@ -33,12 +34,14 @@ class Contents:
         manifest: what it holds.
         models: the names of the models that were asked for.
         read: returns a file's bytes, or raises `ProgramError` if they are not those that the manifest lists.
+        recorded: what the RECORD of an installed distribution says of the files.
     """
 
     place: str
     manifest: Manifest
     models: tuple[str, ...]
     read: Callable[[FileEntry], bytes]
+    recorded: Recorded | None = None
 
     def plan(self, recipe: RecipeEntry) -> Plan:
         """Return a recipe's plan."""
@@ -142,7 +145,7 @@ def installed_contents(name: str) -> list[Contents]:
 def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
     """Return the contents of a folder on disk: of one model, or of all."""
     models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
-    return Contents(str(folder.path), folder.manifest, models, folder.read)
+    return Contents(str(folder.path), folder.manifest, models, folder.read, folder.recorded)
 
 
 def choose_model(found: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:

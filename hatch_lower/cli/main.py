@@ -12,6 +12,7 @@ from hatch_lower.cli.audit import audit
 from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
 from hatch_lower.cli.explain import explain
+from hatch_lower.cli.verify import verify
 from hatch_lower.errors import LowerError, ProgramError, nearest
 
 __all__ = ["main"]
@@ -47,8 +48,16 @@ def schema(markdown: bool) -> None:
 @main.command()
 @click.argument("name", metavar="WHEEL|FOLDER|NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
-def inspect(name: str, as_json: bool) -> None:
+@click.option(
+    "--sbom", is_flag=True, help="Print the SBOM instead, as CycloneDX JSON: models, digests, licences, tools."
+)
+def inspect(name: str, as_json: bool, sbom: bool) -> None:
     """Show the lowered models of a wheel or a package."""
+    if sbom:
+        from hatch_lower.cli.sbom import sbom_text
+
+        click.echo(sbom_text(name), nl=False)
+        return
     from hatch_lower.cli.contents import find_contents
     from hatch_lower.cli.inspect import contents_lines, contents_report
 
@@ -84,5 +93,5 @@ def debug(name: str, method: str, model: str | None, recipe: str | None, as_json
     click.echo("\n".join([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)]))
 
 
-for command in (cache, check, explain, audit):
+for command in (cache, check, explain, audit, verify):
     main.add_command(command)

@@ -18,17 +18,7 @@ from hatch_lower.export.checks import path_text
 from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.export.source import describe_exception
 
-__all__ = [
-    "CHECK_BYTES",
-    "HALF_FACTORS",
-    "Verification",
-    "check_tensors",
-    "example_tensors",
-    "limited",
-    "verify_method",
-]
-
-CHECK_BYTES = 1 << 20
+__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "verify_method"]
 
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
 """How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
@@ -115,7 +105,9 @@ class Sides:
         try:
             with torch.no_grad():
                 given = self.lowered(*lowered_args, **lowered_kwargs)
-        except Exception as error:
+        except MemoryError:
+            raise
+        except BaseException as error:  # a delegate may not end the build either
             raise VerificationError(
                 "the lowered method fails where the eager module does not",
                 where=f"{self.where}, {name}",
@@ -313,43 +305,6 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
         f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"
         " one that computes it, and report it there"
     )
-
-
-def check_tensors(model: CapturedModel) -> tuple[Mapping[str, torch.Tensor], str]:
-    """Return the tensors for `check.safetensors`, and a note if they are left out."""
-    return limited(*example_tensors(model))
-
-
-def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
-    """Return what `example_tensors` found as far as it is small enough to be packaged, and the note."""
-    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    if total > CHECK_BYTES:
-        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
-    return found, note
-
-
-def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them.
-
-    The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
-    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory.
-    """
-    found: dict[str, torch.Tensor] = {}
-    for method in model.methods:
-        if not method.has_examples:
-            continue
-        case = example_case(method)
-        args, kwargs = case.copied()
-        try:
-            with torch.no_grad():
-                outputs = eager_factory(model, method)()(*args, **kwargs)
-        except Exception as error:
-            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
-        for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
-            for i, leaf in enumerate(pytree.tree_leaves(tree)):
-                if isinstance(leaf, torch.Tensor):
-                    found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
-    return found, ""
 
 
 def structure_of(value: Any) -> str:

@@ -72,18 +72,29 @@ def write_file(
     size: int,
     pool: ThreadPoolExecutor | None,
     zip64_limit: int = ZIP64_LIMIT,
+    checksum: int | None = None,
 ) -> tuple[zipfile.ZipInfo, int, str]:
     """Append a stored member of `size` bytes.
 
     The source is read once: while a thread of `pool` (which must have only one) hashes a piece, this one computes its
     checksum and writes it. Without a pool this thread does both.
 
+    Args:
+        target: the archive, where the member begins.
+        name: of the member.
+        date: of the member.
+        source: its bytes.
+        size: how many they should be.
+        pool: see above.
+        zip64_limit: sizes from here on are written in 8 bytes.
+        checksum: CRC-32 of what has the sha256 that is wanted, if it is known; it takes longer than the sha256 does.
+
     Returns:
         The member's entry for the directory, the number of bytes that the source had, and their sha256.
     """
     entry = new_entry(target, name, date, size)
     target.write(local_header(entry, zip64_limit))
-    digest, checksum, count = hashlib.sha256(), 0, 0
+    digest, computed, count = hashlib.sha256(), 0, 0
     length = min(CHUNK, max(size, 1))  # most files are small, and so much memory is not had for nothing
     buffers = [memoryview(bytearray(length)) for _ in range(2)]
     hashing: list[Future[None]] = []
@@ -93,7 +104,8 @@ def write_file(
             digest.update(piece)
         else:
             hashing.append(pool.submit(digest.update, piece))
-        checksum = zlib.crc32(piece, checksum)
+        if checksum is None:
+            computed = zlib.crc32(piece, computed)
         target.write(piece)
         count += read
         buffers.reverse()
@@ -101,7 +113,7 @@ def write_file(
             hashing.pop(0).result()
     for each in hashing:
         each.result()
-    entry.CRC = checksum
+    entry.CRC = computed if checksum is None else checksum
     end = target.tell()
     target.seek(entry.header_offset)
     target.write(local_header(entry, zip64_limit))

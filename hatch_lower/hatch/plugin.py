@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import LowerError, refused_error
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
@@ -21,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LowerBuildHook"]
 
-WORK_PREFIX = "hatch-lower-"
+WORK_PREFIX = "hatch-lower-build-"
+"""Of folders that are held: nobody holds those of `hatch-lower check`, say."""
+
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C has ended, as shells say it."""
 
 
 class LowerBuildHook(BuildHookInterface[Any]):
@@ -33,6 +36,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         super().__init__(*args, **kwargs)
         self._payload: Sequence[PayloadFile] = ()
         self._release: weakref.finalize[Any, Any] | None = None
+        self._unfinished: weakref.finalize[Any, Any] | None = None
 
     def clean(self, versions: list[str]) -> None:
         """Remove what a killed build has left beside the wheels; nothing of ours is anywhere else in the project."""
@@ -55,11 +59,13 @@ class LowerBuildHook(BuildHookInterface[Any]):
             return
         from hatch_lower.hatch.wheel import append_payload
 
-        try:
-            with self._reported():
+        if self._unfinished is not None:
+            self._unfinished.detach()
+        with self._reported():
+            try:
                 append_payload(Path(artifact_path), self._payload)
-        finally:
-            self._discard()
+            finally:
+                self._discard()
 
     def _carry_inputs(self, build_data: dict[str, Any]) -> None:
         from hatch_lower.hatch.project import input_files
@@ -82,6 +88,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self._payload = write_eager(project.settings, work)
             else:
                 self._payload = self._lower(project, work, build_data, editable)
+            self._await_wheel()
         except BaseException:
             self._discard()
             raise
@@ -91,9 +98,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.cache.store import open_store
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.requirements import requirements_to_add
+        from hatch_lower.hatch.sbom import add_sbom, check_hatchling
         from hatch_lower.hatch.tags import remembering, tag_of
         from hatch_lower.hatch.terminal import reporter_for, summary_lines
 
+        if not editable:
+            check_hatchling(build_data)
         reporter = reporter_for(self.app)
         try:
             result = build(project.settings, work, reporter, surroundings=project.surroundings)
@@ -102,9 +112,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
         mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
-            store = open_store(os.environ, self.app.display_warning)
+            store = open_store(os.environ, lambda line: None)  # the build has said what is wrong with the cache
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(store, digests)))
+            add_sbom(build_data, project.settings, result, work, store)
             for warning in project.repetition_warnings(result.payload):
                 self.app.display_warning(f"hatch-lower: {warning}")
         for line in summary_lines(result.rows):
@@ -116,13 +127,22 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         Those of builds that were killed go now.
         """
-        from hatch_lower.abandoned import LOCK, make_held, remove_abandoned
+        from hatch_lower.abandoned import make_held_folder, remove_abandoned
 
-        path = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+        path, descriptor = make_held_folder(WORK_PREFIX)
         remove_abandoned(path.parent, f"{WORK_PREFIX}*")
-        descriptor = make_held(path / LOCK)
         self._release = weakref.finalize(self, release, path, descriptor)
         return path
+
+    def _await_wheel(self) -> None:
+        """If this process ends before the payload is in the wheel that hatchling writes now, that wheel goes."""
+        if not self._payload:
+            return
+        from hatch_lower.hatch.unfinished import remove_unfinished, wheels_in
+
+        directory, project = Path(self.directory), self.build_config.builder.artifact_project_id
+        member = self._payload[0].path
+        self._unfinished = weakref.finalize(self, remove_unfinished, directory, project, wheels_in(directory), member)
 
     def _discard(self) -> None:
         self._payload = ()
@@ -137,9 +157,35 @@ class LowerBuildHook(BuildHookInterface[Any]):
             yield
         except LowerError as error:
             self.app.abort(f"hatch-lower: {error}")
+        except OSError as error:
+            import tempfile
+
+            refused = refused_error(error, tempfile.gettempdir())
+            if refused is None:
+                raise
+            self.app.abort(f"hatch-lower: {refused}")
+        except KeyboardInterrupt:
+            ignore_interrupts()
+            self._discard()
+            self.app.abort("hatch-lower: interrupted", code=INTERRUPTED)
 
 
-def release(work: Path, descriptor: int) -> None:
+def release(work: Path, descriptor: int | None) -> None:
     """Remove a build's folder, and let go of it."""
-    shutil.rmtree(work, ignore_errors=True)
-    os.close(descriptor)
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def ignore_interrupts() -> None:
+    """Let no other Ctrl-C disturb a process that ends for the first one."""
+    import signal
+
+    with suppress(ValueError):  # not in the main thread, where none arrives
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

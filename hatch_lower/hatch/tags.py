@@ -1,9 +1,15 @@
-"""The platform tag of a wheel with native code: the lowest manylinux that its symbol versions allow (PEP 600)."""
+"""The platform tag of a wheel with native code: the lowest manylinux that its symbol versions allow (PEP 600).
+
+What each manylinux allows is auditwheel's policy data, a copy of which lies beside this module: so one version of
+hatch-lower gives one tag, whichever auditwheel is there, and whoever installs a model does not install auditwheel. A
+test derives the copy anew and fails when auditwheel's own has changed.
+"""
 
 from __future__ import annotations
 
+import json
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,64 +18,26 @@ from hatch_lower.cache.store import Store
 from hatch_lower.digest import digest_of
 from hatch_lower.errors import PackageError
 
-__all__ = ["SYMBOL_VERSIONS", "NativeFile", "platform_tag", "read_native_file", "remembering", "tag_of"]
+__all__ = ["POLICIES", "NativeFile", "platform_tag", "read_native_file", "remembering", "tag_of"]
 
-NATIVE_FILE_SCHEMA = 1
+NATIVE_FILE_SCHEMA = 2
 
-SYMBOL_VERSIONS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
-    "x86_64": {
-        "GLIBCXX": {
-            "3.4.8": 5,
-            "3.4.13": 12,
-            "3.4.19": 17,
-            "3.4.22": 24,
-            "3.4.24": 27,
-            "3.4.28": 31,
-            "3.4.29": 34,
-            "3.4.30": 35,
-            "3.4.33": 39,
-        },
-        "CXXABI": {
-            "1.3.1": 5,
-            "1.3.3": 12,
-            "1.3.7": 17,
-            "1.3.10": 24,
-            "1.3.11": 27,
-            "1.3.12": 31,
-            "1.3.13": 34,
-            "1.3.15": 39,
-        },
-        "GCC": {"4.2.0": 5, "4.3.0": 12, "4.8.0": 17, "7.0.0": 27, "12.0.0": 35, "14.0.0": 39},
-        "LIBATOMIC": {"1.2": 24},
-    },
-    "aarch64": {
-        "GLIBCXX": {"3.4.19": 17, "3.4.22": 24, "3.4.24": 26, "3.4.28": 31, "3.4.29": 34, "3.4.30": 35, "3.4.33": 39},
-        "CXXABI": {"1.3.7": 17, "1.3.10": 24, "1.3.11": 26, "1.3.12": 31, "1.3.13": 34, "1.3.15": 39},
-        "GCC": {"4.7.0": 17, "7.0.0": 26, "11.0": 34, "14.0.0": 39},
-        "LIBATOMIC": {"1.0": 17, "1.2": 24},
-    },
-}
-"""Machine → symbol family → newest version → minor version of the first glibc 2.x whose manylinux policy has it."""
+POLICIES = Path(__file__).with_name("manylinux.json")
+"""Machine → policies, lowest first: the minor version of its glibc 2.x, and the libraries and versions that it adds."""
 
-NAMED_VERSIONS = {"CXXABI_TM_1": 17, "CXXABI_FLOAT128": 24, "GLIBC_ABI_DT_RELR": 36}
-FIRST_POLICY = {"x86_64": 5, "aarch64": 17}
-SYSTEM_LIBRARIES = frozenset(
-    {
-        "ld-linux-aarch64.so.1",
-        "ld-linux-x86-64.so.2",
-        "libatomic.so.1",
-        "libc.so.6",
-        "libdl.so.2",
-        "libgcc_s.so.1",
-        "libm.so.6",
-        "libpthread.so.0",
-        "librt.so.1",
-        "libstdc++.so.6",
-    }
-)
+LOADERS = "ld-linux"
+"""Prefix of the dynamic loader's names: it is part of glibc, and every policy has it."""
 TORCH_LIBRARIES = ("libc10", "libgomp", "libiomp5", "libomp", "libtorch")
 """Prefixes of the libraries that come with torch or are loaded by it."""
-ELF_MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+ELF_MACHINES = {
+    "EM_AARCH64": "aarch64",
+    "EM_LOONGARCH": "loongarch64",
+    "EM_PPC64": "ppc64le",
+    "EM_RISCV": "riscv64",
+    "EM_S390": "s390x",
+    "EM_X86_64": "x86_64",
+}
+"""ELF's name of a machine to the one in a wheel's tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +45,23 @@ class NativeFile:
     """What a native library needs of the system that loads it."""
 
     machine: str
-    """`x86_64` or `aarch64`; another machine's name as ELF has it."""
+    """As a wheel's tag calls it: `x86_64`, `aarch64`."""
     libraries: tuple[str, ...]
     """Names of the libraries that it is linked with."""
     versions: Mapping[str, tuple[str, ...]]
     """Library to the symbol versions needed of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What every system has that is at least as new as a manylinux."""
+
+    glibc: int
+    """The minor version of glibc 2.x that gives the policy its name."""
+    libraries: frozenset[str]
+    """Names of libraries."""
+    symbols: Mapping[str, frozenset[str]]
+    """Symbol family (`GLIBCXX`) to versions (`3.4.30`)."""
 
 
 def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
@@ -104,10 +84,11 @@ def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | N
 
 
 def platform_tag(files: Iterable[NativeFile]) -> str:
-    """Return the platform on which all `files` can be loaded: `manylinux_2_35_x86_64`.
+    """Return the lowest platform on which all `files` can be loaded: `manylinux_2_35_x86_64`.
 
-    It is `linux_x86_64`, which says no more than the machine, where a file needs a library or a symbol version that no
-    known policy has.
+    It is what `auditwheel show` calls the symbols' tag. Where a file needs a library that is neither torch's nor on
+    every system (musl's libc, say), or a version that no policy knows, it is `linux_x86_64`, which says no more than
+    the machine.
 
     Raises:
         PackageError: if the files are for different machines.
@@ -117,43 +98,34 @@ def platform_tag(files: Iterable[NativeFile]) -> str:
     if len(machines) > 1:
         what = "the native code in the payload is for different machines, and a wheel can be for one only"
         raise PackageError(what, found=", ".join(machines), hint="build one wheel for each machine")
-    minors = [least_glibc(file) for file in files]
-    known = [minor for minor in minors if minor is not None]
-    return f"manylinux_2_{max(known)}_{machines[0]}" if len(known) == len(minors) else f"linux_{machines[0]}"
+    (machine,) = machines
+    names = {name for file in files for name in (*file.libraries, *file.versions)}
+    libraries = {name for name in names if not name.startswith((LOADERS, *TORCH_LIBRARIES))}
+    symbols = {symbol for file in files for each in file.versions.values() for symbol in each}
+    for policy in read_policies(machine):
+        if libraries <= policy.libraries and all(allows(policy, symbol) for symbol in symbols):
+            return f"manylinux_2_{policy.glibc}_{machine}"
+    return f"linux_{machine}"
 
 
-def least_glibc(file: NativeFile) -> int | None:
-    """Return the minor version of the oldest glibc 2.x whose systems can load `file`, or `None` if none is known."""
-    names = {*file.libraries, *file.versions}
-    counted = {name for name in names if not name.startswith(TORCH_LIBRARIES)}
-    if file.machine not in FIRST_POLICY or not counted <= SYSTEM_LIBRARIES:
-        return None
-    least = FIRST_POLICY[file.machine]
-    for name in sorted(counted):
-        for symbol in file.versions.get(name, ()):
-            minor = glibc_of(symbol, SYMBOL_VERSIONS[file.machine])
-            if minor is None:
-                return None
-            least = max(least, minor)
-    return least
+def allows(policy: Policy, symbol: str) -> bool:
+    """Return whether a policy has a symbol version such as `GLIBCXX_3.4.30`.
+
+    Versions of a family that it does not know say nothing of a system: OpenMP's are torch's affair.
+    """
+    family, _, version = symbol.partition("_")
+    return family not in policy.symbols or version in policy.symbols[family]
 
 
-def glibc_of(symbol: str, families: Mapping[str, Mapping[str, int]]) -> int | None:
-    """Return the minor version of the first glibc 2.x that goes with a symbol version such as `GLIBCXX_3.4.30`."""
-    if symbol in NAMED_VERSIONS:
-        return NAMED_VERSIONS[symbol]
-    family, _, text = symbol.rpartition("_")
-    version = numbers_of(text)
-    if family == "GLIBC" and version[:1] == (2,) and len(version) > 1:
-        return version[1]
-    fitting = [minor for newest, minor in families.get(family, {}).items() if () < version <= numbers_of(newest)]
-    return min(fitting, default=None)
-
-
-def numbers_of(text: str) -> tuple[int, ...]:
-    """Return `3.4.30` as numbers; nothing for a text that is not a version."""
-    parts = text.split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+def read_policies(machine: str) -> Iterator[Policy]:
+    """Yield the policies for a machine, lowest first; none for a machine that has no code to package."""
+    libraries: frozenset[str] = frozenset()
+    symbols: dict[str, frozenset[str]] = {}
+    for added in json.loads(POLICIES.read_bytes()).get(machine, []):
+        libraries |= frozenset(added["libraries"])
+        for family, versions in added["symbols"].items():
+            symbols[family] = symbols.get(family, frozenset()) | frozenset(versions)
+        yield Policy(added["glibc"], libraries, dict(symbols))
 
 
 def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], NativeFile | None]:
@@ -169,7 +141,7 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
             return read_native_file(path)
         key = digest_of(["native file", NATIVE_FILE_SCHEMA, digests[path]])
         known = store.find(key)
-        if known is None:
+        if known is None or "needs" not in known:
             file = read_native_file(path)
             store.put(key, {"native file": digests[path]}, {"needs": None if file is None else asdict(file)})
             return file
@@ -183,7 +155,7 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
 
 
 def read_native_file(path: Path) -> NativeFile | None:
-    """Return what an ELF file needs, or `None` for a file of another format."""
+    """Return what an ELF file needs, or `None` for a file of another format, or for a machine that no wheel is for."""
     from elftools.elf.dynamic import DynamicSection  # only builds with native code need these
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection
@@ -202,5 +174,5 @@ def read_native_file(path: Path) -> NativeFile | None:
             elif isinstance(section, GNUVerNeedSection):
                 for need, symbols in section.iter_versions():
                     versions[str(need.name)] = tuple(symbol.name for symbol in symbols)
-        machine = str(file.header.e_machine)
-        return NativeFile(ELF_MACHINES.get(machine, machine), tuple(libraries), versions)
+        machine = ELF_MACHINES.get(str(file.header.e_machine))
+        return NativeFile(machine, tuple(libraries), versions) if machine is not None else None

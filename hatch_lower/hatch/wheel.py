@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import stat
+import time
 import zipfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hatch_lower.abandoned import make_held, remove_abandoned
+from hatch_lower.digest import digest_of
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import (
     ZIP64_LIMIT,
@@ -28,13 +30,14 @@ from hatch_lower.hatch.archive import (
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
+    from hatch_lower.cache.store import Store
     from hatch_lower.results import PayloadFile
 
 __all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
 
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
 LARGE = 16 << 20
-"""Bytes of a payload that is worth a second thread."""
+"""Bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache."""
 
 
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: int = ZIP64_LIMIT) -> None:
@@ -141,22 +144,49 @@ def write_payload(
     zip64_limit: int,
 ) -> zipfile.ZipInfo:
     """Append one payload file and see that it is what was lowered."""
+    store = store_of(file) if file.size >= LARGE else None
+    checksum = None if store is None else find_checksum(store, file)
+    before, started = file.source.stat(), time.time()
     with file.source.open("rb", buffering=0) as source:
-        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit)
+        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit, checksum)
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
         hint = "build again: the damaged file was removed" if discard(file) else "delete this file and build again"
         raise PackageError(what, where=str(file.source), found=found, hint=hint)
+    if store is not None:
+        store.note_whole(file.sha256, before, started)  # so the next build does not read it twice
+        if checksum is None:
+            store.put(checksum_key(file), {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
     return entry
+
+
+def store_of(file: PayloadFile) -> Store | None:
+    """Return the cache if it is there that a file lies."""
+    from hatch_lower.cache.store import open_store  # a small payload does not need it
+
+    store = open_store(os.environ, lambda line: None)
+    return store if file.source == store.blob_path(file.sha256) else None
+
+
+def find_checksum(store: Store, file: PayloadFile) -> int | None:
+    """Return the CRC-32 that an earlier build computed of the same contents.
+
+    It is right whenever the file turns out to have its sha256, and to compute it takes longer than that.
+    """
+    known = store.find(checksum_key(file), shared=False)
+    return int(known["crc32"]) if known is not None and "crc32" in known else None
+
+
+def checksum_key(file: PayloadFile) -> str:
+    """Return the key under which the CRC-32 of a file's contents is stored."""
+    return digest_of(["crc32", file.sha256])
 
 
 def discard(file: PayloadFile) -> bool:
     """Remove a damaged file from the cache; return whether it is gone."""
-    from hatch_lower.cache.store import open_store  # only here does writing a wheel need the cache
-
-    store = open_store(os.environ, lambda line: None)
-    return file.source == store.blob_path(file.sha256) and not store.holds(file.sha256) and not file.source.exists()
+    store = store_of(file)
+    return store is not None and not store.holds(file.sha256) and not file.source.exists()
 
 
 def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> bytes:

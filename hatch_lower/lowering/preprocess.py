@@ -21,6 +21,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.graph.tensors import combined_digest, tensor_digests
+from hatch_lower.lowering.checked import wrong_field
 from hatch_lower.lowering.extract import LocalProgram
 
 __all__ = ["Request", "Response", "preprocess_all"]
@@ -47,10 +48,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A partition's result; `reused` says that no `preprocess` call was made for it."""
+    """A partition's result; `reused` says that no `preprocess` call was made for it, and `key` where it is stored."""
 
     result: PreprocessResult
     reused: bool
+    key: str = ""
 
 
 def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
@@ -78,12 +80,14 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
             if store is not None:  # another build may have made some while this one waited
                 found |= read_results(store, missing)
             missing = {digest: request for digest, request in missing.items() if digest not in found}
+            states = {digest: key.state for digest, key in zip(digests, keys, strict=True)}
             for digest, result in call_backends(missing):
+                refuse_changed_weights(missing[digest], states[digest])
                 found[digest] = result
                 if store is not None:
                     write_result(store, digest, components[digest], result)
     return [
-        Response(found[digest], missing.get(digest) is not request)
+        Response(found[digest], missing.get(digest) is not request, digest)
         for request, digest in zip(requests, digests, strict=True)
     ]
 
@@ -110,10 +114,7 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
         request: the partition.
         fingerprints: those already asked for, by backend and options; extended.
     """
-    program = request.local.program
-    state = ""
-    if not request.backend.weight_free:
-        state = combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
+    program, state = request.local.program, state_of(request)
     backend_id, specs = request.spec
     options = tuple((spec.key, spec.value.hex()) for spec in specs)
     asked = f"{backend_id} {options}"
@@ -131,6 +132,25 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
         system=f"{platform.system()} {platform.machine()}",
         result_schema=RESULT_SCHEMA,
     )
+
+
+def state_of(request: Request) -> str:
+    """Return the digest of the weights that a backend is given; empty if it is given stand-ins."""
+    if request.backend.weight_free:
+        return ""
+    program = request.local.program
+    return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
+
+
+def refuse_changed_weights(request: Request, before: str) -> None:
+    """Raise `BackendError` if a backend has written into the model's tensors: eager's would be the same wrong ones."""
+    if state_of(request) != before:
+        raise BackendError(
+            f"the backend `{request.spec.backend_id}` changed the model's weights",
+            where=f"method `{request.method}`",
+            found="other contents after `preprocess` than before",
+            hint="copy what is changed: override `copy_exported_program_for_preprocess`",
+        )
 
 
 def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
@@ -186,12 +206,20 @@ def check_answer(backend: type[BackendDetails], backend_id: str, expected: Mappi
                     found=repr(result),
                     hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
                 )
+            if (wrong := wrong_field(result)) is not None:
+                name, expected_there = wrong
+                raise BackendError(
+                    f"the backend `{backend_id}` returned a result whose `{name}` is not {expected_there}",
+                    where=f"method `{method}`",
+                    found=f"{getattr(result, name)!r:.200}",
+                    hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
+                )
 
 
 def read_result(store: Store, digest: str, request: Request) -> PreprocessResult | None:
     """Return a stored result, or `None`."""
     value = store.get(digest, f"a partition of `{request.method}` for the backend `{request.spec.backend_id}`")
-    if value is None:
+    if value is None or not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
         return None
     target = value["target"]
     debug = value["debug_handle_map"]

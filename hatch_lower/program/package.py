@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from hatch_lower.abandoned import make_held, remove_abandoned
+from hatch_lower.cache.files import LEFTOVER, make_folder
 from hatch_lower.cache.store import Store
 from hatch_lower.debug import write_debug
 from hatch_lower.digest import digest_of, sha256_bytes
@@ -22,6 +26,9 @@ __all__ = ["CONSTANTS", "CONSTANTS_SCHEMA", "Packager", "ProgramFiles"]
 CONSTANTS = "constants.safetensors"
 
 CONSTANTS_SCHEMA = 1
+
+UNFINISHED = "constants-"
+"""Prefix of the store's files that are being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +112,50 @@ class Packager:
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
         key = digest_of(["constants", CONSTANTS_SCHEMA, described])
         known = self._store.find(key, shared=False)
+        if known is not None and known.keys() != {"size", "sha256", "header_sha256"}:
+            known = None
         if known is not None:
             written, source = ConstantsFile(**known), self._store.blob_path(known["sha256"])
             if not (source.is_file() and source.stat().st_size == written.size):
                 known = None
         if known is None:
-            source = self.folder / path
-            source.parent.mkdir(parents=True, exist_ok=True)
-            written = write_constants(source, storages)
-            source = self._store.adopt(source, written.sha256)
+            written, source = self._write_constants(path, storages)
             value = {"size": written.size, "sha256": written.sha256, "header_sha256": written.header_sha256}
             self._store.put(key, {"constants": len(described)}, value, [written.sha256], shared=False)
         self._files[path] = PayloadFile(path, source, written.size, written.sha256)
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
+
+    def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[ConstantsFile, Path]:
+        """Write the constants file where it will stay; return where that is.
+
+        That is in the store: the folder may be on another file system, or in memory. It is below the folder if the
+        store is not written.
+        """
+        if self._store.writes:
+            with suppress(OSError):  # the store will say what is wrong with it when it is asked to adopt a file
+                return self._write_into_store(storages)
+        source = self.folder / path
+        source.parent.mkdir(parents=True, exist_ok=True)
+        written = write_constants(source, storages)
+        return written, self._store.adopt(source, written.sha256)
+
+    def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[ConstantsFile, Path]:
+        """Write the constants file beside the blobs; what killed builds left of theirs goes.
+
+        Raises:
+            OSError: if it cannot be written there.
+        """
+        folder = self._store.directory
+        make_folder(folder)
+        remove_abandoned(folder, f"{UNFINISHED}*{LEFTOVER}")
+        part = folder / f"{UNFINISHED}{os.urandom(4).hex()}{LEFTOVER}"
+        descriptor = make_held(part)
+        try:
+            written = write_constants(part, storages)
+            adopted = self._store.adopt(part, written.sha256)
+            if adopted == part:
+                raise OSError("the store does not take it")
+            return written, adopted
+        finally:
+            os.close(descriptor)
+            part.unlink(missing_ok=True)

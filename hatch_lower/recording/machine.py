@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["cpu_capability", "machine_facts"]
+__all__ = ["CPU_INFORMATION", "cpu_capability", "machine_facts"]
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
 FLAG_ROWS = (b"flags", b"Features")

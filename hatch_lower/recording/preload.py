@@ -120,16 +120,28 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     try:
         name = digest_of([SOURCE.read_text(), compiler, FLAGS, platform.machine(), library_version])
         path = folder / f"{name}.so"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not is_own(path):
+            for each in (cache_folder, folder.parent, folder):
+                each.mkdir(parents=True, exist_ok=True, mode=0o700)  # which is not the mode of those above it
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
                 made = Path(temporary, "preload.so")
                 compile_library(compiler, made, environment)
                 try_library(made, environment)
+                made.chmod(0o700)
                 os.replace(made, path)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return path
+
+
+def is_own(library: Path) -> bool:
+    """Return whether a library is there, and is a file that nobody but this user or root can have written."""
+    try:
+        found = library.lstat()
+    except FileNotFoundError:
+        return False
+    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(found.st_mode) and found.st_uid in (os.getuid(), 0) and not writable
 
 
 def gnu_library_version() -> str:

@@ -98,6 +98,7 @@ class Recorder:
             hidden = {name: os.environ[name] for name in RECORDING_VARIABLES if name in os.environ}
             for name in hidden:
                 del os.environ[name]
+            os.environ.update(preloaded_by_others(hidden))
             try:
                 yield
             finally:
@@ -180,3 +181,11 @@ def reasons_of(log: Observed) -> list[str]:
     """Return why a log is not everything."""
     programs = [f"a subprocess ran that cannot be watched: {each}" for each in unrecorded_programs(log)]
     return [*programs, *(f"the network was used: {each}" for each in log.network), *log.incomplete]
+
+
+def preloaded_by_others(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return `LD_PRELOAD` without the library that records, which is the first where there is one."""
+    libraries = variables.get("LD_PRELOAD", "")
+    if "HATCH_LOWER_RECORD" in variables:
+        libraries = libraries.partition(":")[2]
+    return {"LD_PRELOAD": libraries} if libraries else {}

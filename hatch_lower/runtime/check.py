@@ -15,7 +15,7 @@ from hatch_lower.format.arguments import Literal, Special
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.expression import evaluate, symbols_in
 from hatch_lower.format.inputs import LiteralInput, TensorInput
-from hatch_lower.format.manifest import FileEntry, ModelEntry
+from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.runtime.constants import ConstantsFile
@@ -75,7 +75,8 @@ def check_model(
 ) -> Iterator[CheckRow]:
     """Run a packaged model's check inputs through its methods, and compare with what eager returned for them.
 
-    Every file of the model is compared with its digest first; if one is not what it was, nothing is run.
+    Every file of the model is compared with its digest first, and with RECORD's where there is one; if one is not what
+    it was, nothing is run.
 
     Args:
         folder: holds the model.
@@ -88,7 +89,7 @@ def check_model(
     """
     entry = folder.manifest.models[model]
     kinds = DelegateKinds()
-    damaged = list(damaged_files(folder, model, entry))
+    damaged = [CheckRow(model, "", "", "damaged", str(each)) for each in folder.faults(model)]
     if damaged:
         yield from damaged
         return
@@ -112,26 +113,6 @@ def check_model(
             continue
         for method in plan.methods:
             yield check_method(loaded, plan, method, tensors, tolerance or Tolerance())
-
-
-def damaged_files(folder: PackagedFolder, model: str, entry: ModelEntry) -> Iterator[CheckRow]:
-    """Yield a row for each of a model's files that is missing, or not what the manifest lists."""
-    files = [each for each in (entry.constants, entry.check) if each is not None]
-    for recipe in entry.recipes.values():
-        files += [recipe.plan, recipe.debug, *recipe.delegates]
-    for each in dict.fromkeys(files):
-        reason = damage(folder, each)
-        if reason:
-            yield CheckRow(model, "", "", "damaged", reason)
-
-
-def damage(folder: PackagedFolder, entry: FileEntry) -> str:
-    """Return what is wrong with a file, or an empty string."""
-    try:
-        folder.check(entry)
-    except LowerError as error:
-        return str(error)
-    return ""
 
 
 def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:

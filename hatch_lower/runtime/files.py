@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.digest import sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
+from hatch_lower.runtime.recorded import Recorded
 
 __all__ = ["EAGER", "MANIFEST", "PackagedFolder", "open_folder", "read_bytes", "unreadable"]
 
@@ -25,10 +26,12 @@ class PackagedFolder:
     Args:
         path: the folder.
         manifest: what it says that the folder holds.
+        recorded: what RECORD says of the files; `None` for a folder that no distribution is known to own.
     """
 
     path: Path
     manifest: Manifest
+    recorded: Recorded | None = None
 
     def locate(self, entry: FileEntry) -> Path:
         """Return a file's path, after a look at its place, kind and size.
@@ -113,28 +116,51 @@ class PackagedFolder:
 
     def locate_all(self, model: ModelEntry) -> None:
         """Look at the place and size of each of a model's files, so that an incomplete installation is recognised."""
-        files = [each for each in (model.constants, model.check) if each is not None]
-        for recipe in model.recipes.values():
-            files += [recipe.plan, recipe.debug, *recipe.delegates]
-        for each in dict.fromkeys(files):
+        for each in files_of(model):
             self.locate(each)
 
+    def faults(self, model: str) -> Iterator[ProgramError]:
+        """Yield what is wrong with the files of a model: each is read once and compared with the manifest's digest.
 
-def open_folder(path: Path, sha256: str = "") -> PackagedFolder:
+        Where RECORD is known, it has to list the same files with the same digests.
+        """
+        files = files_of(self.manifest.models[model])
+        if self.recorded is not None:
+            yield from self.recorded.faults(self.path, model, files)
+        yield from filter(None, map(self._fault, files))
+
+    def _fault(self, entry: FileEntry) -> ProgramError | None:
+        try:
+            self.check(entry)
+        except ProgramError as error:
+            return error
+        return None
+
+
+def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
+    """Return every file of a model once."""
+    files = [each for each in (model.constants, model.check) if each is not None]
+    for recipe in model.recipes.values():
+        files += [recipe.plan, recipe.debug, *recipe.delegates]
+    return tuple(dict.fromkeys(files))
+
+
+def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
     """Return the `_lowered` folder at `path`.
 
     Args:
         path: the folder.
-        sha256: digest that its manifest must have; empty where none is known.
+        recorded: what RECORD says of its files: the manifest has to be the one that it lists.
 
     Raises:
         ProgramError: if the manifest is missing, damaged, or from a newer hatch-lower.
     """
     manifest = path / MANIFEST
     data = read_bytes(manifest)
+    sha256 = recorded.digests.get(MANIFEST) if recorded is not None else None
     if sha256 and sha256_bytes(data) != sha256:
         raise refused(manifest, "another sha256 than the RECORD of the installed distribution says")
-    return PackagedFolder(path, read_manifest(data, str(manifest)))
+    return PackagedFolder(path, read_manifest(data, str(manifest)), recorded)
 
 
 def read_bytes(path: Path) -> bytes:

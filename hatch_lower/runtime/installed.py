@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
 import importlib.metadata
 import re
@@ -15,6 +13,7 @@ from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.reading import check_schema, parse_json, read_fields, read_object, read_qualified_name
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
+from hatch_lower.runtime.recorded import Recorded, record_digest
 
 __all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name"]
 
@@ -113,10 +112,10 @@ def models_of(distribution: importlib.metadata.Distribution) -> dict[str, Instal
         ProgramError: if a manifest is damaged.
     """
     models: dict[str, InstalledModel] = {}
-    for path, digest in recorded_files(distribution):
+    for path, recorded in recorded_files(distribution):
         sources: Mapping[str, PackagedFolder | EagerEntry]
         if path.name == MANIFEST:
-            folder = open_folder(path.parent, digest)
+            folder = open_folder(path.parent, recorded)
             sources = dict.fromkeys(folder.manifest.models, folder)
         else:
             sources = read_eager(path)
@@ -133,23 +132,19 @@ def readable_models(distribution: importlib.metadata.Distribution) -> dict[str, 
         return None
 
 
-def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, str]]:
-    """Yield the manifests and eager files that RECORD lists, each with its sha256 (empty where RECORD has none)."""
+def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, Recorded]]:
+    """Yield the manifests and eager files that RECORD lists, each with what RECORD says of its folder."""
     lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if f"{FOLDER}/" in line]
-    for row in csv.reader(lines):
-        parts = row[0].split("/")
+    rows = {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(lines)}
+    owner = f"the installed distribution `{distribution.name}`"
+    for path in rows:
+        parts = path.split("/")
         if parts[-1] in (MANIFEST, EAGER) and parts[-2:-1] == [FOLDER] and ".." not in parts:
-            yield Path(str(distribution.locate_file(row[0]))), record_digest(row[1] if len(row) > 1 else "")
-
-
-def record_digest(text: str) -> str:
-    """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for anything else."""
-    algorithm, _, value = text.partition("=")
-    try:
-        digest = base64.urlsafe_b64decode(f"{value}{'=' * (-len(value) % 4)}")
-    except (binascii.Error, ValueError):
-        return ""
-    return digest.hex() if algorithm == "sha256" else ""
+            folder = path.removesuffix(parts[-1])
+            digests = {
+                each.removeprefix(folder): record_digest(text) for each, text in rows.items() if each.startswith(folder)
+            }
+            yield Path(str(distribution.locate_file(path))), Recorded(owner, digests)
 
 
 def read_eager(path: Path) -> dict[str, EagerEntry]:

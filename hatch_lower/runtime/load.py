@@ -36,12 +36,14 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
             a `_lowered` folder that holds one model, or of the model's folder inside it.
         recipe: the recipe to take; by default the first in load order that can run here. Falling to another than the
             first is said in a `RuntimeWarning`.
-        verify: also compare the contents of the tensors, those among delegates' named data too, with their digests.
-            Everything else is always compared.
+        verify: first read every file of the model, of all its recipes, and compare it with its digest; those of an
+            installed model with RECORD's digests, too. Without it the contents of tensors, and recipes that are not
+            loaded, are not read.
 
     Raises:
         ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
-            newer hatch-lower.
+            newer hatch-lower; with `verify` also if RECORD and the files differ, or the model runs eagerly and has no
+            files.
         InputError: for anything but a text or a path.
     """
     if isinstance(name_or_path, os.PathLike):
@@ -55,7 +57,7 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
         )
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
-        return load_eager(found.model, found.source.export, recipe)
+        return load_eager(found.model, found.source.export, recipe, verify)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
 
 
@@ -92,12 +94,11 @@ def load_model(
     entry = models[model]
     folder.locate_all(entry)
     if verify:
-        for each in (entry.constants, entry.check):
-            if each is not None:
-                folder.check(each)
+        for fault in folder.faults(model):
+            raise fault
     constants = open_constants(folder, entry)
     with collection_paused():
-        return load_recipe(folder, model, constants, kinds, recipe, verify=verify)
+        return load_recipe(folder, model, constants, kinds, recipe)
 
 
 @contextmanager
@@ -122,8 +123,6 @@ def load_recipe(
     constants: ConstantsFile | None,
     kinds: DelegateKinds,
     recipe: str | None,
-    *,
-    verify: bool,
 ) -> LoadedModel:
     """Load one recipe of a model whose files' sizes were looked at; `None` stands for the first that can run here."""
     entry = folder.manifest.models[model]
@@ -132,7 +131,7 @@ def load_recipe(
     files = entry.recipes[chosen]
     folder.check(files.debug)
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    check_delegates(folder, plan, files, verify)
+    check_delegates(folder, plan, files)
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
     spans = constants.spans(plan.storages) if constants is not None else ()
@@ -143,17 +142,17 @@ def load_recipe(
         chosen,
         entry.order,
         functools.partial(read_debug_file, folder, files.debug),
-        functools.partial(load_recipe, folder, model, constants, kinds, verify=verify),
+        functools.partial(load_recipe, folder, model, constants, kinds),
     )
     return LoadedModel(executor, provenance)
 
 
-def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry, verify: bool) -> None:
-    """Compare every delegate's files with their digests, before any of them is loaded; weights only if asked for."""
+def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
+    """Compare every delegate's files but its weights with their digests, before any of them is loaded."""
     # all of them, for whoever can replace a library can also rewrite the manifest that calls it native
     folder.refuse_writable(files.delegates)
     listed = {each.path: each for each in files.delegates}
-    weights = frozenset() if verify else weight_files(plan)
+    weights = weight_files(plan)
     for each in files.delegates:
         if each.path not in weights:
             folder.check(each)
@@ -181,8 +180,14 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
         refuse(where, "JSON that nests too deeply")
 
 
-def load_eager(model: str, export: str, recipe: str | None) -> LoadedModel:
+def load_eager(model: str, export: str, recipe: str | None, verify: bool) -> LoadedModel:
     """Return a model of an editable install that runs its module."""
+    if verify:
+        raise ProgramError(
+            f"model `{model}` runs eagerly and has no packaged files to verify",
+            where=export,
+            hint='leave out `verify`, install the project editable with `editable = "lower"`, or not editable',
+        )
 
     def refuse_debug() -> NoReturn:
         raise ProgramError(

@@ -116,6 +116,7 @@ def requirement_reason(text: str, where: str) -> str | None:
     """Return why a requirement is not met here, or `None` if it is."""
     from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
     from packaging.requirements import InvalidRequirement, Requirement  # not needed by every recipe, and slow
+    from packaging.version import InvalidVersion
 
     try:
         requirement = Requirement(text)
@@ -127,9 +128,11 @@ def requirement_reason(text: str, where: str) -> str | None:
     version = installed_version(normal_name(requirement.name))
     if version is None:
         return f"it needs {text}, which is not installed"
-    if not requirement.specifier.contains(version, prereleases=True):
-        return f"it needs {text}, and {version} is installed"
-    return None
+    try:
+        is_met = requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:  # of a build that somebody named as they liked
+        is_met = False
+    return None if is_met else f"it needs {text}, and {version} is installed"
 
 
 def installed_version(name: str) -> str | None:

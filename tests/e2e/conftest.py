@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.faults import Known, Supervisor, compiled, known_project
 from support.scenarios import Project, copy_project
 from support.venv import VirtualEnvironment, make_environment, make_wheelhouse
 
@@ -41,3 +42,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return wheels[name]
 
     return wheel_of
+
+
+@pytest.fixture(scope="session")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Supervisor:
+    """Strikes builds."""
+    return Supervisor(compiled("supervise.cpp", tmp_path_factory.mktemp("supervisor")))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> Known:
+    """The scenario `tiny`, built undisturbed."""
+    return known_project("tiny", tmp_path_factory.mktemp("known") / "tiny", supervisor)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -20,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.faults import NOT_OURS, nothing_stays
 from support.processes import PATIENCE, is_running, start, wait_for, with_variable, workers
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import run
 
-from hatch_lower.cache.survey import survey, verify
-from hatch_lower.cache.trim import Limits, trim
+from hatch_lower.cache.survey import verify
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -33,13 +32,6 @@ KILLS = int(os.environ.get("HATCH_LOWER_TEST_KILLS", "12"))
 STATES = ("cold", "edited", "known")
 VICTIMS = ("the group", "every process", "the build alone", "the child")
 ATTEMPTS = 8
-TWO_HOURS = 7200.0
-LIMITS = Limits(10**10, 60 * 86400.0)
-KEPT = re.compile(
-    r"(records/(..)/\2[0-9a-f]{62}\.json|blobs/(..)/\3[0-9a-f]{62}|locks/[a-z]+-\d{3}|history/[0-9a-f]{64}\.json"
-    r"|preload/[0-9a-f]{64}\.so|secret|stats\.json|verified\.json|trimmed)"
-)
-"""All that is in a cache beside what killed builds left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +153,7 @@ def test_after_any_kill_a_build_makes_the_right_wheel(
     assert sha256(only(project.dist, "*.whl")) == state.wheel
     assert [path.name for path in project.dist.iterdir()] == [name]
     assert tree(project.root) == sources
-    # hatchling's own stay where the process is killed that would have removed them
-    assert [path.name for path in place.temporary.iterdir() if not re.fullmatch(r"tmp\w+\.whl", path.name)] == []
+    assert [path.name for path in place.temporary.iterdir() if not NOT_OURS.fullmatch(path.name)] == []
 
 
 def frozen(place: Place) -> dict[str, str]:
@@ -209,16 +200,3 @@ def strike(place: Place, process: subprocess.Popen[str], victim: str) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return victim
-
-
-def nothing_stays(directory: Path) -> None:
-    """Trim a cache as in two hours' time: then it holds nothing but whole entries."""
-    if not directory.is_dir():
-        return
-    trim(directory, LIMITS, time.time() + TWO_HOURS)
-    found = survey(directory)
-    assert (found.leftovers, found.unreferenced) == (0, 0)
-    assert all(each.whole for each in found.entries)
-    strange = [path for path in tree(directory) if not KEPT.fullmatch(path)]
-    assert strange == []
-    assert list(directory.rglob("*.part")) == []

@@ -513,6 +513,7 @@ NOT_NOTICED: dict[str, Mutation] = {
     "comment in pyproject.toml": table(WHEEL, f"# A comment.\n{WHEEL}"),
     "order of keys": other_keys,
     "table of another tool": table(WHEEL, f"[tool.other]\nsize = 1\n\n{WHEEL}"),
+    "card of a model": setting('models.many.card.license = "MIT"'),
     "build requirement": table('"hatchling", ', '"hatchling>=1", '),
     # the environment
     "home": other_home,

@@ -51,6 +51,22 @@ def test_native_code_that_nobody_signed_is_built_again(project: Callable[[str], 
     assert sha256(elsewhere(scenario, "d").wheel(trusting)) == first
 
 
+def test_of_what_nobody_signed_partitions_alone_are_believed(
+    project: Callable[[str], Project], server: CacheServer
+) -> None:
+    """The build exports, puts the program together, and compares it with eager; the backend is not called."""
+    scenario = project("two_methods")
+    remote = {"HATCH_LOWER_REMOTE_CACHE": server.url}
+    first = sha256(scenario.wheel({**remote, "HATCH_LOWER_REMOTE_PUSH": "1"}))
+    other = elsewhere(scenario, "b")
+    done = other.build(environment=remote)
+    assert done.check()
+    said = done.stdout + done.stderr
+    assert said.count("it says more than what one partition came to, and is not signed") == 1
+    assert "reused" in said
+    assert [sha256(path) for path in other.dist.glob("*.whl")] == [first]
+
+
 def test_entries_that_were_tampered_with_are_built_again(
     project: Callable[[str], Project], server: CacheServer
 ) -> None:

@@ -1,69 +1,79 @@
-"""It is reproducible: what is built depends on the sources and the tools, on nothing else."""
+"""It is reproducible: what is built depends on the sources and the tools, on nothing else.
+
+A build in which everything differs shows it: what is equal then, each difference leaves equal, unless two undo each
+other. With `HATCH_LOWER_TEST_THOROUGH=1`, each difference is also tried alone. Isolated builds are in `test_frontends`.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import pytest
-from support.scenarios import Project, copy_project, only, sha256
-from support.venv import run
+from support.cache_server import cache_server
+from support.scenarios import sha256
+from support.variations import OTHER, PLAIN, Circumstances, Varied
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-ONE = {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
-OTHER = {"PYTHONHASHSEED": "4242", "TZ": "Asia/Kathmandu", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "2"}
+THOROUGH = os.environ.get("HATCH_LOWER_TEST_THOROUGH") == "1"
+COLD = {"HATCH_LOWER_CACHE": "off"}
+ALONE = [
+    *((field.name, getattr(OTHER, field.name)) for field in fields(Circumstances)),
+    ("processors", 1),
+    ("frontend", "build"),
+    ("frontend", "uv"),
+]
 
 
-def wheel_under(project: Project, umask: int, variables: dict[str, str]) -> str:
-    """Return the digest of the wheel that is built under another umask and environment."""
-    before = os.umask(umask)
-    try:
-        return sha256(project.wheel({**variables, "TMPDIR": str(new_folder(project.root.parent / "temporary"))}))
-    finally:
-        os.umask(before)
+@dataclass(frozen=True, slots=True)
+class Builds:
+    """The build with which others are compared, and the server to which it sent what it made."""
+
+    varied: Varied
+    remote: dict[str, str]
+    plain: str
 
 
-def new_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
+    varied = Varied(tmp_path_factory.mktemp("varied"))
+    with cache_server(varied.folder / "served") as server:
+        remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
+        wheel = varied.wheel("plain", PLAIN, {**remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
+        yield Builds(varied, remote, sha256(wheel))
 
 
-def copy_in_another_order(name: str, folder: Path) -> Project:
-    """Copy a scenario with its files made in the opposite order, so that folders list them differently."""
-    project = copy_project(name, folder)
-    for path in sorted((path for path in project.root.rglob("*") if path.is_file()), reverse=True):
-        again = path.with_name(f"{path.name}.again")
-        shutil.copyfile(path, again)
-        path.unlink()
-        again.rename(path)
-    return project
+def test_everything_else_gives_the_same_bytes(builds: Builds) -> None:
+    assert sha256(builds.varied.wheel("other", OTHER)) == builds.plain
+    told = builds.varied.log("other")
+    everything = {"here", "clock", "file times", "order", "processors", "cpuinfo", "host"}
+    assert told["parent"] >= everything
+    assert told["child"] >= everything
+    for tool in ("compiler", "assembler", "linker"):
+        assert told[tool] >= {"here"}, tool
+    assert "torch.cpu" in told["child"], "the answers about the processor were not turned round"
+    assert not {what for what in told["child"] if what.startswith("torch.cpu.")}, "the instruction set is not pinned"
 
 
-@pytest.mark.parametrize("name", ["mixed", "two_methods"])
-def test_another_folder_time_zone_hash_seed_umask_and_locale_give_the_same_bytes(name: str, tmp_path: Path) -> None:
-    first = copy_project(name, new_folder(tmp_path / "a"))
-    second = copy_in_another_order(name, new_folder(tmp_path / "another-longer-folder"))
-    assert wheel_under(first, 0o022, ONE) == wheel_under(second, 0o077, OTHER)
+def test_one_processor_and_no_cache_give_the_same_bytes(builds: Builds) -> None:
+    assert sha256(builds.varied.wheel("one", replace(PLAIN, processors=1), COLD)) == builds.plain
 
 
-def test_the_cache_warm_cold_and_off_gives_the_same_bytes(tmp_path: Path) -> None:
-    project = copy_project("mixed", tmp_path)
-    cold = sha256(project.wheel())
-    warm = sha256(project.wheel({"HATCH_LOWER_CACHE": "frozen"}))
-    off = sha256(project.wheel({"HATCH_LOWER_CACHE": "off"}))
-    assert cold == warm == off
+def test_a_cache_that_knows_everything_gives_the_same_bytes(builds: Builds) -> None:
+    assert sha256(builds.varied.wheel("plain", PLAIN, {"HATCH_LOWER_CACHE": "frozen"})) == builds.plain
 
 
-def test_the_wheel_of_the_unpacked_sdist_equals_the_trees(tmp_path: Path) -> None:
-    project = copy_project("two_methods", tmp_path)
-    # Weights are often ignored by git; `inputs` carries them into the sdist all the same.
-    (project.root / ".gitignore").write_text("*.txt\n")
-    from_tree = sha256(project.wheel())
-    sdist = new_folder(tmp_path / "sdist")
-    Project(project.root, sdist, project.cache).build("sdist").check()
-    archive = only(sdist, "*.tar.gz")
-    run(["tar", "-xzf", archive, "-C", sdist]).check()
-    unpacked = Project(sdist / archive.name.removesuffix(".tar.gz"), tmp_path / "again", tmp_path / "cache-again")
-    assert sha256(unpacked.wheel()) == from_tree
+def test_what_another_machine_has_sent_gives_the_same_bytes(builds: Builds) -> None:
+    taking = {**builds.remote, "HATCH_LOWER_CACHE": "frozen"}
+    assert sha256(builds.varied.wheel("taken", OTHER, taking)) == builds.plain
+
+
+@pytest.mark.skipif(not THOROUGH, reason="HATCH_LOWER_TEST_THOROUGH is not 1")
+@pytest.mark.parametrize(("name", "value"), ALONE, ids=[f"{name}-{value}" for name, value in ALONE])
+def test_one_other_circumstance_gives_the_same_bytes(builds: Builds, name: str, value: object) -> None:
+    if value == getattr(PLAIN, name):
+        pytest.skip("it cannot be changed here")
+    alone = f"alone-{name}-{str(value).replace('/', '-')}"
+    assert sha256(builds.varied.wheel(alone, replace(PLAIN, **{name: value}), COLD)) == builds.plain

@@ -11,6 +11,8 @@ from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from support.scenarios import Project
 from support.venv import REPOSITORY, VirtualEnvironment
 
@@ -162,7 +164,7 @@ def test_no_path_and_no_host_name_in_the_wheel(built: Callable[[str], Path], sce
     ]
     with ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if "/_lowered/" in name:
+            if "/_lowered/" in name or "/sboms/" in name:
                 found = [secret for secret in secrets if len(secret) > 4 and secret.encode() in archive.read(name)]
                 assert found == [], f"{name} holds {found}"
 
@@ -212,6 +214,26 @@ def test_a_wheel_built_without_hooks_says_so(
     done = clean.run("-c", CALL, "check", wheel, cwd=tmp_path)
     assert done.status == 1
     assert "the wheel is incomplete: it is without its lowered models" in done.stderr
+
+
+@pytest.mark.parametrize("scenario", ["mixed", "two_methods", "dynamic", "example"])
+def test_the_sbom_fits_its_schema_and_lists_the_payload(built: Callable[[str], Path], scenario: str) -> None:
+    with ZipFile(built(scenario)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    (name,) = (name for name in contents if name.endswith(".dist-info/sboms/hatch-lower.cdx.json"))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(contents[name].decode()) is None
+    document = json.loads(contents[name])
+    (model,) = (each for each in document["components"] if each["type"] == "machine-learning-model")
+    assert model["modelCard"]["modelParameters"]["modelArchitecture"].partition(".")[0] in name
+    parts = [*document["components"], *model["components"]]
+    files = {each["name"]: each["hashes"][0]["content"] for each in parts if each["type"] == "file"}
+    payload = {path: data for path, data in contents.items() if "/_lowered/" in path}
+    assert files == {path: hashlib.sha256(data).hexdigest() for path, data in payload.items()}
+    tools = {each["name"] for each in document["metadata"]["tools"]["components"]}
+    always = {"hatch-lower", "hatchling", "torch", "Python", "cyclonedx-python-lib"}
+    assert always <= tools
+    compilers = tools - always - {"aoti", "reference"}
+    assert bool(compilers) == any(path.endswith(".so") for path in payload)
 
 
 def files_of(value: object) -> list[tuple[str, int, str]]:

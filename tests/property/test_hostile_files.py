@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
+from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
@@ -53,6 +55,8 @@ from hatch_lower.events import NullReporter
 from hatch_lower.explain.history import BuildHistory, ModelHistory, history_path, read_history, write_history
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
+from hatch_lower.lowering.checked import wrong_field
+from hatch_lower.lowering.preprocess import read_result
 from hatch_lower.pipeline import lower_model
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.records import MethodRecord, ModelReport, PayloadFile
@@ -61,13 +65,14 @@ from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.unchanged import restored
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
 
 THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH")) or settings().max_examples > 1000
 SEEDS = 1500 if THOROUGH else 40
 BATCH = 100 if THOROUGH else 25
-"""Inputs that one seed makes: 12 kinds of documents, so 12 000 in CI and 1 800 000 at will."""
+"""Inputs that one seed makes: 13 kinds of documents, so 13 000 in CI and 1 650 000 at will."""
 
 SOURCE = """
 import torch
@@ -232,7 +237,8 @@ def load_watched(package: Package, name: str, recipe: str | None = None) -> Call
                 package.load(recipe).debug_map("forward")
             finally:
                 assert watch.forbidden == []
-                assert [each for each in watch.opened if not each.startswith((*roots, "/proc/cpuinfo"))] == []
+                outside = [each for each in watch.opened if not each.startswith((*roots, "/proc/cpuinfo"))]
+                assert [each for each in outside if "<hatch-lower method" not in each] == []
                 assert [each for each in watch.sources if "marker" in each] == []
 
     return read
@@ -247,7 +253,7 @@ def changed(document: bytes, seed: int) -> Iterator[bytes]:
 def test_packaged_documents(package: Package, name: str) -> None:
     read = load_watched(package, name, "portable" if "portable" in name else None)
 
-    @many
+    @settings(max_examples=SEEDS // 3 if THOROUGH and name != "manifest.json" else SEEDS)
     @seeds
     def check(seed: int) -> None:
         judge(read, changed(package.files[name], seed), LowerError)
@@ -315,7 +321,9 @@ def test_plans_with_everything_in_them(seed: int) -> None:
                 execute_plan(plan, spans, {"doubling": Doubling}, Path("/nowhere"))
             finally:
                 assert watch.forbidden == []
-                assert [each for each in watch.opened if not each.startswith("/nowhere")] == []
+                # Python looks for the line of a SyntaxError, in a file of the code's name
+                outside = [each for each in watch.opened if not each.startswith("/nowhere")]
+                assert [each for each in outside if "<hatch-lower method" not in each] == []
                 assert [each for each in watch.sources if "marker" in each] == []
 
     read(canonical_json(RICH))
@@ -507,12 +515,59 @@ def is_object(data: bytes) -> bool:
         return False
 
 
-@pytest.mark.parametrize("path", ["net/../../evil.py", "../net/evil.py", "/evil.py", "other/evil.py", "net"])
-def test_a_report_whose_files_would_lie_elsewhere_in_the_wheel(stored: Stored, path: str) -> None:
+BLOB, DATA = b"blob", b"data"
+PARTITION = {
+    "blob": sha256_bytes(BLOB),
+    "data": {
+        "buffers": [sha256_bytes(DATA)],
+        "program": [["w", {"buffer": 0, "alignment": 16, "layout": None}]],
+        "external": [["t", [["x", {"buffer": 0, "alignment": 16, "layout": None}]]]],
+    },
+    "debug_handle_map": [[0, [1, 2]]],
+    "delegate_info_meta": None,
+    "suffix": "bin",
+    "requirements": ["torch"],
+    "target": None,
+    "info": {"a": [1]},
+}
+
+
+def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
+    """What is believed can be read as a backend's result, whatever the server says."""
+    store = Store(tmp_path, "on", pytest.fail)
+    request: Any = SimpleNamespace(method="forward", spec=SimpleNamespace(backend_id="x"))
+    read_back = 0
+
+    def read(data: bytes) -> None:
+        nonlocal read_back
+        value = json.loads(data)
+        if reason_to_refuse(value) == "":
+            store.put(KEY, {}, value, [BLOB, DATA])
+            result = read_result(store, KEY, request)
+            assert result is None or wrong_field(result) is None
+            read_back += result is not None
+
+    @many
+    @seeds
+    def check(seed: int) -> None:
+        # what cannot be read as JSON, or written again, does not get here: an envelope is around it
+        judge(read, changed(canonical_json(PARTITION), seed), ValueError, RecursionError)
+
+    check()
+    read(canonical_json(PARTITION))
+    assert read_back > 1
+
+
+@pytest.mark.parametrize(
+    "path", ["net/../../evil.py", "../net/evil.py", "/evil.py", "other/evil.py", "net", "net/a\\..\\b", 1]
+)
+def test_a_report_whose_files_would_lie_elsewhere_in_the_wheel(stored: Stored, path: Any) -> None:
     value = json.loads(canonical_json(stored.value))
     assert restore_report(stored.store, value) is not None
+    assert restored(stored.store, {"report": value, "entry": {}}) is not None
     value["files"][0]["path"] = path
     assert restore_report(stored.store, value) is None
+    assert restored(stored.store, {"report": value, "entry": {}}) is None
 
 
 ENTRY = SharedEntry(KEY, {"a": [1, 2.5]}, {"kind": "partition"}, (("b" * 64, 5),), False)
@@ -579,6 +634,15 @@ def test_headers_of_safetensors(package: Package, where: str) -> None:
 
 
 # what was found once
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "utf-8-sig"])
+@pytest.mark.parametrize("name", ["manifest.json", "net/portable.json", "net/portable.debug.json"])
+def test_json_is_utf_8(package: Package, name: str, encoding: str) -> None:
+    """Python's own reader guesses the encoding of bytes, and imports a codec for it."""
+    package.write(name, package.files[name].decode().encode(encoding), listed=name != "manifest.json")
+    with pytest.raises(LowerError):
+        package.load("portable").debug_map("forward")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.events import Event
 from hatch_lower.export.capture import CapturedModel, capture_model
-from hatch_lower.export.verify import example_tensors
+from hatch_lower.export.check_data import example_tensors
 from hatch_lower.pipeline import lower_model
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.records import ModelReport

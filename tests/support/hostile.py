@@ -119,6 +119,14 @@ def odd_value(random: Random) -> Any:
     return copy.deepcopy(random.choice(POOL))
 
 
+def copied(value: Any) -> Any:
+    """Return a copy, or nothing of what nests too deeply for Python to copy it."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return None
+
+
 def change(document: Any, random: Random) -> None:
     """Change one thing in a document, in place."""
     paths = paths_in(document)
@@ -134,9 +142,9 @@ def change(document: Any, random: Random) -> None:
         case 2 if isinstance(holder, dict):
             holder[random.choice(NAMES)] = odd_value(random)
         case 2 if isinstance(holder, list):
-            holder.insert(int(key), copy.deepcopy(random.choice([holder[int(key)], odd_value(random)])))
+            holder.insert(int(key), copied(random.choice([holder[int(key)], odd_value(random)])))
         case 3:
-            holder[key] = copy.deepcopy(item_at(document, random.choice(paths)))
+            holder[key] = copied(item_at(document, random.choice(paths)))
         case 4 if type(holder[key]) is int:
             holder[key] += random.choice([-1, 1, 2**32, -(2**63)])
         case 5 if isinstance(holder[key], str):

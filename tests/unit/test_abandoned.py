@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from hatch_lower.abandoned import LOCK, make_held, remove_abandoned
+from hatch_lower.abandoned import make_held, make_held_folder, remove_abandoned
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 
 HOLDER = """
-import sys, time
-from pathlib import Path
-from hatch_lower.abandoned import make_held
-make_held(Path(sys.argv[1]))
-print("held", flush=True)
+import time
+from hatch_lower.abandoned import make_held_folder
+print(make_held_folder("build-")[0].name, flush=True)
 time.sleep(600)
+"""
+
+REMOVER = """
+import sys
+from pathlib import Path
+from hatch_lower.abandoned import remove_abandoned
+(Path(sys.argv[1]) / "running").touch()
+while True:
+    remove_abandoned(Path(sys.argv[1]), "build-*")
 """
 
 
 def test_a_folder_goes_when_its_build_has_been_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "build-1"
-    folder.mkdir()
-    (folder / "weights").write_bytes(b"x")
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder / LOCK)], stdout=subprocess.PIPE)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+        folder = tmp_path / holder.stdout.readline().strip()
+        (folder / "weights").write_bytes(b"x")
         remove_abandoned(tmp_path, "build-*")
-        assert sorted(each.name for each in folder.iterdir()) == [LOCK, "weights"]
+        assert [each.name for each in folder.iterdir()] == ["weights"]
     finally:
         holder.kill()
         holder.communicate()
@@ -40,21 +49,42 @@ def test_a_folder_goes_when_its_build_has_been_killed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nobody_loses_what_it_has_just_made_to_one_that_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    remover = subprocess.Popen([sys.executable, "-c", REMOVER, str(tmp_path)])
+    try:
+        while not (tmp_path / "running").exists():
+            time.sleep(0.01)
+        for _ in range(1000):
+            folder, of_folder = make_held_folder("build-")
+            of_file = make_held(tmp_path / "build-.whl")
+            assert of_folder is not None
+            assert folder.is_dir()
+            assert (tmp_path / "build-.whl").is_file()
+            os.close(of_folder)
+            os.close(of_file)
+            shutil.rmtree(folder, ignore_errors=True)
+            (tmp_path / "build-.whl").unlink(missing_ok=True)
+    finally:
+        remover.kill()
+        remover.wait()
+
+
 def test_what_is_held_or_something_else_stays(tmp_path: Path) -> None:
     for name in ("old.tmp", "other.txt"):
         (tmp_path / name).touch()
-    (tmp_path / "folder.tmp").mkdir()  # without a lock: nobody says whose it is
     (tmp_path / "link.tmp").symlink_to("other.txt")
     descriptor = make_held(tmp_path / "held.tmp")
     try:
         remove_abandoned(tmp_path, "*.tmp")
-        kept = ["folder.tmp", "held.tmp", "link.tmp", "other.txt"]
-        assert sorted(each.name for each in tmp_path.iterdir()) == kept
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["held.tmp", "link.tmp", "other.txt"]
     finally:
         os.close(descriptor)
 
 
 def test_a_file_that_is_there_already_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "held.new").touch()
+    (tmp_path / "held").touch()
     with pytest.raises(FileExistsError):
         make_held(tmp_path / "held")

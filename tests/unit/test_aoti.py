@@ -121,7 +121,8 @@ def test_a_result_says_what_the_wheel_must_know(built: Built) -> None:
     assert result.suffix == "so"
     assert result.requirements == ("torch==2.13.*",)
     assert result.target == Target("Linux", "x86_64", "x86-64-v3")
-    assert result.info == {"constants": 3, "bound": [0, 1, 2], "inputs": 1, "passed": [0], "outputs": ["tensor"]}
+    calling = {"constants": 3, "bound": [0, 1, 2], "inputs": 1, "passed": [0], "outputs": ["tensor"]}
+    assert result.info == {**calling, "openmp": ["libgomp.so.1"]}
     assert result.processed_bytes.startswith(b"\x7fELF")
     assert len(result.processed_bytes) < 400_000
 
@@ -525,7 +526,10 @@ def test_a_file_that_is_no_library_is_refused(built: Built, tmp_path: Path) -> N
     assert caught.value.where == str(path)
 
 
-@pytest.mark.parametrize("damage", [{"outputs": ["text"]}, {"passed": [4]}, {"bound": [9]}, {"inputs": "x"}])
+@pytest.mark.parametrize(
+    "damage",
+    [{"outputs": ["text"]}, {"passed": [4]}, {"bound": [9]}, {"inputs": "x"}, {"openmp": ["/tmp/libgomp.so"]}],
+)
 def test_damaged_facts_are_refused(built: Built, damage: dict[str, Any]) -> None:
     blob = DelegateBlob(built.blob("net").path, {**built.results["net"].info, **damage})
     with pytest.raises(ProgramError, match="the plan does not describe a compiled partition"):

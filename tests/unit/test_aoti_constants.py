@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
+from hatch_lower.backends.aoti.prepare import prepare
+from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import ProgramError
 from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -218,3 +222,30 @@ def test_other_names_of_constants_are_refused(compiled: Compiled) -> None:
         AotiDelegate.load(blob, compiled.constants)
     assert caught.value.what == "a compiled partition and its plan disagree about the constants to bind"
     assert caught.value.found == f"the library has ['c{compiled.blob.info['bound'][0]}'] more and [] less"
+
+
+def test_inductor_fills_no_memory_for_constants(tmp_path: Path) -> None:
+    """Neither parameters nor buffers: 512 MiB of memory that nothing has touched stay untouched."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(8192, 8192))
+            self.register_buffer("table", torch.empty(8192, 8192))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).relu() + self.table[0]
+
+    def measured(key: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+    program = torch.export.export(Large(), (torch.ones(2, 8192),)).run_decompositions({})
+    isa = ISAS["x86-64-v3"]
+    with inductor_isolated(isa, find_compiler(isa).program, tmp_path):
+        generate(prepare(program))  # what inductor imports is in memory from here on
+        before = measured("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        generated = generate(prepare(program))
+    assert len(generated.bound) == 2
+    assert measured("VmHWM") - before < 128 << 10

@@ -360,7 +360,8 @@ def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stag
             "the build process ended with exit status 3 and no result\n"
             "  where: model `digits`\n"
             "  found: its last words\n"
-            "  to do: something in the model's code or in a backend ended the process; its last words are above",
+            "  to do: something in the model's code or in a backend ended the process; "
+            "the stage says which was at work",
         ),
     ],
 )
@@ -432,6 +433,16 @@ def test_the_environment_of_a_child() -> None:
     assert "SECRET" not in made
     assert made["HF_HOME"] == "/models"
     assert made["OMP_NUM_THREADS"] == "8"
+
+
+def test_every_processor_that_has_avx2_computes_alike() -> None:
+    def capability(instruction_sets: str, *pass_env: str) -> str | None:
+        given = {"ATEN_CPU_CAPABILITY": "default"}
+        return child_environment(given, pass_env, [], Path("/temporary"), instruction_sets).get("ATEN_CPU_CAPABILITY")
+
+    assert capability("avx avx2 avx512f fma sse4_2") == capability("avx avx2 fma") == "avx2"
+    assert capability("avx sse4_2") is None, "torch would believe it, and crash"
+    assert capability("avx avx2 fma", "ATEN_*") == "default"
 
 
 def test_the_scratch_site_directory(tmp_path: Path) -> None:

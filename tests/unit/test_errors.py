@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 
 from hatch_lower import errors
-from hatch_lower.errors import ConfigError, InputError, LowerError, error_from_json, nearest
+from hatch_lower.errors import ConfigError, InputError, LowerError, error_from_json, nearest, refused_error
 
 
 def test_a_message_says_what_where_found_and_what_to_do() -> None:
@@ -31,13 +32,29 @@ def test_an_error_of_an_unknown_class_is_a_plain_one() -> None:
 
 def test_every_error_is_public_and_has_its_stage() -> None:
     kinds = LowerError.__subclasses__()
-    assert {kind.__name__ for kind in kinds} | {"LowerError", "error_from_json", "nearest"} == set(errors.__all__)
+    functions = {"error_from_json", "nearest", "refused_error"}
+    assert {kind.__name__ for kind in kinds} | {"LowerError"} | functions == set(errors.__all__)
     stages = [kind.stage for kind in kinds]
     assert len(set(stages)) == len(stages)
 
 
 def test_a_wrong_argument_is_also_a_type_error() -> None:
     assert issubclass(InputError, TypeError)
+
+
+def test_what_the_system_refuses_is_said_and_other_exceptions_are_not_explained() -> None:
+    refused = refused_error(OSError(errno.ENOSPC, "No space left on device"), "/tmp")
+    assert str(refused) == (
+        "the system refused a file that the build needs\n"
+        "  where: /tmp\n"
+        "  found: No space left on device\n"
+        "  to do: make room there, or give this user the permission; `TMPDIR` says where a build's own files go"
+    )
+    denied = refused_error(PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/tmp")
+    assert denied is not None
+    assert denied.where == "/x/y"
+    assert refused_error(FileNotFoundError(errno.ENOENT, "No such file", "/x"), "/tmp") is None
+    assert refused_error(ValueError("x"), "/tmp") is None
 
 
 def test_nearest_suggests_or_lists() -> None:

@@ -264,6 +264,7 @@ IN_KEY: dict[type, dict[str, str]] = {
 
 NOT_IN_KEY: dict[type, dict[str, str]] = {
     ModelSettings: {
+        "card": "is in the SBOM, which the parent writes",
         "export": "what the entry point makes is in the key, whatever its name",
         "package": "where the parent puts the files",
     },

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
+import signal
 import struct
 import subprocess
 import sys
@@ -102,6 +104,7 @@ class Lowering:
 def lowering(monkeypatch: pytest.MonkeyPatch) -> Lowering:
     stand_in = Lowering()
     monkeypatch.setattr("hatch_lower.build.build", stand_in)
+    monkeypatch.setattr("hatch_lower.hatch.sbom.remembered_text", lambda subject, store: '{"about": "nothing"}\n')
     return stand_in
 
 
@@ -186,6 +189,7 @@ def test_the_payload_goes_into_the_wheel(
         "digits-1.0.dist-info/METADATA",
         "digits-1.0.dist-info/WHEEL",
         "digits-1.0.dist-info/entry_points.txt",
+        "digits-1.0.dist-info/sboms/hatch-lower.cdx.json",
         "digits-1.0.dist-info/RECORD",
     ]
     ((settings, surroundings),) = lowering.calls
@@ -513,14 +517,24 @@ def test_a_failing_build_is_one_paragraph(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), OSError(errno.ENOSPC, "no space")])
 def test_an_interrupted_build_leaves_nothing(
-    make_project: MakeProject, lowering: Lowering, tmp_path: Path, error: BaseException
+    make_project: MakeProject,
+    lowering: Lowering,
+    tmp_path: Path,
+    error: BaseException,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     lowering.error = error
     root = make_project()
-    with pytest.raises(type(error)):
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(type(error) if isinstance(error, RuntimeError) else SystemExit) as caught:
         build_wheel(root)
+    assert (signal.getsignal(signal.SIGINT) == signal.SIG_IGN) == isinstance(error, KeyboardInterrupt)
+    signal.signal(signal.SIGINT, handler)
+    if isinstance(error, KeyboardInterrupt):
+        assert caught.value.code == 130
+        assert capfd.readouterr().err.endswith("\nhatch-lower: interrupted\n")
     assert list((root / "dist").iterdir()) == []
     assert list((tmp_path / "temporary").iterdir()) == []
 

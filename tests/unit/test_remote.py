@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -21,12 +22,22 @@ from hatch_lower.cache.remote.client import RemoteClient
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
 from hatch_lower.cache.remote.transport import Limits
+from hatch_lower.cache.remote.unsigned import PARTITION, reason_to_refuse
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import sha256_bytes
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 BLOBS = (b"first blob" * 500, b"", b"second blob")
-PORTABLE = {"target": None, "suffix": "bin", "blobs": [sha256_bytes(each) for each in BLOBS]}
+PORTABLE = {
+    "blob": sha256_bytes(BLOBS[0]),
+    "data": {"buffers": [sha256_bytes(each) for each in BLOBS[1:]], "program": [], "external": []},
+    "debug_handle_map": None,
+    "delegate_info_meta": None,
+    "suffix": "bin",
+    "requirements": [],
+    "target": None,
+    "info": {},
+}
 NATIVE = {"target": {"system": "linux"}, "suffix": "so"}
 LIMITS = Limits(connect=1.0, silence=0.5, object=1.0, rate=1e6, build=6.0, failures=2)
 
@@ -237,12 +248,151 @@ def test_a_library_that_calls_itself_portable_is_refused(tmp_path: Path, server:
     assert not store.holds(sha256_bytes(head + b"code"))
 
 
+WHOLE = {"report": {"model": "digits"}, "entry": {"order": ["default"]}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        WHOLE,
+        {"report": {}, "anchors": {}, "used": []},
+        {"entries": [{"inputs": {}, "report": KEY}]},
+        {"needs": None},
+        {**PORTABLE, "report": {}},
+        {name: each for name, each in PORTABLE.items() if name != "info"},
+        [PORTABLE],
+        1,
+    ],
+)
+def test_what_nothing_verifies_is_not_believed_without_a_signature(
+    tmp_path: Path, server: CacheServer, value: object
+) -> None:
+    """Reports of whole models, what exports read, and what libraries need: no build compares them with anything."""
+    signing_key, trusted = keys()
+    put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True, signing_key=signing_key))[0], value)
+    store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=trusted))
+    assert (store.get(KEY, "x"), warnings) == (value, [])
+    put(store_at(tmp_path / "c", RemotePolicy(server.url, push=True))[0], value)
+    store, warnings = store_at(tmp_path / "d", RemotePolicy(server.url))
+    assert store.get(KEY, "x") is None
+    assert warnings == [
+        f"an entry of the remote cache {server.url} is not used: it says more than what one partition came to,"
+        " and is not signed"
+    ]
+    store, warnings = store_at(tmp_path / "e", RemotePolicy(server.url, unsigned=True))
+    assert (store.get(KEY, "x"), warnings) == (value, [])
+
+
+ENTRY = {"buffer": 0, "alignment": 16, "layout": {"scalar_type": "float32", "sizes": [4], "dim_order": [0]}}
+BUFFERS = [sha256_bytes(each) for each in BLOBS[1:]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blob": "../../x"},
+        {"blob": 1},
+        {"suffix": "../x"},
+        {"suffix": ""},
+        {"requirements": "torch"},
+        {"requirements": [1]},
+        {"info": []},
+        {"debug_handle_map": {}},
+        {"debug_handle_map": [["a", [0]]]},
+        {"debug_handle_map": [[None, [1]]]},
+        {"data": []},
+        {"data": {"buffers": ["x"], "program": [], "external": []}},
+        {"data": {"buffers": BUFFERS, "program": [["a", {**ENTRY, "buffer": 2}]], "external": []}},
+        {"data": {"buffers": BUFFERS, "program": [["a", {**ENTRY, "alignment": 0}]], "external": []}},
+        {"data": {"buffers": BUFFERS, "program": [["a", {**ENTRY, "layout": {"sizes": [4]}}]], "external": []}},
+        {"data": {"buffers": BUFFERS, "program": [], "external": [["a", [["b", {}]]]]}},
+        {"data": {"buffers": BUFFERS, "program": [], "external": [], "more": 1}},
+    ],
+    ids=str,
+)
+def test_a_partition_that_cannot_be_read_as_one_is_refused(
+    tmp_path: Path, server: CacheServer, changes: dict[str, object]
+) -> None:
+    put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True))[0], {**PORTABLE, **changes})
+    store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
+    assert store.get(KEY, "x") is None
+    assert [line.partition(": ")[2] for line in warnings] == ["it is not what a partition comes to, and is not signed"]
+
+
+def test_a_partition_with_everything_in_it_is_taken(tmp_path: Path, server: CacheServer) -> None:
+    version = importlib.metadata.version("torch")
+    value = {
+        **PORTABLE,
+        "debug_handle_map": [[0, [1, 2]], ["b", []]],
+        "data": {
+            "buffers": BUFFERS,
+            "program": [["a", ENTRY]],
+            "external": [["t", [["b", {**ENTRY, "layout": None}]]]],
+        },
+        "requirements": [f"torch=={version.partition('+')[0]}", "hatch_lower>=0.0.1", "packaging"],
+        "info": {"a": [1]},
+    }
+    put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True))[0], value)
+    store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
+    assert (store.get(KEY, "x"), warnings) == (value, [])
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "evil",
+        "torch<1",
+        "torch==0.1; python_version < '3'",
+        "torch @ https://example.org/torch.whl",
+        "torch[evil]",
+        "pytest",
+        "hatch-lower>=99",
+        "no requirement",
+        "",
+    ],
+)
+def test_a_partition_that_requires_what_no_backend_here_does_is_refused(
+    tmp_path: Path, server: CacheServer, requirement: str
+) -> None:
+    value = {**PORTABLE, "requirements": ["torch", requirement]}
+    put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True))[0], value)
+    store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url))
+    assert store.get(KEY, "x") is None
+    assert warnings == [
+        f"an entry of the remote cache {server.url} is not used: it requires `{requirement}`, which no backend of this"
+        " environment does, and is not signed"
+    ]
+
+
+@pytest.mark.torch
+def test_the_fields_of_a_partition_are_those_that_a_build_stores(tmp_path: Path) -> None:
+    from hatch_lower.backend.api import PreprocessResult
+    from hatch_lower.lowering.preprocess import write_result
+
+    store, _ = store_at(tmp_path, RemotePolicy("file:///nowhere", options={}))
+    write_result(store, KEY, {}, PreprocessResult(b"blob"))
+    value = store.find(KEY)
+    assert value.keys() == PARTITION
+    assert reason_to_refuse(value) == ""
+
+
 def test_a_signature_by_a_known_key_is_taken(tmp_path: Path, server: CacheServer) -> None:
     signing_key, trusted = keys()
     put(store_at(tmp_path / "a", RemotePolicy(server.url, push=True, signing_key=signing_key))[0], NATIVE)
     store, warnings = store_at(tmp_path / "b", RemotePolicy(server.url, trusted=trusted))
     assert store.get(KEY, "x") == NATIVE
     assert warnings == []
+
+
+def test_who_signs_believes_what_it_signed_itself_and_no_more_than_others(tmp_path: Path, server: CacheServer) -> None:
+    signing_key, other_key = keys()[0], keys()[0]
+    policy = RemotePolicy(server.url, push=True, signing_key=signing_key)
+    put(store_at(tmp_path / "a", policy)[0], NATIVE)
+    put(store_at(tmp_path / "b", replace(policy, signing_key=other_key))[0], NATIVE, OTHER_KEY)
+    store, warnings = store_at(tmp_path / "c", policy)
+    assert [store.get(KEY, "x"), store.get(OTHER_KEY, "x")] == [NATIVE, None]
+    assert len(warnings) == 1
+    assert f"signed by the key {other_key.key_id()}, which is not among the public keys" in warnings[0]
 
 
 @pytest.mark.parametrize("value", [PORTABLE, NATIVE])

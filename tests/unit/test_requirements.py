@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from hatch_lower.errors import ConfigError
 from hatch_lower.hatch.requirements import find_unmet, requirements_to_add
@@ -105,3 +106,31 @@ def test_add_gives_what_is_not_implied() -> None:
 
 def test_off_looks_at_nothing() -> None:
     assert requirements_to_add("off", REQUIRED, []) == ()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.1+cu130", "2.13.0a0+git0123abc", "2.13.0rc4"])
+def test_native_code_requires_the_minor_version_of_torch_that_compiled_it(version: str) -> None:
+    from hatch_lower.backends.aoti.compile import torch_requirement
+
+    required = torch_requirement(version)
+    assert required == "torch==2.13.*"
+    holds = SpecifierSet(required.removeprefix("torch"), prereleases=True)
+    assert holds.contains(version)
+    assert all(holds.contains(each) for each in ("2.13.0", "2.13.0+cu130", "2.13.7", "2.13.0.post1"))
+    assert not any(holds.contains(each) for each in ("2.12.99", "2.14.0", "2.14.0a0+git0123abc", "3.13.0", "2.1.3"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("version", "is_met"),
+    [("2.13.0+cpu", True), ("2.13.9", True), ("2.12.1+cu130", False), ("2.14.1", False), ("our build of June", False)],
+)
+def test_the_torch_that_is_installed_is_compared_at_load(
+    version: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.runtime.selection import requirement_reason
+
+    monkeypatch.setattr("torch.__version__", version)
+    expected = None if is_met else f"it needs torch==2.13.*, and {version} is installed"
+    assert requirement_reason("torch==2.13.*", "manifest.json") == expected

@@ -14,8 +14,16 @@ if sys.version_info >= (3, 11):
 else:  # hatchling needs it there, too
     import tomli as tomllib
 
+from hatch_lower.config_card import Author, Card, Dataset
 from hatch_lower.config_schema import field_docstrings, json_schema, reference_markdown, schema_text
-from hatch_lower.config_table import BackendChoice, CacheSettings, HookTable, ModelTable, RecipeTable, read_table
+from hatch_lower.config_table import (
+    BackendChoice,
+    CacheSettings,
+    HookTable,
+    ModelTable,
+    RecipeTable,
+    read_table,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +36,10 @@ def test_the_checked_in_reference_is_the_generated_one() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown()
 
 
-@pytest.mark.parametrize("kind", [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice])
+KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice, Card, Author, Dataset]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_is_described(kind: type) -> None:
     assert list(field_docstrings(kind)) == [each.name for each in fields(kind)]
 
@@ -48,6 +59,10 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"verify": False, "rtol": 1, "atol": 0.5, "check": True, "jobs": 1, "timeout": 10, "seed": 3}, True),
         ({"runtime-requirements": "add", "editable": "skip", "inputs": ["a"], "pass-env": ["B_*"]}, True),
         ({"dependencies": ["a"], "enable-by-default": False, "require-runtime-dependencies": True}, True),
+        ({"models": {"a": {"card": {"datasets": ["b", {"name": "c", "url": "https://d/e"}]}}}}, True),
+        ({"models": {"a": {"card": {"datasets": [{"url": "https://d/e"}]}}}}, False),
+        ({"models": {"a": {"card": {"references": ["d e"]}}}}, False),
+        ({"models": {"a": {"card": {"licence": "MIT"}}}}, False),
         ({"strict": True, "cache": {}}, True),
         ({"cache": {"max-gigabytes": 0.5, "max-days": 1, "remote": "gs://a/b", "shareable-env": ["A_*"]}}, True),
         ({"cache": {"public-keys": ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]}}, True),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hatch_lower.cache.entry import make_record
-from hatch_lower.cache.store import Keep, Store
+from hatch_lower.cache.shared import Keep
+from hatch_lower.cache.store import Store
 from hatch_lower.digest import sha256_bytes
 
 KEY = "ab" * 32

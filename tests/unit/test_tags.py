@@ -8,21 +8,30 @@ import platform
 import subprocess
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+from auditwheel.architecture import Architecture
+from auditwheel.libc import Libc
+from auditwheel.policy import WheelPolicies
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hatch_lower.cache.store import open_store
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.tags import SYMBOL_VERSIONS, NativeFile, platform_tag, read_native_file, remembering, tag_of
+from hatch_lower.hatch.tags import POLICIES, NativeFile, platform_tag, read_native_file, remembering, tag_of
 
-FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC", "LIBATOMIC")
 HOMES = {
     "GLIBC": "libc.so.6",
     "GLIBCXX": "libstdc++.so.6",
     "CXXABI": "libstdc++.so.6",
     "GCC": "libgcc_s.so.1",
     "LIBATOMIC": "libatomic.so.1",
+    "ZLIB": "libz.so.1",
+    "GOMP": "libgomp.so.1",
+    "OMP": "libgomp.so.1",
 }
+MACHINES = ("aarch64", "x86_64")
 
 
 def native(machine: str = "x86_64", **versions: str) -> NativeFile:
@@ -37,7 +46,7 @@ def native(machine: str = "x86_64", **versions: str) -> NativeFile:
     [
         (native(), "manylinux_2_5_x86_64"),
         (native("aarch64"), "manylinux_2_17_aarch64"),
-        (native(GLIBC="2.2.5 2.14"), "manylinux_2_14_x86_64"),
+        (native(GLIBC="2.2.5 2.14"), "manylinux_2_17_x86_64"),
         (native(GLIBC="2.2.5", GLIBCXX="3.4 3.4.30"), "manylinux_2_35_x86_64"),
         (native(GLIBC="2.38", GLIBCXX="3.4.30"), "manylinux_2_38_x86_64"),
         (native(GLIBCXX="3.4.21", CXXABI="1.3.9"), "manylinux_2_24_x86_64"),
@@ -45,11 +54,18 @@ def native(machine: str = "x86_64", **versions: str) -> NativeFile:
         (native(GLIBC="ABI_DT_RELR"), "manylinux_2_36_x86_64"),
         (native(GCC="12.0.0"), "manylinux_2_35_x86_64"),
         (native("aarch64", GCC="7.0.0"), "manylinux_2_26_aarch64"),
+        (native("aarch64", GLIBC="2.18"), "manylinux_2_17_aarch64"),
+        (native(GLIBC="2.17", GOMP="4.0", OMP="1.0"), "manylinux_2_17_x86_64"),
         (native(GLIBCXX="3.4.99"), "linux_x86_64"),
         (native(GLIBC="PRIVATE"), "linux_x86_64"),
-        (NativeFile("EM_RISCV", ("libc.so.6",), {"libc.so.6": ("GLIBC_2.27",)}), "linux_EM_RISCV"),
-        (NativeFile("x86_64", ("libz.so.1",), {}), "linux_x86_64"),
-        (NativeFile("x86_64", (), {"libgomp.so.1": ("GOMP_4.0",), "libomp.so": ("VERSION",)}), "manylinux_2_5_x86_64"),
+        (NativeFile("riscv64", ("libc.so.6",), {"libc.so.6": ("GLIBC_2.27",)}), "linux_riscv64"),
+        (NativeFile("x86_64", ("libmvec.so.1",), {}), "manylinux_2_24_x86_64"),
+        (NativeFile("x86_64", ("libopencv_core.so.4",), {}), "linux_x86_64"),
+        (NativeFile("x86_64", ("libc.musl-x86_64.so.1",), {}), "linux_x86_64"),
+        (
+            NativeFile("x86_64", (), {"libc.so.6": ("GLIBC_2.4",), "ld-linux-x86-64.so.2": ("GLIBC_2.35",)}),
+            "manylinux_2_35_x86_64",
+        ),
     ],
 )
 def test_the_lowest_platform_that_the_symbols_allow(file: NativeFile, expected: str) -> None:
@@ -71,26 +87,76 @@ def test_files_for_different_machines_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("machine", sorted(SYMBOL_VERSIONS))
-def test_every_policy_of_auditwheel_is_reached_at_the_same_version(machine: str) -> None:
+def derived_policies() -> dict[str, Any]:
+    """Return what `POLICIES` must hold, from the policy data of the auditwheel that is installed."""
     text = (importlib.resources.files("auditwheel") / "policy" / "manylinux-policy.json").read_text()
-    seen: set[str] = set()
-    first = {"x86_64": 5, "aarch64": 17}[machine]
-    for policy in json.loads(text):
-        if policy["name"] == "linux" or machine not in policy["symbol_versions"]:
-            continue
-        for family in FAMILIES:
-            for version in policy["symbol_versions"][machine][family]:
-                symbol = f"{family}_{version}"
-                if symbol in seen:
-                    continue
-                seen.add(symbol)
-                minor = int(policy["name"].rpartition("_")[2])
-                found = platform_tag([native(machine, **{family: version})])
-                least = int(found.split("_")[2])
-                if family == "GLIBC" and version[0].isdigit():  # says itself which glibc has it
-                    minor = max(int(version.split(".")[1]), first)
-                assert least == minor, symbol
+    policies = sorted(
+        (each for each in json.loads(text) if each["name"] != "linux"), key=lambda each: -each["priority"]
+    )
+    policies.sort(key=lambda each: -int(each["priority"]))
+    found: dict[str, Any] = {}
+    for machine in MACHINES:
+        libraries: set[str] = set()
+        symbols: dict[str, set[str]] = {}
+        for policy in policies:
+            if machine not in policy["symbol_versions"]:
+                continue
+            added: dict[str, list[str]] = {}
+            for family, versions in sorted(policy["symbol_versions"][machine].items()):
+                new = sorted(set(versions) - symbols.get(family, set()))
+                if new or family not in symbols:  # a family without versions, of which none is allowed
+                    added[family] = new
+                symbols.setdefault(family, set()).update(versions)
+            assert symbols.keys() == policy["symbol_versions"][machine].keys(), "a family that a newer policy lacks"
+            glibc = int(policy["name"].removeprefix("manylinux_2_"))
+            more = sorted(set(policy["lib_whitelist"]) - libraries)
+            found.setdefault(machine, []).append({"glibc": glibc, "libraries": more, "symbols": added})
+            libraries |= set(policy["lib_whitelist"])
+    return found
+
+
+def test_the_policies_are_those_of_auditwheel() -> None:
+    """Fails when auditwheel's data is another; then write `derived_policies()` to the file, with an indent of 1."""
+    assert json.loads(POLICIES.read_text()) == derived_policies()
+
+
+def symbols_to_draw(machine: str) -> list[str]:
+    """Return every symbol version that a policy has, and some that none has."""
+    known = {
+        f"{family}_{version}"
+        for policy in derived_policies()[machine]
+        for family, versions in policy["symbols"].items()
+        for version in versions
+    }
+    return sorted(known | {"GLIBC_PRIVATE", "GLIBC_2.99", "GLIBCXX_3.4.99", "ZLIB_9", "GOMP_4.0", "OMP_1.0"})
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@given(data=st.data())
+def test_any_symbols_give_the_tag_that_auditwheel_gives(machine: str, data: st.DataObject) -> None:
+    pool = symbols_to_draw(machine)
+    highest = data.draw(st.integers(1, len(pool)), label="of the oldest, most often")
+    symbols = data.draw(st.sets(st.sampled_from(data.draw(st.sampled_from([pool, pool[:highest]]))), max_size=8))
+    needs: dict[str, tuple[str, ...]] = {}
+    for symbol in sorted(symbols):
+        home = HOMES[symbol.partition("_")[0]]
+        needs[home] = (*needs.get(home, ()), symbol)
+    policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
+    expected = policies.versioned_symbols_policy({home: set(each) for home, each in needs.items()}).name
+
+    assert platform_tag([NativeFile(machine, tuple(needs), needs)]) == expected
+    # the same needs in two files
+    halves = [NativeFile(machine, (home,), {home: each}) for home, each in needs.items()]
+    assert not halves or platform_tag(halves) == expected
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_each_symbol_alone_gives_the_tag_that_auditwheel_gives(machine: str) -> None:
+    policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
+    for symbol in symbols_to_draw(machine):
+        home = HOMES[symbol.partition("_")[0]]
+        expected = policies.versioned_symbols_policy({home: {symbol}}).name
+        assert platform_tag([NativeFile(machine, (home,), {home: (symbol,)})]) == expected, symbol
 
 
 def test_a_compiled_library_is_read(tmp_path: Path) -> None:
@@ -108,6 +174,18 @@ def test_a_compiled_library_is_read(tmp_path: Path) -> None:
     tag = tag_of([library])
     assert tag.startswith("py3-none-manylinux_2_")
     assert tag.endswith(f"_{platform.machine()}")
+
+
+def test_code_for_a_machine_without_wheels_gives_the_platform_of_the_interpreter(tmp_path: Path) -> None:
+    source = tmp_path / "a.c"
+    source.write_text("int f(void) { return 1; }\n")
+    library = tmp_path / "a.o"
+    subprocess.run(["gcc", "-c", str(source), "-o", str(library)], check=True)
+    code = bytearray(library.read_bytes())
+    code[18:20] = (224).to_bytes(2, "little")  # `e_machine`: a graphics processor's
+    library.write_bytes(code)
+    assert read_native_file(library) is None
+    assert tag_of([library]) == f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
 
 def test_no_native_file_is_a_wheel_for_every_platform() -> None:

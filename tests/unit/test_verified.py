@@ -96,3 +96,29 @@ def test_notes_about_blobs_that_are_gone_are_dropped(tmp_path: Path, monkeypatch
     assert store.holds(other)
     notes = (tmp_path / "verified.json").read_text()
     assert (digest in notes, other in notes) == (False, True)
+
+
+@pytest.mark.parametrize("change", ["none", "later", "meanwhile", "gone"])
+def test_who_has_read_all_of_a_blob_spares_the_next_look_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str], change: str
+) -> None:
+    store, digest = make_store(tmp_path)
+    path = store.blob_path(digest)
+    settle(monkeypatch)
+    before, started = path.stat(), time.time()
+    if change == "meanwhile":
+        path.write_bytes(bytes(SIZE))
+    if change == "gone":
+        path.unlink()
+    store.note_whole(digest, before, started)
+    if change == "later":
+        path.write_bytes(b"\1" + bytes(SIZE - 1))
+    assert store.holds(digest) == (change in ("none", "meanwhile"))
+    assert hashed == ([digest] if change in ("later", "meanwhile") else [])
+
+
+def test_who_has_read_a_blob_that_was_just_written_spares_nothing(tmp_path: Path, hashed: list[str]) -> None:
+    store, digest = make_store(tmp_path)
+    store.note_whole(digest, store.blob_path(digest).stat(), time.time())
+    assert store.holds(digest)
+    assert hashed == [digest]

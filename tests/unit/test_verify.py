@@ -14,8 +14,9 @@ from torch.export import Dim
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.export.capture import CapturedModel, capture_model
+from hatch_lower.export.check_data import CHECK_BYTES, check_tensors
 from hatch_lower.export.inputs import example_case, random_case, resized_cases
-from hatch_lower.export.verify import CHECK_BYTES, Verification, check_tensors, verify_method
+from hatch_lower.export.verify import Verification, verify_method
 from hatch_lower.model import Method, Model
 
 pytestmark = pytest.mark.torch

@@ -479,6 +479,16 @@ def test_a_socket_that_is_only_made_is_no_reason_to_doubt(either: Project) -> No
     assert either.record("import socket; socket.socket().close(); socket.socketpair()")["unknown"] == []
 
 
+def test_what_others_preload_stays_while_nothing_is_watched(either: Project) -> None:
+    code = """
+        with recorder.unwatched():
+            assert os.environ.get('LD_PRELOAD') == 'libm.so.6', os.environ.get('LD_PRELOAD')
+            assert 'HATCH_LOWER_RECORD' not in os.environ
+        assert os.environ['LD_PRELOAD'].endswith('libm.so.6')
+        """
+    either.record(code, LD_PRELOAD="libm.so.6")
+
+
 def test_what_is_unwatched_is_not_recorded(either: Project) -> None:
     either.write("data.bin", "x = 1\n")
     inputs = either.record(

@@ -6,16 +6,22 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
 import stat
 import subprocess
 import sys
+import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hatch_lower.cache import verified
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch import wheel as wheel_module
 from hatch_lower.hatch.archive import read_archive
@@ -275,3 +281,66 @@ def test_only_our_own_temporaries_are_removed(dist: Path) -> None:
     (dist / f"{NAME}.x1y2{TEMPORARY_SUFFIX}").write_bytes(b"half a wheel")
     remove_temporaries(dist)
     assert list(dist.iterdir()) == [kept]
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, PayloadFile]:
+    """A large file in the cache, whose times are old enough."""
+    monkeypatch.setattr(verified, "SETTLED", 0.01)
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    store = open_store(os.environ, pytest.fail)
+    data = bytes(range(256)) * (verified.LARGE // 256)
+    digest = store.put_blob(data)
+    time.sleep(0.05)
+    return store, PayloadFile("digits/weights", store.blob_path(digest), len(data), digest)
+
+
+def test_a_large_file_of_the_cache_is_known_to_be_whole_once_it_is_in_a_wheel(
+    dist: Path, large: tuple[Store, PayloadFile]
+) -> None:
+    store, file = large
+    append_payload(make_wheel(dist), [file])
+    assert list(json.loads((store.directory / "verified.json").read_bytes())) == [file.sha256]
+
+
+def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(
+    dist: Path, large: tuple[Store, PayloadFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_wheel(dist)
+    append_payload(path, [large[1]])
+    first = path.read_bytes()
+
+    path = make_wheel(dist)
+    monkeypatch.setattr("hatch_lower.hatch.archive.CHUNK", 1 << 25)
+    computed: list[int] = []
+
+    def crc32(data: bytes, start: int = 0) -> int:
+        computed.append(len(data))
+        return zlib.crc32(data, start)
+
+    monkeypatch.setattr("hatch_lower.hatch.archive.zlib", SimpleNamespace(**{**vars(zlib), "crc32": crc32}))
+    append_payload(path, [large[1]])
+    assert path.read_bytes() == first
+    assert large[1].size not in computed
+    check_record(path)
+
+
+@pytest.mark.parametrize("damage", ["the file", "the checksum"])
+def test_damage_to_a_large_file_or_its_checksum_is_noticed(
+    dist: Path, large: tuple[Store, PayloadFile], damage: str
+) -> None:
+    store, file = large
+    append_payload(make_wheel(dist), [file])
+    (record,) = (path for path in store.directory.rglob("*.json") if b'"crc32":' in path.read_bytes())
+    path = make_wheel(dist)
+    if damage == "the checksum":
+        record.write_bytes(record.read_bytes().replace(b'"crc32":', b'"crc32":1'))
+        append_payload(path, [file])
+        check_record(path)
+        return
+    with file.source.open("r+b") as blob:
+        blob.write(b"x")
+    with pytest.raises(PackageError, match="the cache is damaged"):
+        append_payload(path, [file])
+    assert not path.exists()
+    assert not file.source.exists()

@@ -6,6 +6,7 @@ weights compile nothing, and methods, recipes and clones share one copy of the w
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from elftools.elf.elffile import ELFFile
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -33,10 +35,12 @@ from hatch_lower.backends.aoti.configuration import (
     settings_digest,
 )
 from hatch_lower.backends.aoti.library import LibraryPool
+from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.errors import BackendError
 
 __all__ = ["AotiBackend"]
 
@@ -123,7 +127,12 @@ def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[Pr
 
 
 def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
-    """Return what the build packages of one partition."""
+    """Return what the build packages of one partition.
+
+    Raises:
+        BackendError: if the compiler's OpenMP library is not torch's.
+    """
+    openmp = check_openmp(library)
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(prepared, generated),
@@ -136,8 +145,31 @@ def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: I
             "inputs": prepared.given,
             "passed": list(prepared.passed),
             "outputs": list(prepared.outputs),
+            "openmp": openmp,
         },
     )
+
+
+def check_openmp(library: bytes) -> list[str]:
+    """Return the names of the OpenMP libraries that a shared library is linked with.
+
+    Raises:
+        BackendError: if they are not torch's, or it calls functions that torch's lacks.
+    """
+    file: Any = ELFFile(io.BytesIO(library))
+    needed = [str(tag.needed) for tag in file.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+    symbols = file.get_section_by_name(".dynsym").iter_symbols()
+    undefined = {str(symbol.name) for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
+    openmp = [name for name in needed if is_openmp(name)]
+    called = sorted(name for name in undefined if name.startswith(OPENMP_FUNCTIONS))
+    foreign = foreign_openmp(openmp) or missing_openmp(called)
+    if foreign:
+        raise BackendError(
+            "the C++ compiler makes code for another OpenMP library than torch's, and a process must not have two",
+            found=foreign,
+            hint="set CXX to a compiler whose OpenMP library is torch's: for libgomp, `g++`",
+        )
+    return openmp
 
 
 def debug_handles(prepared: Prepared, generated: Generated) -> dict[int | str, tuple[int, ...]]:

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared
 from hatch_lower.errors import BackendError
+from hatch_lower.graph.tensors import span_length
 
 __all__ = ["Generated", "generate"]
 
@@ -39,7 +42,6 @@ def generate(prepared: Prepared) -> Generated:
     Raises:
         BackendError: if inductor fails, or its code would need more than the shared library and the constants.
     """
-    import torch
     from torch._inductor.compile_fx import compile_fx_aot
 
     with recording() as records, torch.no_grad():
@@ -71,12 +73,13 @@ def find_backend_error(error: BaseException | None) -> BackendError | None:
 
 @contextmanager
 def recording() -> Iterator[list[Generated]]:
-    """Collect what inductor hands to its C++ compile step, instead of compiling it."""
-    from torch._inductor import codecache
+    """Collect what inductor hands to its C++ compile step, instead of compiling it, and let it copy no constant."""
+    from torch._inductor import codecache, compile_fx
 
     found: list[Generated] = []
     compiler: Any = codecache.AotCodeCompiler
-    replaced = compiler.__dict__["compile"]
+    module: Any = compile_fx
+    replaced, clone = compiler.__dict__["compile"], module.clone_preserve_strides
 
     def record(graph: Any, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
         refuse_extern(extern)
@@ -84,10 +87,17 @@ def recording() -> Iterator[list[Generated]]:
         return "recorded"
 
     compiler.compile = staticmethod(record)
+    module.clone_preserve_strides = reserve_alike
     try:
         yield found
     finally:
         compiler.compile = replaced
+        module.clone_preserve_strides = clone
+
+
+def reserve_alike(constant: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same layout: inductor copies every constant, which would fill memory with stand-ins."""
+    return constant.new_empty((span_length(constant),)).as_strided(constant.size(), constant.stride())
 
 
 def refuse_extern(extern: str | None) -> None:

@@ -1,13 +1,16 @@
-"""Run half of the `aoti` backend: loads a library and binds its constants. It imports torch and nothing else."""
+"""Run half of the `aoti` backend: loads a library and binds its constants. It imports torch and no compiler."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
@@ -34,18 +37,22 @@ class AotiDelegate(Delegate):
         """Load the library and bind `constants`.
 
         Raises:
-            ProgramError: if the library cannot be loaded, or was compiled for other constants.
+            ProgramError: if the library cannot be loaded, would bring a second OpenMP library, or was compiled for
+                other constants.
         """
         info = read_info(blob, len(constants))
+        foreign = foreign_openmp(info.openmp)
+        if foreign:
+            raise ProgramError(
+                "a compiled partition would bring a second OpenMP library into the process",
+                where=str(blob.path),
+                found=foreign,
+                hint="install torch from where the builder of the wheel had it, or load a recipe without `aoti`",
+            )
         try:
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(blob.path), 1)
         except RuntimeError as error:
-            raise ProgramError(
-                "a compiled partition cannot be loaded",
-                where=str(blob.path),
-                found=str(error).splitlines()[0],
-                hint="install the torch version that the wheel requires, or build the wheel again",
-            ) from error
+            raise refusal(blob.path, str(error)) from error
         tensors = {f"c{index}": constants[index].detach() for index in info.bound}
         names = set(runner.get_constant_names_to_original_fqns())
         if names != set(tensors):
@@ -66,6 +73,16 @@ class AotiDelegate(Delegate):
         return self._info.arrange(inputs, self._call(self._info.select(inputs)))
 
 
+def refusal(library: Path, message: str) -> ProgramError:
+    """Return the error for a library that the dynamic linker refused with a message."""
+    found = message.splitlines()[0]
+    hint = "install the torch version that the wheel requires, or build the wheel again"
+    if re.search(r"version `[^']+' not found", found):
+        hint = "this system is older than the wheel's tag allows: build the wheel on one as old as this, or load a "
+        hint += "recipe without `aoti`"
+    return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
+
+
 class CallInfo:
     """How a call's inputs and outputs map to those of the library.
 
@@ -74,10 +91,12 @@ class CallInfo:
         passed: positions of the inputs that the library takes; symbolic sizes are not passed.
         bound: positions of the constants that the library takes.
         outputs: how each output is made, as the compile half writes it.
+        openmp: names of the OpenMP libraries that the library is linked with.
     """
 
-    def __init__(self, given: int, passed: list[int], bound: list[int], outputs: list[Any]) -> None:
+    def __init__(self, given: int, passed: list[int], bound: list[int], outputs: list[Any], openmp: list[str]) -> None:
         self.bound = bound
+        self.openmp = openmp
         self.plain = len(passed) == given and all(kind == "tensor" for kind in outputs)
         self._passed = passed
         self._outputs = outputs
@@ -115,7 +134,7 @@ def read_info(blob: DelegateBlob, constants: int) -> CallInfo:
     problem = ""
     try:
         given, passed, bound = int(info["inputs"]), list(info["passed"]), list(info["bound"])
-        outputs = list(info["outputs"])
+        outputs, openmp = list(info["outputs"]), list(info["openmp"])
         if info["constants"] != constants:
             problem = f"{constants} constants for a partition with {info['constants']}"
         elif not all(0 <= position < given for position in passed):
@@ -124,6 +143,8 @@ def read_info(blob: DelegateBlob, constants: int) -> CallInfo:
             problem = f"constants {bound} of {constants}"
         elif not all(is_output(kind, given) for kind in outputs):
             problem = f"outputs {outputs}"
+        elif not all(map(is_openmp, openmp)):
+            problem = f"OpenMP libraries {openmp}"
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
@@ -133,7 +154,7 @@ def read_info(blob: DelegateBlob, constants: int) -> CallInfo:
             found=problem,
             hint="build the wheel again",
         )
-    return CallInfo(given, passed, bound, outputs)
+    return CallInfo(given, passed, bound, outputs, openmp)
 
 
 def is_output(kind: Any, given: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import struct
 import subprocess
 import sysconfig
 from dataclasses import dataclass
@@ -19,6 +21,15 @@ from hatch_lower.errors import BackendError
 __all__ = ["Compiler", "find_compiler"]
 
 ERROR_LINES = 12
+ERROR_CHARACTERS = 300
+ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", re.IGNORECASE)
+"""What is in the first line of a compiler's output that says why it failed."""
+
+# of an ELF file's header: its type, and the table of sections' place, the size of its entries, and their number
+ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
+ELF_OBJECT, ELF_LIBRARY = 1, 3
+ENTRANCE = b"\0AOTInductorModelContainerRun\0"
+"""The name of the function by which a library's model is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +94,44 @@ class Compiler:
         ]
 
     def run(self, command: list[str], folder: Path) -> None:
-        """Run a command in `folder`.
+        """Run a command in `folder`; its last word is the file that it writes.
 
         Raises:
-            BackendError: with the first lines of what the compiler said.
+            BackendError: with the lines of what the compiler said that name the error; also if it says that all went
+                well and wrote no ELF file, or half of one.
         """
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
+        hint = "check the compiler, or set CXX to another one"
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=hint) from error
         if done.returncode != 0:
-            lines = done.stdout.strip().splitlines()[:ERROR_LINES]
-            killed = done.returncode < 0 or "Killed signal" in done.stdout
+            killed = done.returncode == -signal.SIGKILL or "Killed signal" in done.stdout
             raise BackendError(
                 "the C++ compiler failed on the code that inductor generated",
-                where=f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}",
-                found="\n".join(lines) or f"exit status {done.returncode} without a message",
-                hint="give the build more memory" if killed else "check the compiler, or set CXX to another one",
+                where=where,
+                found=error_lines(done.stdout) or f"{ending(done.returncode)} without a message",
+                hint="give the build more memory" if killed else hint,
+            )
+        reason = reason_to_refuse(folder / command[-1], linked="-c" not in command)
+        if reason is not None:
+            raise BackendError(
+                "the C++ compiler says that all went well, and did not write what it was told to",
+                where=where,
+                found="\n".join([reason, *filter(None, [error_lines(done.stdout)])]),
+                hint=hint,
             )
 
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
@@ -148,8 +173,58 @@ def find_compiler(isa: Isa) -> Compiler:
     )
 
 
+def error_lines(output: str) -> str:
+    """Return what a reader needs of a compiler's output: the lines from the first error on, or else the first."""
+    lines = output.strip().splitlines()
+    first = next((i for i, line in enumerate(lines) if ERROR.search(line)), 0)
+    shown = [line if len(line) <= ERROR_CHARACTERS else f"{line[:ERROR_CHARACTERS]} …" for line in lines[first:]]
+    return "\n".join([*shown[:ERROR_LINES], "…"] if len(shown) > ERROR_LINES else shown)
+
+
+def ending(status: int) -> str:
+    """Return `exit status 1`, or by which signal a program was ended."""
+    if status >= 0:
+        return f"exit status {status}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"ended by {names.get(-status, f'signal {-status}')},"
+
+
+def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
+    """Return what is wrong with a file that a compiler wrote, or `None`.
+
+    Args:
+        path: the file.
+        linked: whether it is to be a shared library that holds a model.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return f"there is no file `{path.name}`"
+    if len(data) < ELF_HEADER.size or not data.startswith(b"\x7fELF"):
+        return f"`{path.name}` ({len(data)} bytes) is no ELF file"
+    kind, sections, size, count = ELF_HEADER.unpack_from(data)
+    if kind != (ELF_LIBRARY if linked else ELF_OBJECT):
+        return f"`{path.name}` is another kind of ELF file"
+    if sections + size * count > len(data):  # the table of sections is the last of the file
+        return f"`{path.name}` ({len(data)} bytes) is cut off"
+    return f"`{path.name}` holds no model" if linked and ENTRANCE not in data else None
+
+
 def first_line(command: list[str]) -> str:
-    """Return the first line that a program prints, without the part that names where it lies."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    """Return the first line that a program prints, without the part that names where it lies.
+
+    Raises:
+        BackendError: if it cannot be run.
+    """
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise BackendError(
+            "the C++ compiler cannot be run",
+            found=str(error),
+            hint="check the compiler, or set CXX to another one",
+        ) from error
     lines = (done.stdout or done.stderr).strip().splitlines()
     return re.sub(r"^\S*/", "", lines[0]) if lines else "unknown"

@@ -29,7 +29,8 @@ from hatch_lower.cache.remote.files import FilesTransport
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import can_sign
 from hatch_lower.cache.remote.transport import Limits, TransferError, Transport, UnreachableError, within
-from hatch_lower.cache.store import Keep
+from hatch_lower.cache.remote.unsigned import reason_to_refuse
+from hatch_lower.cache.shared import Keep
 from hatch_lower.digest import sha256_bytes
 
 __all__ = ["RemoteClient"]
@@ -164,19 +165,21 @@ class RemoteClient:
         """
         if entry.key != key:
             raise RefusedError("it was stored under another key")
-        trusted = self._policy.trusted
-        if signature is not None and trusted.knows(signature.key_id):
+        known = self._policy.known_keys()
+        if signature is not None and known.knows(signature.key_id):
             if not can_sign():
                 raise RefusedError("its signature cannot be checked: install `hatch-lower[remote]`")
-            if not trusted.verify(signature.key_id, signature.value, entry.text()):
+            if not known.verify(signature.key_id, signature.value, entry.text()):
                 raise RefusedError(f"its signature by the key {signature.key_id} is wrong")
             return True
         if self._policy.unsigned:
             return False
-        if trusted.keys:
+        if self._policy.trusted.keys:
             raise RefusedError(unsigned_text(signature, "is not trusted"))
         if entry.native or is_native(entry.value):
             raise RefusedError(unsigned_text(signature, "holds native code"))
+        if reason := reason_to_refuse(entry.value):
+            raise RefusedError(unsigned_text(signature, reason))
         return False
 
     def _blob(self, name: str, size: int, file: Path) -> bool:

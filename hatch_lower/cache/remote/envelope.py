@@ -87,7 +87,7 @@ def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
         ValueError: if the bytes are something else.
     """
     try:
-        envelope = json.loads(data)
+        envelope = json.loads(data.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("an entry is nested too deeply") from error
     fields = envelope.get("entry") if isinstance(envelope, dict) else None

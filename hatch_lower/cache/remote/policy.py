@@ -46,7 +46,7 @@ class RemotePolicy:
         options: for the fsspec file system.
         signing_key: signs what is sent.
         trusted: the keys that may have signed what comes.
-        unsigned: whether native code is taken without a signature.
+        unsigned: whether everything is taken without a signature.
     """
 
     url: str
@@ -64,6 +64,11 @@ class RemotePolicy:
     def is_http(self) -> bool:
         """Return whether the Bazel protocol is spoken."""
         return urlsplit(self.url).scheme in PORTS
+
+    def known_keys(self) -> VerifyingKeys:
+        """Return the keys whose signatures are believed: those that are trusted, and one's own."""
+        own = () if self.signing_key is None else (self.signing_key.public(),)
+        return VerifyingKeys((*self.trusted.keys, *own))
 
     def place(self) -> str:
         """Return the remote in a few words, for messages."""

@@ -1,0 +1,1 @@
+"""Gibibytes of weights; `scripts/large_weights.py` makes their file."""

@@ -1,0 +1,152 @@
+"""`hatch-lower verify`: a wheel is built again, elsewhere and otherwise, and the bytes are compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hatch_lower.cli.tables import count
+from hatch_lower.digest import sha256_file
+from hatch_lower.errors import PackageError
+
+if TYPE_CHECKING:
+    from hatch_lower.comparing.difference import Difference
+    from hatch_lower.rebuilding.rebuild import Rebuilt
+
+__all__ = ["verify"]
+
+LOG = "build.log"
+SHOWN = 5
+"""Differences of one file that are shown to people."""
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("wheel", metavar="WHEEL", type=FILE)
+@click.option("--project", type=FOLDER, help="The project that the wheel was built from. Default: this folder.")
+@click.option("--sdist", type=FILE, metavar="FILE.tar.gz", help="Build from this source distribution instead.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder for the rebuilt wheel and its build's log.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@click.pass_context
+def verify(
+    context: click.Context, wheel: Path, project: Path | None, sdist: Path | None, keep: Path | None, as_json: bool
+) -> None:
+    """Build WHEEL again and compare all bytes; on a difference, say where and why.
+
+    The build has another folder, home, umask, locale, time zone, hash seed, number of threads and order of files, and
+    uses nothing that was lowered before. It runs with the packages that are installed here.
+    """
+    if project is not None and sdist is not None:
+        raise click.UsageError("`--project` and `--sdist` exclude each other.")
+    from hatch_lower.comparing.wheels import compare_wheels
+    from hatch_lower.rebuilding.rebuild import rebuilt
+
+    digest = sha256_file(wheel)
+    target = None if keep is None else prepare(keep, wheel)
+    click.echo(f"building {wheel.name} again from {sdist or project or Path()}", err=True)
+    with rebuilt(project or Path(), sdist, os.environ) as again:
+        other = sha256_file(again.wheel)
+        equal = digest == other and wheel.name == again.wheel.name
+        differences = () if equal else compare_wheels(wheel, again.wheel, again.variation.places)
+        report = verify_report((wheel, digest), (again, other), differences)
+        if target is not None:
+            keep_files(again, target)
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
+    context.exit(0 if equal else 1)
+
+
+def prepare(keep: Path, wheel: Path) -> Path:
+    """Make the folder for the rebuilt wheel.
+
+    Raises:
+        PackageError: if it cannot be made, or has the wheel in it.
+    """
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if keep.samefile(wheel.parent):
+            raise PackageError(
+                "the rebuilt wheel would take the place of the wheel",
+                where=str(wheel),
+                hint="name another folder with `--keep`",
+            )
+    except OSError as error:
+        raise PackageError(
+            "the folder for the rebuilt wheel cannot be made", where=str(keep), found=str(error)
+        ) from error
+    return keep
+
+
+def keep_files(again: Rebuilt, target: Path) -> None:
+    """Copy the rebuilt wheel and what its build printed into a folder.
+
+    Raises:
+        PackageError: if they cannot be written.
+    """
+    try:
+        shutil.copyfile(again.wheel, target / again.wheel.name)
+        (target / LOG).write_text(again.log, encoding="utf-8")
+    except OSError as error:
+        raise PackageError("the rebuilt wheel cannot be kept", where=str(target), found=str(error)) from error
+
+
+def verify_report(
+    wheel: tuple[Path, str], again: tuple[Rebuilt, str], differences: Sequence[Difference]
+) -> dict[str, Any]:
+    """Return the outcome as JSON."""
+    return {
+        "wheel": wheel[0].name,
+        "sha256": wheel[1],
+        "rebuilt": again[0].wheel.name,
+        "rebuilt_sha256": again[1],
+        "equal": not differences,
+        "varied": dict(again[0].variation.told),
+        "differences": [asdict(each) for each in differences],
+    }
+
+
+def report_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the outcome for people."""
+    if report["equal"]:
+        yield f"{report['wheel']} is reproducible: sha256 {report['sha256']}"
+        return
+    members = {each["member"] for each in report["differences"]} - {""}
+    what = f": {count(len(members), 'file')} differ{'s' if len(members) == 1 else ''}" if members else ""
+    yield f"{report['wheel']} is not reproducible{what}"
+    yield "  in the wheel (-) and as rebuilt (+)"
+    for member, group in itertools.groupby(report["differences"], key=lambda each: each["member"]):
+        differences = list(group)
+        yield ""
+        yield member or "the wheel as a whole"
+        reason = ""
+        for each in differences[:SHOWN]:
+            if reason and each["reason"] != reason:
+                yield f"  likely reason: {reason}"
+            reason = each["reason"]
+            yield from difference_lines(each)
+        if len(differences) > SHOWN:
+            yield f"  … and {len(differences) - SHOWN} more"
+        if reason:
+            yield f"  likely reason: {reason}"
+
+
+def difference_lines(difference: dict[str, Any]) -> Iterator[str]:
+    """Yield one difference without its reason."""
+    if difference["place"]:
+        yield f"  {difference['place']}"
+    if difference["first"] or difference["second"]:
+        yield f"    - {difference['first']}"
+        yield f"    + {difference['second']}"
+    yield from (f"      {line}" for line in difference["lines"])

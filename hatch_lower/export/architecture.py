@@ -1,0 +1,69 @@
+"""What a captured model is in itself: the class of its module, its parameters, what its methods return."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower.export.capture import CapturedMethod, CapturedModel
+from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.records import Architecture
+
+__all__ = ["architecture_of"]
+
+SYMBOL = re.compile(r"\b[a-z]+\d+\b")
+WITHOUT_A_NAME = "torch.fx."
+"""Begins the names of classes that torch makes up for a graph that was traced before."""
+
+
+def architecture_of(source: CapturedModel) -> Architecture:
+    """Return what a model is, as its wheel's SBOM says it."""
+    programs = [method.program for method in source.methods]
+    module = source.eager
+    name = class_name(type(module)) if module is not None else next(filter(None, map(root_class, programs)), "")
+    parameters = module.parameters() if module is not None else (each for one in programs for each in one.parameters())
+    distinct = {id(each): each.numel() for each in parameters}
+    return Architecture(
+        name="" if name.startswith(WITHOUT_A_NAME) else name,
+        parameters=sum(distinct.values()),
+        outputs={method.name: tuple(outputs_of(method)) for method in source.methods},
+    )
+
+
+def class_name(kind: type) -> str:
+    """Return a class's module and qualified name, with a dot between them."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def root_class(program: ExportedProgram) -> str:
+    """Return the name of the class of the module that a program was exported from; empty if torch did not note it."""
+    for node in program.graph.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            if not path:
+                return kind if isinstance(kind, str) else class_name(kind)
+            break
+    return ""
+
+
+def outputs_of(method: CapturedMethod) -> list[str]:
+    """Return what each leaf of a method's result is: `float32[batch, 10]`."""
+    nodes = {node.name: node for node in method.program.graph.nodes}
+    texts = []
+    for name in method.program.graph_signature.user_outputs:
+        value = nodes[name].meta.get("val") if isinstance(name, str) and name in nodes else name
+        texts.append(value_text(value, method.dimensions))
+    return texts
+
+
+def value_text(value: Any, dimensions: Mapping[str, str]) -> str:
+    """Return a leaf in words; a size that varies and has no name is `?`."""
+    if isinstance(value, torch.Tensor):
+        sizes = (SYMBOL.sub(lambda match: dimensions.get(match[0], "?"), str(size)) for size in value.shape)
+        return f"{dtype_name(value.dtype)}[{', '.join(sizes)}]"
+    if isinstance(value, torch.SymInt):
+        return "an integer"
+    return f"the value {value!r}" if isinstance(value, bool | int | float | str | type(None)) else "a value"

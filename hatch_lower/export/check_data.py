@@ -1,0 +1,54 @@
+"""What `check.safetensors` holds: example inputs and eager's outputs, to be compared where a wheel is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hatch_lower.export.capture import CapturedModel
+from hatch_lower.export.inputs import example_case
+from hatch_lower.export.verify import eager_factory
+
+__all__ = ["CHECK_BYTES", "check_tensors", "example_tensors", "limited"]
+
+CHECK_BYTES = 1 << 20
+"""Bytes of tensors up to which they are packaged."""
+
+
+def check_tensors(model: CapturedModel) -> tuple[Mapping[str, torch.Tensor], str]:
+    """Return the tensors for `check.safetensors`, and a note if they are left out."""
+    return limited(*example_tensors(model))
+
+
+def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
+    """Return what `example_tensors` found as far as it is small enough to be packaged, and the note."""
+    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if total > CHECK_BYTES:
+        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
+    return found, note
+
+
+def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them.
+
+    The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
+    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for method in model.methods:
+        if not method.has_examples:
+            continue
+        case = example_case(method)
+        args, kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                outputs = eager_factory(model, method)()(*args, **kwargs)
+        except Exception as error:
+            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
+        for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
+            for i, leaf in enumerate(pytree.tree_leaves(tree)):
+                if isinstance(leaf, torch.Tensor):
+                    found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
+    return found, ""

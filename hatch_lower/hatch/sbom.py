@@ -1,0 +1,84 @@
+"""The SBOM of a wheel (PEP 770): hatchling puts the file into `.dist-info/sboms`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hatchling.__about__ import __version__ as hatchling_version
+
+from hatch_lower.cache.store import Store
+from hatch_lower.config import Settings
+from hatch_lower.errors import PackageError
+from hatch_lower.provenance.subject import DOCUMENT, Subject
+from hatch_lower.recording.distributions import find_distributions
+from hatch_lower.results import BuildResult
+
+__all__ = ["add_sbom", "check_hatchling"]
+
+LIBRARY = "cyclonedx-python-lib"
+
+
+def check_hatchling(build_data: Mapping[str, Any]) -> None:
+    """See that this hatchling takes SBOMs, before anything is lowered.
+
+    Raises:
+        PackageError: if it does not.
+    """
+    if "sbom_files" not in build_data:
+        raise PackageError(
+            "this hatchling cannot put an SBOM into a wheel",
+            where="build-system.requires",
+            found=f"hatchling {hatchling_version}",
+            hint='require a newer one: `requires = ["hatchling>=1.28", …]`',
+        )
+
+
+def add_sbom(build_data: dict[str, Any], settings: Settings, result: BuildResult, work: Path, store: Store) -> None:
+    """Add the SBOM to what hatchling packages.
+
+    Args:
+        build_data: hatchling's.
+        settings: of the build.
+        result: of the build.
+        work: its folder.
+        store: keeps the document for the next build of the same.
+    """
+    tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
+    subject = Subject(settings, result, tools, platform.python_version(), fixed_time(os.environ))
+    path = work / DOCUMENT
+    path.write_text(remembered_text(subject, store), encoding="utf-8", newline="\n")
+    build_data["sbom_files"].append(str(path))
+
+
+def remembered_text(subject: Subject, store: Store) -> str:
+    """Return the document, made anew only if it is not in the cache."""
+    key = subject.digest()
+    known = store.find(key)
+    if known is not None and "document" in known:
+        return str(known["document"])
+    from hatch_lower.provenance.document import document_text  # see there what it takes
+
+    text = document_text(subject)
+    store.put(key, {"kind": "sbom", "subject": subject.settings.name}, {"document": text})
+    return text
+
+
+def version_of(library: str) -> str:
+    """Return a library's version, by the name of its folder: to read its metadata takes 2 ms of every build."""
+    start = library.partition("-")[0]
+    listings = ((entry, os.listdir(entry)) for entry in sys.path if os.path.isdir(entry))
+    named = ((entry, [name for name in names if name.startswith(start)]) for entry, names in listings)
+    found = find_distributions(named).get(library)
+    return found.version if found is not None else importlib.metadata.version(library)
+
+
+def fixed_time(environment: Mapping[str, str]) -> int | None:
+    """Return the time that is to stand in what is built, in seconds since 1970, if somebody has fixed one."""
+    text = environment.get("SOURCE_DATE_EPOCH", "")
+    return int(text) if text.isdecimal() else None

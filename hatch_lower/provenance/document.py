@@ -1,0 +1,272 @@
+"""The SBOM as a CycloneDX document. Importing the library takes longer than a build of what is known takes as a whole.
+
+```text
+metadata    the wheel's distribution, and the tools: hatch-lower, torch, backends, compilers, hatchling, Python
+components  each model, its files nested in it; its datasets; each package's manifest; requirements at run time
+```
+
+Serial number and time are none of the machine's: the one is made from the contents, the other is given or left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.contact import OrganizationalContact
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hatch_lower import __version__
+from hatch_lower.config import ModelSettings
+from hatch_lower.config_card import Dataset
+from hatch_lower.digest import digest_of
+from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.provenance.card import dataset_ref, model_card
+from hatch_lower.provenance.subject import Subject
+from hatch_lower.results import ModelResult, PayloadFile
+
+__all__ = ["document_text"]
+
+PREFIX = "hatch-lower"
+SERIAL = "urn:hatch-lower:sbom:sha256:"
+
+
+def document_text(subject: Subject) -> str:
+    """Return the document, ready to be written as UTF-8.
+
+    Args:
+        subject: what it describes. The plans of its models are read.
+
+    Raises:
+        ProgramError: if a plan is damaged.
+    """
+    files = {file.path: file for file in subject.result.payload}
+    bom, cards = Bom(), {}
+    bom.metadata.component = root = distribution_component(subject)
+    bom.metadata.lifecycles = [PredefinedLifecycle(LifecyclePhase.BUILD)]
+    for tool in tool_components(subject):
+        bom.metadata.tools.components.add(tool)
+    needed: dict[str, Component] = {}
+    parts = []
+    for settings, result in zip(subject.settings.models, subject.result.models, strict=True):
+        folder = folder_of(settings)
+        own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
+        plan = first_plan(result.entry, own)
+        model = model_component(subject, settings, result, own, plan)
+        datasets = [dataset_component(settings.name, i, each) for i, each in enumerate(settings.card.datasets)]
+        requirements = [needed.setdefault(text, requirement_component(text)) for text in requirements_of(result.entry)]
+        bom.components.update([model, *datasets])
+        bom.register_dependency(model, [*datasets, *requirements])
+        parts.append(model)
+        architecture = result.origin["architecture"]
+        cards[f"model:{settings.name}"] = model_card(
+            settings.name, settings.card, architecture["name"], plan.methods, architecture["outputs"]
+        )
+    manifests = [file_component(file, "manifest", ()) for file in files.values()]
+    bom.components.update([*manifests, *needed.values()])
+    bom.register_dependency(root, [*parts, *manifests])
+    return finished(json.loads(JsonV1Dot6(bom).output_as_string()), cards, subject.timestamp)
+
+
+def finished(document: dict[str, Any], cards: Mapping[str, Any], timestamp: int | None) -> str:
+    """Return a document as text, with its cards, and with a serial number and time that repeat."""
+    for component in document["components"]:
+        if card := cards.get(component["bom-ref"]):
+            component["modelCard"] = card
+    del document["serialNumber"], document["metadata"]["timestamp"]
+    if timestamp is not None:
+        moment = datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc)
+        document["metadata"]["timestamp"] = moment.isoformat()
+    number = uuid.uuid5(uuid.NAMESPACE_URL, f"{SERIAL}{digest_of(document)}")
+    document["serialNumber"] = number.urn
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+# what the components are
+
+
+def distribution_component(subject: Subject) -> Component:
+    """Return the component of the wheel's distribution."""
+    name, version = canonicalize_name(subject.settings.name), subject.settings.version
+    url = package_url(name, version)
+    return Component(type=ComponentType.LIBRARY, name=name, version=version, bom_ref=url.to_string(), purl=url)
+
+
+def tool_components(subject: Subject) -> Iterator[Component]:
+    """Yield what the wheel was made with."""
+    results = subject.result.models
+    libraries = {"hatch-lower": __version__, "torch": results[0].torch, **subject.tools}
+    for name, version in libraries.items():
+        url = package_url(name, version)
+        yield Component(
+            type=ComponentType.LIBRARY, name=name, version=version, bom_ref=f"tool:{url.to_string()}", purl=url
+        )
+    programs = {"Python": subject.python}
+    programs |= {name: version for result in results for name, version in result.tools.items()}
+    for name, version in programs.items():
+        yield Component(type=ComponentType.APPLICATION, name=name, version=version, bom_ref=f"tool:{name}")
+    backends = {each["name"]: dict[str, str]() for result in results for each in result.origin["backends"]}
+    brought = {}
+    for each in (each for result in results for each in result.origin["backends"]):
+        backends[each["name"]] |= each["fingerprint"]
+        brought[each["name"]] = each
+    for name, fingerprint in backends.items():
+        distribution, version = brought[name]["distribution"], brought[name]["version"]
+        yield Component(
+            type=ComponentType.LIBRARY,
+            name=name,
+            version=version or None,
+            bom_ref=f"backend:{name}",
+            purl=package_url(distribution, version) if distribution else None,
+            description="backend of hatch-lower",
+            properties=properties({f"fingerprint:{key}": [text] for key, text in fingerprint.items()}),
+        )
+
+
+def model_component(
+    subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
+) -> Component:
+    """Return the component of a model, with its files.
+
+    Args:
+        subject: what the document describes.
+        settings: of the model.
+        result: what lowering it came to.
+        files: path in the package's folder to the file in the wheel.
+        plan: of the first recipe in load order.
+    """
+    card, entry, architecture = settings.card, result.entry, result.origin["architecture"]
+    facts = {
+        "architecture": [architecture["name"]] if architecture["name"] else [],
+        "parameters": [str(architecture["parameters"])],
+        "export": [settings.export],
+        "package": [settings.package],
+        "methods": [", ".join(plan.methods)],
+        "recipes": [", ".join(entry["order"])],
+    }
+    if entry["constants"]:
+        facts["weights:sha256"] = [entry["constants"]["sha256"]]
+        facts["weights:size"] = [str(entry["constants"]["size"])]
+    for name, recipe in entry["recipes"].items():
+        facts[f"recipe:{name}:backends"] = [", ".join(recipe["backends"]) or "none"]
+        if target := recipe["target"]:
+            facts[f"recipe:{name}:target"] = [f"{target['system']} {target['machine']} {target['isa']}"]
+        for method, counts in recipe["methods"].items():
+            facts[f"recipe:{name}:method:{method}"] = [f"{counts['delegated']} of {counts['nodes']} nodes delegated"]
+    roles = roles_of(entry)
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        name=settings.name,
+        version=subject.settings.version,
+        bom_ref=f"model:{settings.name}",
+        description=card.description,
+        licenses=licenses(card.license),
+        authors=[OrganizationalContact(name=each.name, email=each.email) for each in card.authors],
+        external_references=[documentation(url) for url in card.references],
+        properties=properties(facts),
+        components=[file_component(file, *roles.get(path, ("", ()))) for path, file in files.items()],
+    )
+
+
+def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what each file of a model is, and for which recipes, by its path in the package's folder."""
+    roles: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for role, name in (("weights", "constants"), ("check data", "check")):
+        if entry[name]:
+            roles[entry[name]["path"]] = (role, ())
+    for recipe in entry["order"]:
+        each = entry["recipes"][recipe]
+        found = [("plan", each["plan"]), ("debug map", each["debug"])]
+        found += [("delegate", delegate) for delegate in each["delegates"]]
+        for role, file in found:
+            _, recipes = roles.get(file["path"], (role, ()))
+            roles[file["path"]] = (role, (*recipes, recipe))
+    return roles
+
+
+def file_component(file: PayloadFile, role: str, recipes: Iterable[str]) -> Component:
+    """Return the component of a packaged file."""
+    return Component(
+        type=ComponentType.FILE,
+        name=file.path,
+        bom_ref=f"file:{file.path}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file.sha256)],
+        properties=properties({"role": [role] if role else [], "size": [str(file.size)], "recipe": list(recipes)}),
+    )
+
+
+def dataset_component(model: str, position: int, dataset: Dataset) -> Component:
+    """Return the component of a dataset, to which the model's card refers."""
+    return Component(
+        type=ComponentType.DATA,
+        name=dataset.name,
+        bom_ref=dataset_ref(model, position),
+        description=dataset.description,
+        licenses=licenses(dataset.license),
+        external_references=[documentation(dataset.url)] if dataset.url else (),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=dataset.sha256)] if dataset.sha256 else (),
+        scope=ComponentScope.EXCLUDED,
+    )
+
+
+def requirement_component(text: str) -> Component:
+    """Return the component of what running a model needs; which version it will be is not known yet."""
+    name = canonicalize_name(Requirement(text).name)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=name,
+        bom_ref=f"requirement:{text}",
+        purl=package_url(name, None),
+        scope=ComponentScope.REQUIRED,
+        properties=properties({"requirement": [text]}),
+    )
+
+
+# smaller parts
+
+
+def folder_of(settings: ModelSettings) -> str:
+    """Return the folder of the wheel that holds a model's package's files."""
+    return f"{settings.package.replace('.', '/')}/_lowered"
+
+
+def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Plan:
+    """Return the plan of the recipe that is tried first; the methods of all have one signature."""
+    path = entry["recipes"][entry["order"][0]]["plan"]["path"]
+    return read_plan(files[path].source.read_bytes(), path)
+
+
+def requirements_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return the requirements of all recipes of a model."""
+    return sorted({text for recipe in entry["recipes"].values() for text in recipe["requirements"]})
+
+
+def package_url(name: str, version: str | None) -> PackageURL:
+    """Return the package URL of a Python distribution."""
+    return PackageURL("pypi", name=canonicalize_name(name), version=version)
+
+
+def licenses(expression: str | None) -> list[LicenseExpression]:
+    """Return an SPDX expression as CycloneDX has it."""
+    return [LicenseExpression(expression)] if expression else []
+
+
+def documentation(url: str) -> ExternalReference:
+    """Return a reference to what is to be read elsewhere."""
+    return ExternalReference(type=ExternalReferenceType.DOCUMENTATION, url=XsUri(url))
+
+
+def properties(facts: Mapping[str, Iterable[str]]) -> list[Property]:
+    """Return facts that CycloneDX has no field for."""
+    return [Property(name=f"{PREFIX}:{name}", value=value) for name, values in facts.items() for value in values]

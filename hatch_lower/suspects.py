@@ -1,0 +1,44 @@
+"""Cached results that are being compared with eager: if that ends badly, however it does, they are forgotten.
+
+A library that a broken compiler wrote may end the process that runs it, so the parent is left a note of what was run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hatch_lower.cache.store import Store
+
+__all__ = ["forget_suspects", "suspected"]
+
+NOTE = "suspects.json"
+
+
+@contextmanager
+def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
+    """Leave a note in a model's folder while its results are run; it stays if that fails.
+
+    Args:
+        folder: of the model in this build.
+        keys: of the results in the cache.
+    """
+    note = folder / NOTE
+    note.write_text(json.dumps(list(keys)), encoding="utf-8")
+    yield
+    note.unlink()
+
+
+def forget_suspects(store: Store, folders: Sequence[Path]) -> None:
+    """Let the next build make anew what was run when a build failed.
+
+    Args:
+        store: the cache.
+        folders: of the models of this build.
+    """
+    for folder in folders:
+        note = folder / NOTE
+        if note.exists():
+            store.forget(json.loads(note.read_text(encoding="utf-8")))

@@ -1,0 +1,328 @@
+"""The SBOM of a wheel, held against CycloneDX's own schema for each kind of model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from hatch_lower.cache.store import Store
+from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config_card import Author, Card, Dataset
+from hatch_lower.errors import PackageError
+from hatch_lower.format.arguments import Value
+from hatch_lower.format.graph import Graph, OpCall
+from hatch_lower.format.inputs import Symbol, TensorInput
+from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
+from hatch_lower.format.plan import MethodPlan, Parameter, Plan, TargetEntry, write_plan
+from hatch_lower.format.tree import Container, Leaf
+from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
+from hatch_lower.provenance.document import document_text
+from hatch_lower.provenance.subject import DOCUMENT, Subject
+from hatch_lower.records import Architecture, BackendRecord, encode
+from hatch_lower.results import BuildResult, ModelResult, PayloadFile
+
+TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
+PLAN = Plan(
+    (),
+    {},
+    (),
+    {
+        "forward": MethodPlan(
+            (Parameter("image", "positional", Leaf()),),
+            (TensorInput("float32", ("s0", 8), (8, 1)),),
+            {"s0": Symbol(1, 1024, "batch")},
+            Graph((0,), (OpCall("aten.relu.default", (Value(0),), (), 1),), (Value(1), Value(1))),
+            (),
+            (),
+            Container("dict", (Leaf(), Leaf()), ("logits", "again")),
+        )
+    },
+)
+PORTABLE = Architecture("digits.model.Net", 1250, {"forward": ("float32[batch, 10]", "int64[batch]")})
+NATIVE = BackendRecord(
+    "aoti", "hatch-lower", "0.1.0", {"aoti": "1", "settings": "ab" * 32, "compiler": "g++ (Debian 12.2.0-14) 12.2.0"}
+)
+CARD = Card(
+    description="Tells digits apart, “ä” too.",
+    license="Apache-2.0 OR LicenseRef-Own",
+    authors=(Author("Ada"), Author("Bob", "bob@example.org")),
+    task="image-classification",
+    family="convolutional neural network",
+    approach="supervised",
+    datasets=(Dataset("digits"), Dataset("more", "half of it", "CC-BY-4.0", "https://example.org/a?b=c#d", "0f" * 32)),
+    intended_uses=("sorting letters",),
+    limitations=("handwriting of children",),
+    ethical_considerations=("none is known",),
+    references=("https://example.org/paper",),
+)
+
+Make = Callable[..., Subject]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Makes a subject with one model; its files are written."""
+
+    def file(path: str, data: bytes, files: list[PayloadFile]) -> FileEntry:
+        source = tmp_path / hashlib.sha256(data + path.encode()).hexdigest()
+        source.write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        files.append(PayloadFile(path, source, len(data), digest))
+        return FileEntry(path, len(data), digest)
+
+    def make(
+        *names: str,
+        card: Card | None = None,
+        architecture: Architecture = PORTABLE,
+        backends: tuple[BackendRecord, ...] = (),
+        weights: bytes = b"",
+        timestamp: int | None = None,
+        package: Callable[[str], str] = lambda name: "digits",
+    ) -> Subject:
+        settings, results, payload = [], [], list[PayloadFile]()
+        for name in names or ("digits",):
+            files: list[PayloadFile] = []
+            recipes = {}
+            for recipe in ["default", "portable"] if backends else ["default"]:
+                native = bool(backends) and recipe == "default"
+                delegates = (file(f"{name}/delegates/00.so", b"native", files),) if native else ()
+                recipes[recipe] = RecipeEntry(
+                    file(f"{name}/{recipe}.json", write_plan(PLAN), files),
+                    file(f"{name}/{recipe}.debug.json", b"{}", files),
+                    delegates,
+                    tuple(each.name for each in backends) if native else (),
+                    ("hatch-lower>=0.1", "torch==2.13.*") if native else ("hatch-lower>=0.1",),
+                    TargetEntry("Linux", "x86_64", "x86-64-v3") if native else None,
+                    {"forward": MethodEntry(1, int(native), int(native))},
+                )
+            constants = file(f"{name}/constants.safetensors", weights, files) if weights else None
+            check = file(f"{name}/check.safetensors", b"check", files)
+            entry = ModelEntry(tuple(recipes), constants, check, recipes)
+            settings.append(ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes), card or Card()))
+            origin = {"architecture": encode(architecture), "backends": encode(backends)}
+            tools = {"g++": "12.2.0"} if backends else {}
+            results.append(ModelResult(name, model_json(entry), tuple(files), (), (), tools, "2.13.0+cpu", origin))
+            folder = f"{package(name).replace('.', '/')}/_lowered"
+            payload += [replace(each, path=f"{folder}/{each.path}") for each in files]
+            if all(each.path != f"{folder}/manifest.json" for each in payload):
+                file(f"{folder}/manifest.json", b"manifest", payload)
+        project = Settings(
+            Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),), ("default",)
+        )
+        result = BuildResult(tuple(payload), (), ("hatch-lower>=0.1",), (), tuple(results))
+        return Subject(project, result, TOOLS, "3.11.7", timestamp)
+
+    return make
+
+
+def checked(subject: Subject) -> dict[str, Any]:
+    """Return a subject's document; it has to fit the schema."""
+    text = document_text(subject)
+    error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    assert error is None, error
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def by_ref(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all components by their references."""
+    components = [*document["components"], *document["metadata"]["tools"]["components"]]
+    components += [part for each in components for part in each.get("components", [])]
+    found = {each["bom-ref"]: each for each in components}
+    assert len(found) == len(components), "a reference stands for two components"
+    return found
+
+
+def facts(component: Mapping[str, Any]) -> dict[str, str]:
+    return {each["name"].removeprefix("hatch-lower:"): each["value"] for each in component.get("properties", [])}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "without weights": {},
+    "of an unknown class": {"architecture": Architecture("", 0, {})},
+    "with weights": {"weights": b"weights"},
+    "with a card": {"weights": b"weights", "card": CARD},
+    "with native code": {"weights": b"weights", "card": CARD, "backends": (NATIVE,)},
+    "of a backend of this process": {"backends": (BackendRecord("Own", "", "", {}),)},
+    "at a fixed time": {"timestamp": 1580601600},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_document_of_each_kind_of_model_fits_the_schema(make: Make, kind: str) -> None:
+    subject = make(**KINDS[kind])
+    document = checked(subject)
+    assert document["metadata"].get("timestamp") == ("2020-02-02T00:00:00+00:00" if "time" in kind else None)
+    root = document["metadata"]["component"]
+    assert (root["name"], root["purl"]) == ("digits-of-me", "pkg:pypi/digits-of-me@1.0%2Blocal")
+    components = by_ref(document)
+    files = {each["name"]: each["hashes"] for each in components.values() if each["type"] == "file"}
+    assert files == {file.path: [{"alg": "SHA-256", "content": file.sha256}] for file in subject.result.payload}, (
+        "every file of the payload, and nothing else"
+    )
+    for each in document["dependencies"]:
+        assert {each["ref"], *each.get("dependsOn", ())} <= {*components, root["bom-ref"]}
+
+
+def test_several_models_in_several_packages_have_components_of_their_own(make: Make) -> None:
+    subject = make("digits", "letters", card=CARD, backends=(NATIVE,), package=lambda name: f"shop.{name}")
+    components = by_ref(checked(subject))
+    assert {"model:digits", "model:letters", "dataset:digits/1", "dataset:letters/1"} <= components.keys()
+    assert "file:shop/letters/_lowered/letters/default.json" in components
+    assert "file:shop/letters/_lowered/manifest.json" in components
+
+
+def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
+    document = checked(make(weights=b"weights", card=CARD, backends=(NATIVE,)))
+    components = by_ref(document)
+    model = components["model:digits"]
+    assert model["type"] == "machine-learning-model"
+    assert model["licenses"] == [{"expression": "Apache-2.0 OR LicenseRef-Own"}]
+    assert model["authors"] == [{"name": "Ada"}, {"name": "Bob", "email": "bob@example.org"}]
+    assert facts(model) == {
+        "architecture": "digits.model.Net",
+        "export": "digits.model:export",
+        "methods": "forward",
+        "package": "digits",
+        "parameters": "1250",
+        "recipe:default:backends": "aoti",
+        "recipe:default:method:forward": "1 of 1 nodes delegated",
+        "recipe:default:target": "Linux x86_64 x86-64-v3",
+        "recipe:portable:backends": "none",
+        "recipe:portable:method:forward": "0 of 1 nodes delegated",
+        "recipes": "default, portable",
+        "weights:sha256": hashlib.sha256(b"weights").hexdigest(),
+        "weights:size": "7",
+    }
+    assert model["modelCard"] == {
+        "modelParameters": {
+            "approach": {"type": "supervised"},
+            "architectureFamily": "convolutional neural network",
+            "datasets": [{"ref": "dataset:digits/0"}, {"ref": "dataset:digits/1"}],
+            "inputs": [{"format": "forward: image: float32[batch, 8]"}],
+            "modelArchitecture": "digits.model.Net",
+            "outputs": [{"format": "forward: {'logits': float32[batch, 10], 'again': int64[batch]}"}],
+            "task": "image-classification",
+        },
+        "considerations": {
+            "ethicalConsiderations": [{"name": "none is known"}],
+            "technicalLimitations": ["handwriting of children"],
+            "useCases": ["sorting letters"],
+        },
+    }
+    more = components["dataset:digits/1"]
+    assert more["licenses"] == [{"expression": "CC-BY-4.0"}]
+    assert more["hashes"] == [{"alg": "SHA-256", "content": "0f" * 32}]
+    assert facts(components["file:digits/_lowered/digits/delegates/00.so"]) == {
+        "recipe": "default",
+        "role": "delegate",
+        "size": "6",
+    }
+    needs = next(each["dependsOn"] for each in document["dependencies"] if each["ref"] == "model:digits")
+    assert {"requirement:hatch-lower>=0.1", "requirement:torch==2.13.*"} <= set(needs)
+    assert components["requirement:torch==2.13.*"]["purl"] == "pkg:pypi/torch"
+
+
+def test_the_tools_have_versions(make: Make) -> None:
+    document = checked(make(backends=(NATIVE,)))
+    tools = {each["name"]: each for each in document["metadata"]["tools"]["components"]}
+    versions = {name: each["version"] for name, each in tools.items()}
+    assert versions.pop("hatch-lower")
+    assert versions == {**TOOLS, "Python": "3.11.7", "aoti": "0.1.0", "g++": "12.2.0", "torch": "2.13.0+cpu"}
+    assert tools["torch"]["purl"] == "pkg:pypi/torch@2.13.0%2Bcpu"
+    assert facts(tools["aoti"])["fingerprint:compiler"] == "g++ (Debian 12.2.0-14) 12.2.0"
+
+
+def test_the_same_contents_give_the_same_bytes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make(weights=b"weights", card=CARD, backends=(NATIVE,))
+    first = document_text(subject)
+    random.seed(5)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert document_text(subject) == first
+    number = json.loads(first)["serialNumber"]
+    others = [
+        make(weights=b"others!", card=CARD, backends=(NATIVE,)),
+        make(weights=b"weights", card=replace(CARD, task="another"), backends=(NATIVE,)),
+        make(weights=b"weights", card=CARD, backends=(NATIVE,), timestamp=0),
+    ]
+    numbers = {json.loads(document_text(each))["serialNumber"] for each in others}
+    assert len({number, *numbers}) == 4, "another document has another serial number"
+
+
+def test_whatever_shapes_the_document_is_in_its_key(make: Make) -> None:
+    subject = make(weights=b"weights", card=CARD, backends=(NATIVE,))
+    others = [
+        make(weights=b"others!", card=CARD, backends=(NATIVE,)),
+        make(weights=b"weights", card=replace(CARD, license="MIT"), backends=(NATIVE,)),
+        make(weights=b"weights", card=CARD, backends=(replace(NATIVE, version="0.2"),)),
+        make(weights=b"weights", card=CARD, backends=(NATIVE,), architecture=replace(PORTABLE, parameters=3)),
+        replace(subject, tools={**TOOLS, "hatchling": "1.29.0"}),
+        replace(subject, python="3.12.1"),
+        replace(subject, timestamp=1),
+        replace(subject, settings=replace(subject.settings, version="2")),
+        replace(subject, settings=replace(subject.settings, name="other")),
+    ]
+    assert len({each.digest() for each in [subject, *others]}) == 1 + len(others)
+    assert all(document_text(each) != document_text(subject) for each in others)
+
+
+def test_where_files_lie_is_neither_in_the_key_nor_in_the_document(make: Make, tmp_path: Path) -> None:
+    subject = make(weights=b"weights")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moved = []
+    for file in subject.result.payload:
+        source = elsewhere / file.source.name
+        source.write_bytes(file.source.read_bytes())
+        moved.append(replace(file, source=source))
+    other = replace(subject, result=replace(subject.result, payload=tuple(moved)))
+    assert other.digest() == subject.digest()
+    assert document_text(other) == document_text(subject)
+    assert str(tmp_path) not in document_text(subject)
+
+
+def test_a_known_document_is_taken_from_the_cache(make: Make, tmp_path: Path) -> None:
+    subject = make(weights=b"weights", card=CARD)
+    store = Store(tmp_path / "cache", "on", pytest.fail)
+    for number in range(2):
+        work = tmp_path / str(number)
+        work.mkdir()
+        build_data: dict[str, Any] = {"sbom_files": []}
+        add_sbom(build_data, subject.settings, subject.result, work, store)
+        assert build_data["sbom_files"] == [str(work / DOCUMENT)]
+        for file in subject.result.payload:  # a second time there is nothing to read
+            file.source.unlink(missing_ok=True)
+    assert (tmp_path / "0" / DOCUMENT).read_bytes() == (tmp_path / "1" / DOCUMENT).read_bytes()
+
+
+def test_what_a_build_of_the_known_imports_is_light(modules_after: Callable[[str], set[str]]) -> None:
+    modules = modules_after("import hatch_lower.hatch.sbom")
+    assert "hatchling" in modules
+    assert not modules & {"cyclonedx", "packageurl", "torch", "hatch_lower.provenance.document"}
+
+
+def test_an_old_hatchling_is_refused_before_anything_is_lowered() -> None:
+    with pytest.raises(PackageError, match="this hatchling cannot put an SBOM into a wheel") as caught:
+        check_hatchling({"dependencies": []})
+    assert 'requires = ["hatchling>=1.28", …]' in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "time"), [("0", 0), ("1580601600", 1580601600), ("", None), ("soon", None)])
+def test_only_a_time_that_somebody_has_fixed_is_taken(text: str, time: int | None) -> None:
+    assert fixed_time({"SOURCE_DATE_EPOCH": text}) == time
+    assert fixed_time({}) is None
+
+
+def test_a_librarys_version_is_that_of_its_metadata() -> None:
+    from importlib.metadata import version
+
+    assert version_of("cyclonedx-python-lib") == version("cyclonedx-python-lib")
