@@ -143,8 +143,9 @@ def test_building_two_gibibytes_again(bench: Any) -> None:
         times.append((timed(project, {"HATCH_LOWER_CACHE": "frozen"}), copied()))
 
     bench.benchmark.pedantic(both, rounds=5)
-    seconds, copy_seconds = (statistics.median(each) for each in zip(*times, strict=True))
-    ratio = statistics.median(ours / theirs for ours, theirs in times)
+    seconds = statistics.median(ours for ours, _ in times)
+    copy_seconds = min(theirs for _, theirs in times)  # the disk may hold up what is written second: the least of all
+    ratio = seconds / copy_seconds
 
     table = project.root / "pyproject.toml"
     table.write_text(table.read_text().partition("[tool.hatch.build.targets.wheel]")[0])
@@ -162,7 +163,7 @@ def test_building_two_gibibytes_again(bench: Any) -> None:
     )
     bench.report(
         "the same, against copying and hashing 2 GiB",
-        f"{seconds:.1f} s / {copy_seconds:.1f} s = {ratio:.2f}",
+        f"{seconds:.1f} s / {copy_seconds:.1f} s at best = {ratio:.2f}",
         "<= 2.5",
         copy_seconds=copy_seconds,
         copy_ratio=ratio,

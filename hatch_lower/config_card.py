@@ -53,7 +53,7 @@ class Card:
     license: str | None = field(default=None, metadata=LICENSE)
     """SPDX expression of the licence of the weights, as in `[project] license`."""
     authors: tuple[Author, ...] = ()
-    """Who made the model: names, or tables such as `{ name = "Ada", email = "ada@example.org" }`."""
+    """Who made the model: names, or tables such as `{ name = "First team", email = "first@example.org" }`."""
     task: str | None = None
     """What the model is for: `image-classification`, say."""
     family: str | None = None

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from hatch_lower.cli.contents import find_contents, read_member
 from hatch_lower.errors import ProgramError
-from hatch_lower.provenance.subject import DOCUMENT, FOLDER
+from hatch_lower.format.package import SBOM_FILE
+from hatch_lower.provenance.subject import FOLDER
 from hatch_lower.runtime.installed import find_model
 
 __all__ = ["sbom_text"]
 
-PLACE = f".dist-info/{FOLDER}/{DOCUMENT}"
+PLACE = f".dist-info/{FOLDER}/{SBOM_FILE}"
 
 
 def sbom_text(name: str) -> str:
@@ -35,7 +36,7 @@ def sbom_text(name: str) -> str:
             where=name,
             hint="name the wheel, or the installed distribution",
         ) from None
-    text = installed.read_text(f"{FOLDER}/{DOCUMENT}")
+    text = installed.read_text(f"{FOLDER}/{SBOM_FILE}")
     if text is None:
         editable = '"editable":true' in "".join((installed.read_text("direct_url.json") or "").split())
         raise missing(

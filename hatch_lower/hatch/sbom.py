@@ -15,7 +15,8 @@ from hatchling.__about__ import __version__ as hatchling_version
 from hatch_lower.cache.store import Store
 from hatch_lower.config import Settings
 from hatch_lower.errors import PackageError
-from hatch_lower.provenance.subject import DOCUMENT, Subject
+from hatch_lower.format.package import SBOM_FILE
+from hatch_lower.provenance.subject import Subject
 from hatch_lower.recording.distributions import find_distributions
 from hatch_lower.results import BuildResult
 
@@ -51,7 +52,7 @@ def add_sbom(build_data: dict[str, Any], settings: Settings, result: BuildResult
     """
     tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
     subject = Subject(settings, result, tools, platform.python_version(), fixed_time(os.environ))
-    path = work / DOCUMENT
+    path = work / SBOM_FILE
     path.write_text(remembered_text(subject, store), encoding="utf-8", newline="\n")
     build_data["sbom_files"].append(str(path))
 

@@ -10,13 +10,12 @@ from hatch_lower.config import Settings
 from hatch_lower.digest import digest_of
 from hatch_lower.results import BuildResult
 
-__all__ = ["DOCUMENT", "FOLDER", "Subject"]
+__all__ = ["FOLDER", "Subject"]
 
 SCHEMA = 1
 """Counts the forms of the document: of this code's, not of CycloneDX."""
 FOLDER = "sboms"
 """Of `.dist-info`, by PEP 770."""
-DOCUMENT = "hatch-lower.cdx.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.reading import check_schema, parse_json, read_fields, read_object, read_qualified_name
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
@@ -162,11 +163,13 @@ def not_found(
     """Return the error for a model that is not installed, or was not lowered."""
     for owner, distribution in sorted(declared.items()):
         if any(each.name == model for each in distribution.entry_points.select(group=ENTRY_POINT_GROUP)):
-            return ProgramError(
-                f"the distribution `{owner}` was built without lowered models",
-                where=f"model `{model}`",
-                hint="build its wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
-            )
+            if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook had begun
+                what = f"the distribution `{owner}` is incomplete: it is without its lowered models"
+                hint = "its build was interrupted: build its wheel again"
+            else:
+                what = f"the distribution `{owner}` was built without lowered models"
+                hint = "build its wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS"
+            return ProgramError(what, where=f"model `{model}`", hint=hint)
     hint = "install the distribution that has it"
     if "/" in name or "\\" in name:
         hint = "pass a `pathlib.Path` to load from a folder; a text is a model's name"

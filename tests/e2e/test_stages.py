@@ -95,8 +95,12 @@ def test_a_first_build_that_is_killed_anywhere(supervisor: Supervisor, tiny: Kno
     place = Place.of("tiny", tmp_path / "place")
     for number in sample(KILLS, len(tiny.first)):
         place.start_over()
-        struck = supervisor.build(place, ("kill", "kill-all")[number % 2], str(number))
-        has_been_killed(place, tiny, struck, f"point {number}")
+        action = ("kill", "kill-all")[number % 2]
+        struck = supervisor.build(place, action, str(number))
+        if action == "kill" and struck.points[number - 1].program not in ("hatchling", "hatch_lower.worker"):
+            struck.finished.check()  # it was a compiler, of a library that a build can do without
+        else:
+            has_been_killed(place, tiny, struck, f"point {number}")
         place.recovers(tiny)
 
 
@@ -122,7 +126,7 @@ def test_in_the_window_of_finalize_an_incomplete_wheel_stays_that_everybody_refu
     assert check.status != 0
     assert "the wheel is incomplete: it is without its lowered models" in check.stderr
     monkeypatch.syspath_prepend(unpack(incomplete, tmp_path / "site"))
-    with pytest.raises(ProgramError, match="was built without lowered models"):
+    with pytest.raises(ProgramError, match="the distribution `tiny` is incomplete: it is without its lowered models"):
         hatch_lower.load("tiny")
     place.recovers(tiny)
 

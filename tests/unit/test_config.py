@@ -269,7 +269,7 @@ def test_another_path_of_the_table_is_named() -> None:
             'name or password, found the string "https://me:secret@example.org"',
         ),
         (
-            {"models": {"digits": {"card": {"authors": [{"name": "Ada", "email": "nowhere"}]}}}},
+            {"models": {"digits": {"card": {"authors": [{"name": "First team", "email": "nowhere"}]}}}},
             '`{}.models.digits.card.authors[0].email` must be an email address, found the string "nowhere"',
         ),
         (
@@ -336,7 +336,7 @@ def test_a_card_holds_names_or_tables_and_its_licences_are_spelled_as_spdx_does(
                 "digits": {
                     "card": {
                         "license": "apache-2.0 or licenseref-own",
-                        "authors": ["Ada", {"name": "Bob", "email": "bob@example.org"}],
+                        "authors": ["First team", {"name": "Second team", "email": "second@example.org"}],
                         "datasets": ["numbers", {"name": "more", "license": "cc-by-4.0", "url": "s3://bucket/more"}],
                         "approach": "supervised",
                         "limitations": ["few"],
@@ -347,7 +347,7 @@ def test_a_card_holds_names_or_tables_and_its_licences_are_spelled_as_spdx_does(
     ).models
     assert model.card == Card(
         license="Apache-2.0 OR LicenseRef-own",
-        authors=(Author("Ada"), Author("Bob", "bob@example.org")),
+        authors=(Author("First team"), Author("Second team", "second@example.org")),
         datasets=(Dataset("numbers"), Dataset("more", license="CC-BY-4.0", url="s3://bucket/more")),
         approach="supervised",
         limitations=("few",),

@@ -250,6 +250,20 @@ def test_a_wheel_that_was_built_without_the_hook(site: Path, name: str) -> None:
     )
 
 
+def test_a_wheel_whose_build_was_killed_before_the_payload_was_in_it(site: Path) -> None:
+    (site / "digits").mkdir()
+    install(site, "digits", {"hatch_lower.models": {"digits": "digits.model:export"}})
+    record = next(site.glob("digits-*.dist-info/RECORD"))
+    record.write_text(record.read_text() + f"{record.parent.name}/sboms/hatch-lower.cdx.json,,\n")
+    with pytest.raises(ProgramError) as caught:
+        load("digits")
+    assert str(caught.value) == (
+        "the distribution `digits` is incomplete: it is without its lowered models\n"
+        "  where: model `digits`\n"
+        "  to do: its build was interrupted: build its wheel again"
+    )
+
+
 def test_another_distribution_that_is_damaged(site: Path) -> None:
     installed(site, declared=False)
     other = installed(site, "second", "letters", declared=False)

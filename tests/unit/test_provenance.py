@@ -22,11 +22,12 @@ from hatch_lower.format.arguments import Value
 from hatch_lower.format.graph import Graph, OpCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
+from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, TargetEntry, write_plan
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 from hatch_lower.provenance.document import document_text
-from hatch_lower.provenance.subject import DOCUMENT, Subject
+from hatch_lower.provenance.subject import Subject
 from hatch_lower.records import Architecture, BackendRecord, encode
 from hatch_lower.results import BuildResult, ModelResult, PayloadFile
 
@@ -54,7 +55,7 @@ NATIVE = BackendRecord(
 CARD = Card(
     description="Tells digits apart, “ä” too.",
     license="Apache-2.0 OR LicenseRef-Own",
-    authors=(Author("Ada"), Author("Bob", "bob@example.org")),
+    authors=(Author("First team"), Author("Second team", "second@example.org")),
     task="image-classification",
     family="convolutional neural network",
     approach="supervised",
@@ -187,7 +188,7 @@ def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
     model = components["model:digits"]
     assert model["type"] == "machine-learning-model"
     assert model["licenses"] == [{"expression": "Apache-2.0 OR LicenseRef-Own"}]
-    assert model["authors"] == [{"name": "Ada"}, {"name": "Bob", "email": "bob@example.org"}]
+    assert model["authors"] == [{"name": "First team"}, {"name": "Second team", "email": "second@example.org"}]
     assert facts(model) == {
         "architecture": "digits.model.Net",
         "export": "digits.model:export",
@@ -298,10 +299,10 @@ def test_a_known_document_is_taken_from_the_cache(make: Make, tmp_path: Path) ->
         work.mkdir()
         build_data: dict[str, Any] = {"sbom_files": []}
         add_sbom(build_data, subject.settings, subject.result, work, store)
-        assert build_data["sbom_files"] == [str(work / DOCUMENT)]
+        assert build_data["sbom_files"] == [str(work / SBOM_FILE)]
         for file in subject.result.payload:  # a second time there is nothing to read
             file.source.unlink(missing_ok=True)
-    assert (tmp_path / "0" / DOCUMENT).read_bytes() == (tmp_path / "1" / DOCUMENT).read_bytes()
+    assert (tmp_path / "0" / SBOM_FILE).read_bytes() == (tmp_path / "1" / SBOM_FILE).read_bytes()
 
 
 def test_what_a_build_of_the_known_imports_is_light(modules_after: Callable[[str], set[str]]) -> None:
