@@ -1,4 +1,4 @@
-"""The child processes of a build: start them, show what they report, end them, and make sense of how they ended."""
+"""The child processes of a build: start them, show what they report, and end them."""
 
 from __future__ import annotations
 
@@ -14,43 +14,22 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from hatch_lower.errors import LowerError, ProcessError, error_from_json
+from hatch_lower.endings import Answer, Ending, answer_of, cut, without_errors
+from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
-from hatch_lower.records import ModelReport, Request, decode, write_record
-from hatch_lower.worker import ANSWER, UNANSWERED, out_of_memory_error
+from hatch_lower.records import Request, write_record
 
-__all__ = ["Answer", "run_children"]
+__all__ = ["run_children"]
 
 GRACE_SECONDS = 3.0
 """How long a child may take to remove its temporary files when it is told to end."""
 TICK_SECONDS = 0.2
 TAIL_LINES = 200
-SHOWN_LINES = 20
-SEARCHED_LINES = 60
-OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
-SHOWN_CHARACTERS = 500
 LINE_BYTES = 1 << 16
 """The longest line that is kept whole: what is printed without an end must not fill the parent's memory."""
 REST_BYTES = 1 << 20
 """What is read at most of a pipe once its child has ended: what it left behind may print for ever."""
-NO_MEMORY = ("MemoryError", "std::bad_alloc", "DefaultCPUAllocator: ", "Cannot allocate memory", "out of memory")
-"""What a process that ran out of memory says when it ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a child process answers.
-
-    Args:
-        report: of its model.
-        unknown: reasons why what the export read is not known completely, so that the next build exports again.
-    """
-
-    report: ModelReport
-    unknown: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +57,11 @@ class Child:
             return where
         event = self.open_stages[-1]
         return f"{where}, stage `{event.stage}` of `{event.subject()}`"
+
+    def ending(self) -> Ending:
+        """Return what is known of it once it has ended."""
+        status = self.process.returncode
+        return Ending(self.request.folder, self.request.model, self.place(), status, self.timed_out, tuple(self.output))
 
 
 def run_children(
@@ -270,7 +254,7 @@ def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, ti
             while left > 0 and readable(descriptor) and (count := read_some(child, descriptor, reporter)):
                 left -= count
     close_pipes(child)
-    return answer_of(child, timeout)
+    return answer_of(child.ending(), timeout)
 
 
 def close_pipes(child: Child) -> None:
@@ -285,93 +269,3 @@ def readable(descriptor: int) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(0))
-
-
-def answer_of(child: Child, timeout: float) -> Answer | LowerError:
-    """Return a child's answer, or the error that says why there is none."""
-    tail = last_words(list(child.output))
-    if child.timed_out:
-        return ProcessError(
-            f"the build process took longer than its time limit of {timeout:g} s",
-            where=child.place(),
-            found=tail,
-            hint="raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
-        )
-    path = child.request.folder / ANSWER
-    if path.exists():
-        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if "error" in answer:
-            return error_from_json(answer["error"])
-        return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
-    status = child.process.returncode
-    if status == UNANSWERED:
-        return ProcessError(
-            "the build process could not write its answer",
-            where=child.place(),
-            found=tail,
-            hint="make room for the folder of temporary files, which `TMPDIR` names",
-        )
-    memory = out_of_memory_error(child.request.model, tail)
-    said = "\n".join(list(child.output)[-SEARCHED_LINES:])
-    if status == -signal.SIGKILL:
-        what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
-        return ProcessError(what, where=child.place(), found=tail, hint=memory.hint)
-    if any(words in said for words in NO_MEMORY):
-        return ProcessError(memory.what, where=child.place(), found=tail, hint=memory.hint)
-    if status < 0:
-        return ProcessError(
-            f"the build process crashed ({signal_name(-status)})",
-            where=child.place(),
-            found=tail,
-            hint="the last stage says which backend or operation was at work; lower the model without it to be sure",
-        )
-    return ProcessError(
-        f"the build process ended with exit status {status} and no result",
-        where=child.place(),
-        found=tail,
-        hint="something in the model's code or in a backend ended the process; the stage says which was at work",
-    )
-
-
-def last_words(output: Sequence[str]) -> str:
-    """Return the end of what a child printed, or where Python says in which call it crashed.
-
-    Of a traceback only the exception is of use, and of the calls only those that are not this package's own: the stage
-    says more of those.
-    """
-    fatal = next((i for i, line in enumerate(output) if line.startswith("Fatal Python error")), None)
-    traced = next((i for i, line in enumerate(output) if line.startswith("Traceback (most recent call last)")), None)
-    if fatal is not None:
-        shown = [line for line in output[fatal:] if not line.lstrip().startswith(OWN_CALLS)][:SHOWN_LINES]
-    elif traced is not None:
-        shown = [line for line in output[traced + 1 :] if not line.startswith(" ")][-SHOWN_LINES:]
-    else:
-        shown = list(output[-SHOWN_LINES:])
-    text = "\n".join(cut(line) for line in shown if not line.startswith("Extension modules:")).strip()
-    return text.removesuffix("Stack (most recent call first):").strip()
-
-
-def cut(line: str) -> str:
-    """Return a line as far as anybody reads it."""
-    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV`."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def without_errors(answers: Sequence[Answer | LowerError]) -> list[Answer]:
-    """Return the answers, or raise the first error with the others listed in it."""
-    errors = [each for each in answers if isinstance(each, LowerError)]
-    if not errors:
-        return [each for each in answers if isinstance(each, Answer)]
-    first, *others = errors
-    if not others:
-        raise first
-    listed = "\n".join(f"{each.what} ({each.where})" for each in others)
-    found = f"{first.found}\nother models failed too:\n{listed}".strip()
-    raise type(first)(first.what, where=first.where, found=found, hint=first.hint)

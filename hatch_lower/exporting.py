@@ -14,8 +14,9 @@ from pathlib import Path
 
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
-from hatch_lower.children import Answer, run_children
+from hatch_lower.children import run_children
 from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.endings import Answer
 from hatch_lower.errors import LowerError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import explain_methods

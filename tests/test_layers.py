@@ -21,7 +21,19 @@ LAYERS = (
     {"backend", "edge"},
     {"lowering"},
     {"export", "program"},
-    {"audit", "backends", "build", "children", "exporting", "guarded", "pipeline", "recapture", "reports", "reuse"}
+    {
+        "audit",
+        "backends",
+        "build",
+        "children",
+        "endings",
+        "exporting",
+        "guarded",
+        "pipeline",
+        "recapture",
+        "reports",
+        "reuse",
+    }
     | {"saving", "strict", "suspects", "unchanged", "verifying", "watching", "worker"},
     {"hatch"},
     {"comparing", "rebuilding"},
@@ -42,6 +54,7 @@ SINGLE_MODULES = {
 }
 SINGLE_MODULES |= {
     "audit",
+    "endings",
     "exporting",
     "guarded",
     "recapture",
@@ -67,7 +80,19 @@ NO_TORCH = {
     "debug",
 }
 NO_TORCH |= {"environment", "format", "model", "surroundings", "cache", "records", "recording", "explain"}
-NO_TORCH |= {"audit", "build", "children", "exporting", "hatch", "cli", "reports", "results", "suspects", "unchanged"}
+NO_TORCH |= {
+    "audit",
+    "build",
+    "children",
+    "endings",
+    "exporting",
+    "hatch",
+    "cli",
+    "reports",
+    "results",
+    "suspects",
+    "unchanged",
+}
 NO_TORCH |= {"watching"}
 NO_TORCH |= {"comparing", "provenance", "rebuilding"}
 

@@ -20,9 +20,10 @@ import pytest
 
 import hatch_lower.children
 from hatch_lower.build import build
-from hatch_lower.children import Answer, Child, answer_of, last_words, without_errors
+from hatch_lower.children import Child
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
+from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
 from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
@@ -324,13 +325,14 @@ def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
     wait_until_gone(pids)
 
 
-def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> Child:
+def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> Ending:
     settings = Settings(folder, "shop", "1", (), (), ())
     request = Request(settings, "digits", folder, "", (), (), (), 3)
     process: Any = SimpleNamespace(returncode=status)
     events: Any = None
     open_stages = [Event(stage, "start", "digits", "default", "forward") for stage in stages]
-    return Child(request, process, events, 0.0, open_stages, deque(["its last words"]), timed_out=timed_out)
+    child = Child(request, process, events, 0.0, open_stages, deque(["its last words"]), timed_out=timed_out)
+    return child.ending()
 
 
 @pytest.mark.parametrize(
