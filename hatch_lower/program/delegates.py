@@ -11,17 +11,26 @@ from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import PAGE_SIZE, DataFile, DataLayout, DelegateEntry, TargetEntry, is_whole
 from hatch_lower.lowering.module import LoweredBackendModule
 
-__all__ = ["Blob", "DelegateTable"]
+__all__ = ["Blob", "DelegateTable", "delegate_file"]
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The bytes of one or more delegates, to be written to `<model>/delegates/<sha256>.<suffix>`."""
+    """The bytes of one or more delegates, to be written to `delegate_file`."""
 
     data: bytes
     suffix: str
     target: Target | None
     requirements: tuple[str, ...]
+
+
+def delegate_file(digest: str, suffix: str) -> str:
+    """Return where a blob goes in the model's folder.
+
+    The name begins with a letter because a `.so` counts as a module for tools that check wheels, and a module's name
+    has to be one that can be imported.
+    """
+    return f"delegates/sha256_{digest}.{suffix}"
 
 
 class DelegateTable:
@@ -57,7 +66,7 @@ class DelegateTable:
         needs = None
         if result.target is not None:
             needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
-        file = f"{self._model}/delegates/{digest}.{blob.suffix}"
+        file = f"{self._model}/{delegate_file(digest, blob.suffix)}"
         data = self._add_data(module)
         entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data)
         try:

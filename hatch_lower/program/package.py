@@ -18,6 +18,7 @@ from hatch_lower.digest import digest_of, sha256_bytes
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.program.constants_file import ConstantsFile, write_constants
+from hatch_lower.program.delegates import delegate_file
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.records import PayloadFile
 
@@ -88,7 +89,7 @@ class Packager:
         native = []
         for digest in sorted(emitted.blobs):
             blob = emitted.blobs[digest]
-            entry = self.write(f"delegates/{digest}.{blob.suffix}", blob.data)
+            entry = self.write(delegate_file(digest, blob.suffix), blob.data)
             delegates.append(entry)
             if blob.target is not None:
                 native.append(self._files[entry.path].source)

@@ -23,7 +23,7 @@ class DelegateBlob:
     """One delegate's processed bytes in the installed wheel, already checked against its digest.
 
     Args:
-        path: the file; its name is its digest, so a path never stands for two contents.
+        path: the file; its name holds its digest, so a path never stands for two contents.
         info: what the compile half put into `PreprocessResult.info`.
         data: the named data of all delegates of the program, by name: read-only views of mapped files. A mapping lives
             as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.

@@ -42,13 +42,16 @@ INSTALLERS: dict[str, list[str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["as built", "zip64", *(["4 GiB"] if THOROUGH else [])])
+@pytest.fixture(scope="module", params=["as built", "native", "zip64", *(["4 GiB"] if THOROUGH else [])])
 def wheel(
     request: pytest.FixtureRequest, built: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """The wheel of the smallest scenario, as it is built, and with another payload for which the limit is low."""
+    """The wheels of the smallest scenario and of one with native code, and one with another payload and a low limit."""
     if request.param == "as built":
         yield built("tiny")
+        return
+    if request.param == "native":
+        yield built("mixed")
         return
     folder = tmp_path_factory.mktemp("large")
     path = copy_project("tiny", folder).wheel({"HATCH_BUILD_NO_HOOKS": "1"})

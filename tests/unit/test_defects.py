@@ -376,7 +376,7 @@ def test_12_what_one_partitioner_keeps_whole_no_other_undoes() -> None:
     method = CapturedMethod("forward", exported, (x,), {}, ("x",))
     partitioners = [Keeping(aten.linear.default), Keeping(aten.hardswish.default, lambda node: True)]
     for each in (partitioners, partitioners[::-1]):
-        program = convert(method, each)
+        program = convert(method, dict(zip(("first", "second"), each, strict=True)), "model `m`")
         kept = [node.target._op for node in program.graph.nodes if hasattr(node.target, "_op")]
         assert kept.count(aten.linear.default) == 2
         assert kept.count(aten.hardswish.default) == 1

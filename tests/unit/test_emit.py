@@ -639,7 +639,7 @@ def test_delegates_their_constants_and_blobs() -> None:
     blob = emitted.blobs[digest]
     assert (blob.suffix, blob.requirements, blob.target) == ("txt", ("library==1.*",), Target("Linux", "x86_64", "v3"))
     assert emitted.requirements() == ("library==1.*",)
-    assert [entry.file for entry in plan.delegates] == [f"model/delegates/{digest}.txt"] * 2
+    assert [entry.file for entry in plan.delegates] == [f"model/delegates/sha256_{digest}.txt"] * 2
     assert [entry.constants for entry in plan.delegates] == [
         ("layers.0.weight", "layers.0.bias"),
         ("layers.1.weight", "layers.1.bias"),
