@@ -20,8 +20,8 @@ SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
-NO_MEMORY = ("MemoryError", "std::bad_alloc", "DefaultCPUAllocator: ", "Cannot allocate memory", "out of memory")
-"""What a process that ran out of memory says when it ends."""
+NO_MEMORY = ("memoryerror", "std::bad_alloc", "defaultcpuallocator: ", "cannot allocate memory", "out of memory")
+"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, the C library, the loader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def answer_of(ending: Ending, timeout: float) -> Answer | LowerError:
             hint="make room for the folder of temporary files, which `TMPDIR` names",
         )
     memory = out_of_memory_error(ending.model, tail)
-    said = "\n".join(ending.output[-SEARCHED_LINES:])
+    said = "\n".join(ending.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
         what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
         return ProcessError(what, where=ending.place, found=tail, hint=memory.hint)

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -371,6 +372,21 @@ def test_a_child_that_gave_no_answer(tmp_path: Path, status: int, stages: tuple[
     answer = answer_of(child_that_ended(tmp_path, status, stages=stages), 60)
     assert isinstance(answer, ProcessError)
     assert str(answer) == message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "cannot allocate memory for thread-local data: ABORT",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "ImportError: libtorch_cpu.so: failed to map segment: Cannot allocate memory",
+    ],
+)
+def test_a_child_whose_last_words_are_of_memory(tmp_path: Path, words: str) -> None:
+    ending = replace(child_that_ended(tmp_path, 127), output=(words,))
+    answer = answer_of(ending, 60)
+    assert isinstance(answer, ProcessError)
+    assert (answer.what, answer.found) == ("the build process ran out of memory", words)
 
 
 def test_a_crash_shows_where_python_was() -> None:
