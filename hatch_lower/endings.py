@@ -21,7 +21,7 @@ SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
 NO_MEMORY = ("memoryerror", "std::bad_alloc", "defaultcpuallocator: ", "cannot allocate memory", "out of memory")
-"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, the C library, the loader."""
+"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, the loader."""
 
 
 @dataclass(frozen=True, slots=True)
