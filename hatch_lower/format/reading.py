@@ -126,9 +126,13 @@ def read_text(value: Any, where: str) -> str:
 
 
 def read_identifier(value: Any, where: str) -> str:
-    """Return `value`, a Python identifier in the form in which Python itself keeps it, and no keyword."""
+    """Return `value`, a Python identifier in the form in which Python itself keeps it, and no keyword.
+
+    Nor is it `__debug__`, to which nothing can be assigned.
+    """
     text = read_text(value, where)
-    if not text.isidentifier() or keyword.iskeyword(text) or unicodedata.normalize("NFKC", text) != text:
+    reserved = keyword.iskeyword(text) or text == "__debug__"
+    if not text.isidentifier() or reserved or unicodedata.normalize("NFKC", text) != text:
         refuse(where, f"{text[:40]!r} instead of an identifier")
     return text
 

@@ -238,7 +238,7 @@ def load_watched(package: Package, name: str, recipe: str | None = None) -> Call
             finally:
                 assert watch.forbidden == []
                 outside = [each for each in watch.opened if not each.startswith((*roots, "/proc/cpuinfo"))]
-                assert [each for each in outside if "<hatch-lower method" not in each] == []
+                assert outside == []
                 assert [each for each in watch.sources if "marker" in each] == []
 
     return read
@@ -321,9 +321,8 @@ def test_plans_with_everything_in_them(seed: int) -> None:
                 execute_plan(plan, spans, {"doubling": Doubling}, Path("/nowhere"))
             finally:
                 assert watch.forbidden == []
-                # Python looks for the line of a SyntaxError, in a file of the code's name
                 outside = [each for each in watch.opened if not each.startswith("/nowhere")]
-                assert [each for each in outside if "<hatch-lower method" not in each] == []
+                assert outside == []
                 assert [each for each in watch.sources if "marker" in each] == []
 
     read(canonical_json(RICH))
@@ -664,7 +663,7 @@ def test_sizes_of_what_is_no_tensor() -> None:
 
 
 def test_a_parameter_that_python_cannot_assign_to() -> None:
-    with pytest.raises(ProgramError, match="Python refuses its code: SyntaxError"):
+    with pytest.raises(ProgramError, match="'__debug__' instead of an identifier"):
         executor_of(plan_value(forward=method([ROW], [], v(0), parameters=[parameter("__debug__")])))
 
 
