@@ -24,6 +24,7 @@ from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import PartitionError
 from hatch_lower.lowering.lower import Lowered, lower_methods, to_backend
+from hatch_lower.program.delegates import delegate_file
 from hatch_lower.program.emit import LoweredMethod, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
 
@@ -68,7 +69,7 @@ def execute(program: ExportedProgram, folder: Path) -> Executor:
     """Emit a lowered program, write its delegates, and load it."""
     emitted = emit_program("model", {"forward": LoweredMethod("forward", program, ("x", "y"))})
     for digest, blob in emitted.blobs.items():
-        path = folder / "model" / "delegates" / f"{digest}.{blob.suffix}"
+        path = folder / "model" / delegate_file(digest, blob.suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(blob.data)
     spans = [emitted.storages[storage.key].view(getattr(torch, storage.dtype)) for storage in emitted.plan.storages]

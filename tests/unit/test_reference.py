@@ -27,6 +27,7 @@ from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.lowering.lower import lower_methods, to_backend
+from hatch_lower.program.delegates import delegate_file
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.executor import Executor, execute_plan
@@ -74,7 +75,7 @@ def emit(**programs: ExportedProgram) -> EmittedProgram:
 def execute(emitted: EmittedProgram, folder: Path) -> Executor:
     (folder / "model" / "delegates").mkdir(parents=True, exist_ok=True)
     for digest, blob in emitted.blobs.items():
-        (folder / "model" / "delegates" / f"{digest}.{blob.suffix}").write_bytes(blob.data)
+        (folder / "model" / delegate_file(digest, blob.suffix)).write_bytes(blob.data)
     spans = [emitted.storages[storage.key].view(getattr(torch, storage.dtype)) for storage in emitted.plan.storages]
     return execute_plan(emitted.plan, spans, DELEGATES, folder)
 
