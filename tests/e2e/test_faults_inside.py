@@ -254,13 +254,23 @@ def test_a_backend_that_computes_something_else_is_asked_again_by_the_next_build
         ["preprocess garbage+print+thread+child+disturb", "preprocess close all"],
         [
             *(f"preprocess {each}" for each in ("garbage", "print", "thread", "child", "disturb", "close pipe")),
-            *(f"{each} disturb" for each in ("partitioner", "wishes", "partition", "fingerprint", "tools", "load")),
+            *(f"{each} disturb" for each in ("partitioner", "wishes", "tools", "load")),
             *("run disturb", "run child", "load close all"),
         ],
     ),
 )
 def test_a_backend_that_disturbs_its_process_disturbs_no_wheel(faulty: Place, right: str, what: str) -> None:
     assert faulty.succeeds(fault(what)) == right
+
+
+@pytest.mark.skipif(not THOROUGH, reason="the second half of a minute")
+@pytest.mark.parametrize("where", ["partition", "fingerprint"])
+def test_a_backend_that_hides_itself_in_the_midst_of_its_work_is_not_found(
+    faulty: Place, right: str, where: str
+) -> None:
+    """Its work is looked after as a whole: it has emptied the search path before it is looked for again."""
+    assert faulty.fails(fault(f"{where} disturb")).startswith("there is no backend `faulty`\n")
+    assert faulty.succeeds() == right
 
 
 @pytest.mark.skipif(not THOROUGH, reason="the second half of a minute")
