@@ -20,8 +20,15 @@ SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
-NO_MEMORY = ("memoryerror", "std::bad_alloc", "defaultcpuallocator: ", "cannot allocate memory", "out of memory")
-"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, the loader."""
+NO_MEMORY = (
+    "memoryerror",
+    "std::bad_alloc",
+    "defaultcpuallocator: ",
+    "cannot allocate memory",
+    "memory allocation",
+    "out of memory",
+)
+"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, OpenBLAS and Rust."""
 
 
 @dataclass(frozen=True, slots=True)

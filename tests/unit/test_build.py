@@ -378,6 +378,7 @@ def test_a_child_that_gave_no_answer(tmp_path: Path, status: int, stages: tuple[
     "words",
     [
         "cannot allocate memory for thread-local data: ABORT",
+        "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.",
         "terminate called after throwing an instance of 'std::bad_alloc'",
         "ImportError: libtorch_cpu.so: failed to map segment: Cannot allocate memory",
     ],
