@@ -12,6 +12,8 @@ __all__ = ["describe_exception", "is_out_of_memory", "relative_to_roots", "trim"
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
+NO_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "can't start new thread")
+"""What says that memory ran out, beside `MemoryError`: torch's allocator, the system, Python for want of a stack."""
 
 
 def user_line(error: BaseException, roots: Sequence[Path]) -> str:
@@ -58,8 +60,8 @@ def describe_exception(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out; torch's allocator raises a plain `RuntimeError`."""
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator: " in str(error)
+    """Return whether memory ran out."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def trim(text: str) -> str:
