@@ -33,6 +33,7 @@ from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.graph.tensors import tensor_digest
 from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.restored import process_restored
 from hatch_lower.program.anchors import Anchors, anchors_of, re_anchor, source_lines
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram
@@ -91,7 +92,8 @@ class Used:
             Exception: whatever a backend raises that cannot work here.
         """
         specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
-        return find_backend(self.backend).fingerprint(specs)
+        with process_restored():
+            return find_backend(self.backend).fingerprint(specs)
 
     def versions(self) -> list[Any]:
         """Return what its result depends on beside the partition: its fingerprint, and its code.

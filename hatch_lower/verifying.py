@@ -14,7 +14,7 @@ from hatch_lower.export.capture import CapturedModel
 from hatch_lower.export.source import describe_exception, is_out_of_memory, trim
 from hatch_lower.export.verify import verify_method
 from hatch_lower.format.plan import Plan, read_plan
-from hatch_lower.guarded import process_restored
+from hatch_lower.lowering.restored import process_restored
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import Executor, execute_plan

@@ -27,6 +27,7 @@ from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.partition import Partition, Plan, plan_partitions
 from hatch_lower.lowering.preprocess import Request, Response, preprocess_all
+from hatch_lower.lowering.restored import process_restored
 from hatch_lower.lowering.splice import splice
 
 __all__ = [
@@ -142,7 +143,8 @@ def lower_methods(
 
 def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
     """Let a partitioner tag a copy of a program, and see that it did nothing else."""
-    result = partitioner(copy_program(program))
+    with process_restored():
+        result = partitioner(copy_program(program))
     name = type(partitioner).__name__
     if not isinstance(result, PartitionResult) or result.partition_tags is None:
         raise PartitionError(

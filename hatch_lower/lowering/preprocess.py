@@ -23,6 +23,7 @@ from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.graph.tensors import combined_digest, tensor_digests
 from hatch_lower.lowering.checked import wrong_field
 from hatch_lower.lowering.extract import LocalProgram
+from hatch_lower.lowering.restored import process_restored
 
 __all__ = ["Request", "Response", "preprocess_all"]
 
@@ -120,7 +121,8 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
     asked = f"{backend_id} {options}"
     if asked not in fingerprints:
         code = identity_of(backend_id, request.backend)
-        fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
+        with process_restored():
+            fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
     return PartitionKey(
         graph=structure_digest(program),
         state=state,

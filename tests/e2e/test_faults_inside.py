@@ -262,23 +262,13 @@ def test_a_backend_that_computes_something_else_is_asked_again_by_the_next_build
         ["preprocess garbage+print+thread+child+disturb", "preprocess close all"],
         [
             *(f"preprocess {each}" for each in ("garbage", "print", "thread", "child", "disturb", "close pipe")),
-            *(f"{each} disturb" for each in ("partitioner", "wishes", "tools", "load")),
+            *(f"{each} disturb" for each in ("partitioner", "wishes", "partition", "fingerprint", "tools", "load")),
             *("run disturb", "run child", "load close all"),
         ],
     ),
 )
 def test_a_backend_that_disturbs_its_process_disturbs_no_wheel(faulty: Place, right: str, what: str) -> None:
     assert faulty.succeeds(fault(what)) == right
-
-
-@pytest.mark.skipif(not THOROUGH, reason="the second half of a minute")
-@pytest.mark.parametrize("where", ["partition", "fingerprint"])
-def test_a_backend_that_hides_itself_in_the_midst_of_its_work_is_not_found(
-    faulty: Place, right: str, where: str
-) -> None:
-    """Its work is looked after as a whole: it has emptied the search path before it is looked for again."""
-    assert faulty.fails(fault(f"{where} disturb")).startswith("there is no backend `faulty`\n")
-    assert faulty.succeeds() == right
 
 
 @pytest.mark.skipif(not THOROUGH, reason="the second half of a minute")
@@ -292,15 +282,12 @@ def test_a_server_that_a_backend_leaves_behind_does_not_keep_the_build_waiting(f
 def test_a_backend_that_never_ends(faulty: Place, right: str, where: str) -> None:
     faulty.project.edit(PYPROJECT, 'backends = ["faulty"]', 'backends = ["faulty"]\ntimeout = 60')
     message = faulty.fails(fault(f"{where} loop"))
-    assert message.startswith("the build process took longer than its time limit of 60 s\n  where: model `faulty`")
+    place = "model `faulty`\n" if where == "tools" else "model `faulty`, "  # tools are asked for before the first stage
+    assert message.startswith(f"the build process took longer than its time limit of 60 s\n  where: {place}")
     assert faulty.succeeds() == right
 
 
 MEBIBYTE = 1 << 10
-
-
-OUT_OF_MEMORY = ("memory", "thread")
-"""Of these the paragraph speaks, wherever it was that memory ran out."""
 
 
 def test_a_build_with_too_little_memory(faulty: Place, right: str) -> None:
@@ -314,7 +301,7 @@ def test_a_build_with_too_little_memory(faulty: Place, right: str) -> None:
 @pytest.mark.parametrize("mebibytes", range(560, 1200, 40))
 def test_a_build_with_hardly_enough_memory(faulty: Place, right: str, mebibytes: int) -> None:
     message = faulty.ends(kilobytes=mebibytes * MEBIBYTE)
-    assert not message or any(word in message for word in OUT_OF_MEMORY)
+    assert not message or "memory" in message
     assert faulty.succeeds() == right
 
 
@@ -324,7 +311,7 @@ def test_a_build_with_too_little_memory_for_its_weights(faulty: Place, mebibytes
     faulty.project.edit(PYPROJECT, 'backends = ["faulty"]', "backends = []")
     large = {"HATCH_LOWER_TEST_MEGABYTES": "200"}
     message = faulty.ends(large, mebibytes * MEBIBYTE)
-    assert not message or any(word in message for word in OUT_OF_MEMORY)
+    assert not message or "memory" in message
     faulty.succeeds(large)
 
 
