@@ -23,7 +23,7 @@ LAYERS = (
     {"export", "program"},
     {"audit", "backends", "build", "children", "exporting", "guarded", "pipeline", "recapture", "reports", "reuse"}
     | {"saving", "strict", "suspects", "unchanged", "verifying", "watching", "worker"},
-    {"hatch"},
+    {"hatch", "testing"},
     {"comparing", "rebuilding"},
     {"cli"},
 )
