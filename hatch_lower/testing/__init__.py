@@ -16,18 +16,17 @@ if TYPE_CHECKING:
     from hatch_lower.testing.bench import Exports
     from hatch_lower.testing.case import Tolerance
     from hatch_lower.testing.kit import check_backend, trial_names
-    from hatch_lower.testing.outcome import Outcome
-    from hatch_lower.testing.parametrised import backend_tests
-    from hatch_lower.testing.report import Report
+    from hatch_lower.testing.report import Outcome, Report
+    from hatch_lower.testing.suite import backend_tests
 
 __all__ = ["Exports", "Outcome", "Report", "Tolerance", "backend_tests", "check_backend", "trial_names"]
 
 HOMES = {
     "Exports": "bench",
-    "Outcome": "outcome",
+    "Outcome": "report",
     "Report": "report",
     "Tolerance": "case",
-    "backend_tests": "parametrised",
+    "backend_tests": "suite",
     "check_backend": "kit",
     "trial_names": "kit",
 }

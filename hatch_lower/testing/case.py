@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "Case", "Data", "Tolerance", "module"]
+__all__ = ["DTYPES", "Case", "Data", "Tolerance", "module", "once", "sizes"]
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -53,6 +53,16 @@ class Data:
     def indices(self, limit: int, *shape: int) -> Tensor:
         """Return a tensor of integers from 0 to below `limit`."""
         return torch.randint(limit, shape, generator=self._generator)
+
+
+def once(make: Callable[[Data], tuple[Any, ...]]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
+    """Return a function that draws the arguments of two calls."""
+    return lambda data: (make(data), make(data))
+
+
+def sizes(*shapes: tuple[tuple[int, ...], ...]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
+    """Return a function that draws the arguments of one call for each tuple of shapes."""
+    return lambda data: tuple(tuple(data.draw(*shape) for shape in call) for call in shapes)
 
 
 def module(forward: Callable[..., Any], /, **state: Any) -> torch.nn.Module:

@@ -13,8 +13,8 @@ from typing import Any
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.testing.bench import Bench, result_digest
 from hatch_lower.testing.case import Case
-from hatch_lower.testing.outcome import Fault
 from hatch_lower.testing.probes import sample
+from hatch_lower.testing.report import Fault
 
 __all__ = ["check_elsewhere", "check_twice", "digests_of"]
 

@@ -17,10 +17,10 @@ from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.testing.bench import Bench, export, quiet, result_digest
 from hatch_lower.testing.case import Case
-from hatch_lower.testing.numbers import first_difference
-from hatch_lower.testing.outcome import Fault, NotClaimedError
 from hatch_lower.testing.probes import probe, sample
-from hatch_lower.testing.state import EVERY_CONSTANT
+from hatch_lower.testing.programs.state import EVERY_CONSTANT
+from hatch_lower.testing.report import Fault, NotClaimedError
+from hatch_lower.testing.running import first_difference
 
 __all__ = ["change", "changed", "check_constants", "check_options", "check_unknown_option"]
 

@@ -4,24 +4,66 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.testing.bench import Bench, Exports, Subject
-from hatch_lower.testing.case import Tolerance
-from hatch_lower.testing.checks import CHECKS
-from hatch_lower.testing.outcome import FAILED, NOT_CLAIMED, PASSED, REFUSED, Fault, NotClaimedError, Outcome
+from hatch_lower.testing.calls import (
+    check_delegate_refuses,
+    check_instances,
+    check_results_are_kept,
+    check_runtime_refuses,
+    check_threads,
+)
+from hatch_lower.testing.case import Case, Tolerance
+from hatch_lower.testing.determinism import check_elsewhere, check_twice
+from hatch_lower.testing.keys import check_constants, check_options, check_unknown_option
+from hatch_lower.testing.mapped import check_bound, check_mapped
+from hatch_lower.testing.partitions import check_graph_is_left, check_handles, check_linear
 from hatch_lower.testing.programs import all_cases
-from hatch_lower.testing.report import Report
+from hatch_lower.testing.report import (
+    FAILED,
+    NOT_CLAIMED,
+    PASSED,
+    REFUSED,
+    Fault,
+    NotClaimedError,
+    Outcome,
+    Report,
+)
 from hatch_lower.testing.running import run_case, words
 
 __all__ = ["Kit", "check_backend", "trial_names"]
+
+Check = Callable[[Bench, Sequence[Case]], str]
+"""Takes the bench and the selected programs; returns what it looked at, or raises `Fault` or `NotClaimedError`."""
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "checks/the partitioner leaves the program as it was": check_graph_is_left,
+        "checks/the partitioner is linear": check_linear,
+        "checks/bytes are the same twice": check_twice,
+        "checks/bytes are the same in other processes": check_elsewhere,
+        "checks/every debug handle is accounted for": check_handles,
+        "checks/every constant is in result or key": check_constants,
+        "checks/every option is in result or key": check_options,
+        "checks/unknown options are refused": check_unknown_option,
+        "checks/wrong inputs do not reach the delegate": check_runtime_refuses,
+        "checks/the delegate refuses wrong inputs": check_delegate_refuses,
+        "checks/weights are bound and not copied": check_bound,
+        "checks/weights stay mapped": check_mapped,
+        "checks/results are kept": check_results_are_kept,
+        "checks/clones and others beside it": check_instances,
+        "checks/calls from threads": check_threads,
+    }
+)
+"""Name to check, in the order of the report."""
 
 FROZEN = 20
 """After how many programs what is there is no longer looked at for garbage, until the kit is closed."""

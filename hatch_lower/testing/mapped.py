@@ -13,11 +13,10 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.testing.bench import Bench, export, quiet
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.keys import change, changed
-from hatch_lower.testing.numbers import first_difference
-from hatch_lower.testing.outcome import Fault, NotClaimedError
-from hatch_lower.testing.probes import probe
-from hatch_lower.testing.state import EVERY_CONSTANT, large_weight
-from hatch_lower.testing.watched import watched
+from hatch_lower.testing.probes import probe, watched
+from hatch_lower.testing.programs.state import EVERY_CONSTANT, large_weight
+from hatch_lower.testing.report import Fault, NotClaimedError
+from hatch_lower.testing.running import first_difference
 
 __all__ = ["check_bound", "check_mapped"]
 

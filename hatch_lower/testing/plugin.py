@@ -1,4 +1,8 @@
-"""The pytest plugin: `pytest --hatch-lower-backend ID` runs the kit on an installed backend."""
+"""The pytest plugin: `pytest -p hatch_lower.testing.plugin --hatch-lower-backend ID` runs the kit on a backend.
+
+No entry point declares it. pytest would import it in every run of an environment in which hatch-lower is installed, and
+rewrite the assertions of all modules of the distribution.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--hatch-lower-options",
         metavar="JSON",
-        default="{}",
+        type=json_object,
+        default={},
         help="options of that backend, as a recipe gives them: '{\"fuse\": false}'",
     )
     group.addoption(
@@ -32,11 +37,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Return what a command line gives as JSON; the parser of the command line reports a ValueError."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the kit instead of this project's tests, or beside the files that the command line names."""
-    if config.getoption("hatch_lower_backend"):
-        named = config.args_source is pytest.Config.ArgsSource.ARGS
-        config.args = [*(config.args if named else []), str(SUITE)]
+    """Collect the kit instead of this project's tests, or beside the files that the command line names.
+
+    Raises:
+        pytest.UsageError: if there is no such backend, or the pattern fits nothing.
+    """
+    backend_id = config.getoption("hatch_lower_backend")
+    if not backend_id:
+        return
+    from hatch_lower.backend.registry import find_backend
+    from hatch_lower.errors import LowerError
+    from hatch_lower.testing.kit import trial_names
+
+    try:
+        find_backend(backend_id)
+        trial_names(config.getoption("hatch_lower_only"))
+    except LowerError as error:
+        raise pytest.UsageError(str(error)) from error
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    config.args = [*(config.args if named else []), str(SUITE)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -54,11 +82,7 @@ def hatch_lower_kit(request: pytest.FixtureRequest) -> Any:
     from hatch_lower.testing.kit import Kit
 
     option = request.config.getoption
-    try:
-        options = json.loads(option("hatch_lower_options"))
-    except ValueError as error:
-        raise pytest.UsageError(f"--hatch-lower-options is no JSON: {error}") from error
     kit: Kit
-    with Kit(Subject(option("hatch_lower_backend"), options), option("hatch_lower_only")) as kit:
+    with Kit(Subject(option("hatch_lower_backend"), option("hatch_lower_options")), option("hatch_lower_only")) as kit:
         kit.prepare()
         yield kit

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+import hatch_lower
 from hatch_lower.backend.api import CompileSpec, PreprocessResult
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.rewrite import operator_of
@@ -25,10 +28,13 @@ from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.lowering.inspect import get_lowered_submodules
+from hatch_lower.graph.surgery import copy_program
+from hatch_lower.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
 from hatch_lower.lowering.lower import lower_methods
+from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.saving import save_program
 
 pytest.importorskip("executorch")
 
@@ -82,7 +88,13 @@ def export(module: nn.Module, *args: Any, options: dict[str, Any] | None = None,
 
 def lower(program: ExportedProgram, options: dict[str, Any] | None = None) -> list[LoweredBackendModule]:
     lowered = lower_methods({"forward": program}, {"forward": ExecutorchBackend.partitioner(options or {})})
-    return [module for _, module, _ in get_lowered_submodules(lowered["forward"].program.graph_module)]
+    return get_lowered_backend_modules(lowered["forward"].program.graph_module)
+
+
+def lower_model(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> LoweredProgram:
+    """Return a whole model as it would be packaged."""
+    program = torch.export.export(module.eval(), args, **kwargs)
+    return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(options or {})]).to_program()
 
 
 def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tuple[set[str], dict[str, str]]:
@@ -94,10 +106,6 @@ def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tu
     return tagged, {names[name]: reason for name, reason in result.reasons.items()}
 
 
-def result_of(module: LoweredBackendModule) -> PreprocessResult:
-    return module.result
-
-
 def write(result: PreprocessResult, folder: Path, name: str = "net") -> DelegateBlob:
     path = folder / f"{name}.pte"
     path.write_bytes(result.processed_bytes)
@@ -107,15 +115,29 @@ def write(result: PreprocessResult, folder: Path, name: str = "net") -> Delegate
 def whole(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> PreprocessResult:
     """Return what becomes of a module that is taken whole."""
     (lowered,) = lower(export(module, *args, options=options, **kwargs), options)
-    return result_of(lowered)
+    return lowered.result
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What becomes of `Net`: its one partition, and the folder of a wheel."""
+
+    partition: LoweredBackendModule
+    folder: Path
 
 
 @pytest.fixture(scope="module")
-def net() -> PreprocessResult:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
-    found = whole(Net(), torch.ones(3, 8), dynamic_shapes=ROWS)
+    lowered = lower_model(Net(), torch.ones(3, 8), dynamic_shapes=ROWS)
     assert (list(logging.getLogger().handlers), logging.getLogger().level) == (handlers, level)
-    return found
+    (partition,) = get_lowered_backend_modules(lowered.exported_program().graph_module)
+    return Made(partition, save_program(lowered, tmp_path_factory.mktemp("net") / "out"))
+
+
+@pytest.fixture(scope="module")
+def net(made: Made) -> PreprocessResult:
+    return made.partition.result
 
 
 # What is made of a partition.
@@ -128,18 +150,36 @@ def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
     assert net.target is None
     assert net.info["threads"] is None
     assert len(net.info["passed"]) == 1
-    assert net.info["orders"] == [None, [0, 2, 1], None] or sorted(map(str, net.info["orders"])) == [
-        "None",
-        "None",
-        "[0, 2, 1]",
-    ]
+    # in the order of the partition's graph: heads, softmax, the quotient
+    assert net.info["orders"] == [[0, 2, 1], None, None]
 
 
-def test_the_debug_map_covers_every_operation(net: PreprocessResult) -> None:
-    handles = net.debug_handle_map
-    assert handles is not None
-    assert list(handles) == ["0:XnnpackBackend"]
-    assert handles["0:XnnpackBackend"] == tuple(range(1, len(handles["0:XnnpackBackend"]) + 1))
+def test_the_debug_map_covers_every_operation(made: Made) -> None:
+    nodes = [node for node in made.partition.original_module.graph.nodes if node.op == "call_function"]
+    assert len(nodes) == 9
+    assert made.partition.meta is not None
+    handles = made.partition.meta["debug_handle_map"]
+    assert handles == {"0:XnnpackBackend": tuple(sorted(node.meta["debug_handle"] for node in nodes))}
+
+
+def test_the_debug_map_tells_instructions_apart() -> None:
+    """A portable kernel between two delegates of XNNPACK: each has the handles of its own operations."""
+    module = Module(lambda self, x: (x.relu() * 2).erf().abs())
+    (partition,) = lower(export(module, torch.ones(3)), {"portable-operators": True})
+    assert partition.meta is not None
+    names = {
+        node.meta["debug_handle"]: str(operator_of(node))
+        for node in partition.original_module.graph.nodes
+        if node.op == "call_function"
+    }
+    assert {
+        instruction: [names[handle] for handle in handles]
+        for instruction, handles in partition.meta["debug_handle_map"].items()
+    } == {
+        "0:XnnpackBackend": ["aten.relu.default", "aten.mul.Tensor"],
+        "1:aten.erf": ["aten.erf.default"],
+        "2:XnnpackBackend": ["aten.abs.default"],
+    }
 
 
 def test_the_file_holds_no_path_of_the_build(net: PreprocessResult) -> None:
@@ -147,28 +187,12 @@ def test_the_file_holds_no_path_of_the_build(net: PreprocessResult) -> None:
         assert path.encode() not in net.processed_bytes
 
 
-def test_every_dynamic_size_gives_eagers_numbers_and_strides(net: PreprocessResult, tmp_path: Path) -> None:
-    model = to_run(lower_and_load(Net(), tmp_path, torch.ones(3, 8), dynamic_shapes=ROWS))
+def test_every_dynamic_size_gives_eagers_numbers_and_strides(made: Made) -> None:
+    model, eager = hatch_lower.load(made.folder), Net().eval()
     for rows in (0, 1, 2, 100):
         x = torch.randn(rows, 8)
-        for result, expected in zip(model(x), Net().eval()(x), strict=True):
-            torch.testing.assert_close(result, expected.detach())
-
-
-def lower_and_load(module: nn.Module, folder: Path, *args: Any, **kwargs: Any) -> Any:
-    import hatch_lower
-    from hatch_lower.lowering.manager import to_edge_transform_and_lower
-    from hatch_lower.saving import save_program
-
-    options = kwargs.pop("options", {})
-    program = torch.export.export(module.eval(), args, **kwargs)
-    lowered = to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(options)])
-    save_program(lowered.to_program(), folder / "out")
-    return hatch_lower.load(folder / "out")
-
-
-def to_run(model: Any) -> Callable[..., Any]:
-    return model if callable(model) else model.forward
+        for result, expected in zip(model(x), eager(x), strict=True):
+            torch.testing.assert_close(result, expected.detach(), check_stride=True)
 
 
 def call(result: PreprocessResult, folder: Path, *args: Tensor) -> list[Tensor]:
@@ -259,13 +283,13 @@ def test_operators_with_other_special_values_are_those_that_are_listed(
 
 def test_only_the_others_are_taken_unless_told_so() -> None:
     program = export(Module(lambda self, x: tuple(each(x) for each in UNARY.values())), torch.ones(2, 8))
+    other = copy_program(program)
     names, reasons = taken(program)
     assert names == set(UNARY) - OTHER_SPECIAL_VALUES
     assert reasons["aten.exp.default"] == (
         "XNNPACK's `aten.exp.default` gives other results than eager for NaN or infinity: allow it with `finite-only`"
     )
-    program = export(Module(lambda self, x: tuple(each(x) for each in UNARY.values())), torch.ones(2, 8))
-    assert taken(program, {"finite-only": True})[0] == set(UNARY)
+    assert taken(other, {"finite-only": True})[0] == set(UNARY)
 
 
 def test_layers_with_weights_give_eagers_numbers_nan_included(tmp_path: Path) -> None:
@@ -291,6 +315,29 @@ def test_layers_with_weights_give_eagers_numbers_nan_included(tmp_path: Path) ->
     for given in (x, special, channels_last):
         for index, (found, expected) in enumerate(zip(call(result, tmp_path, given), module(given), strict=True)):
             torch.testing.assert_close(found, expected.detach(), equal_nan=True, msg=str(index), check_stride=False)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_weight_that_is_packed_may_be_used_otherwise_too(portable: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Module(
+        lambda self, x: (x @ self.w + 1, x @ self.w.t() - 1, x * self.w, nn.functional.linear(x, self.w)),
+        w=torch.randn(64, 64),
+    ).eval()
+    x = torch.randn(64, 64)
+    lowered = lower_model(module, x, options={"portable-operators": portable})
+    assert get_lowered_backend_modules(lowered.exported_program().graph_module)
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for _ in range(2):
+        for found, expected in zip(model(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_pool_whose_stride_is_left_out_is_taken(tmp_path: Path) -> None:
+    module = Module(lambda self, x: nn.functional.max_pool2d(x, 2))
+    x = torch.randn(2, 3, 6, 6)
+    (found,) = call(whole(module, x, options={"finite-only": True}), tmp_path, x)
+    torch.testing.assert_close(found, module(x))
 
 
 def test_portable_kernels_take_the_rest(tmp_path: Path) -> None:
@@ -385,6 +432,57 @@ def test_partitions_are_convex_around_what_is_not_taken() -> None:
     program = export(Module(lambda self, x: (x.relu() + 1).erf() + x.relu() * 2), torch.ones(3))
     result = ExecutorchBackend.partitioner({}).partition(program)
     assert len(result.partition_tags) == 2
+
+
+def test_branches_of_control_flow_are_taken_and_control_flow_is_not(tmp_path: Path) -> None:
+    def branches(self: Any, x: Tensor) -> Tensor:
+        y = self.inner(x).relu() * self.scale
+        z = torch.cond(x.sum() > 0, lambda y: y * self.scale + 1, lambda y: (y - 1).abs(), (y,))
+        return z / 3 + y
+
+    torch.manual_seed(0)
+    module = Module(branches, inner=nn.Linear(4, 4), scale=torch.tensor(2.0)).eval()
+    lowered = lower_model(module, torch.ones(2, 4))
+    program = lowered.exported_program()
+    assert [len(get_lowered_backend_modules(program.graph_module))] + [
+        len(get_lowered_backend_modules(branch)) for _, branch, _ in get_control_flow_submodules(program.graph_module)
+    ] == [2, 1, 1]
+    assert lowered.reasons["forward"]["cond"] == "`cond` holds graphs of its own"
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for x in (torch.ones(2, 4), -torch.ones(2, 4)):
+        torch.testing.assert_close(model(x), module(x).detach())
+
+
+def calls_of_partitioning(count: int, options: dict[str, Any]) -> int:
+    """Return how many calls and returns of functions it takes for a program of so many equal parts."""
+
+    def parts(self: Any, x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = ((x * self.scale + x).relu() @ self.weight).cumsum(0)
+        return x
+
+    program = export(Module(parts, scale=torch.tensor(2.0), weight=torch.ones(4, 4)), torch.ones(4, 4))
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        ExecutorchBackend.partitioner(options).partition(program)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_partitioning_is_linear(portable: bool) -> None:
+    options = {"finite-only": True, "portable-operators": portable}
+    calls_of_partitioning(1, options)  # imports
+    small, large = calls_of_partitioning(10, options), calls_of_partitioning(40, options)
+    assert large < 4.2 * small
 
 
 def test_asking_restricts_no_size() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,12 @@ from hatch_lower.testing import Exports, Report, check_backend, trial_names
 from hatch_lower.testing.bench import Subject
 from hatch_lower.testing.case import Tolerance
 from hatch_lower.testing.kit import Kit
-from hatch_lower.testing.numbers import first_difference
-from hatch_lower.testing.parametrised import backend_tests
+from hatch_lower.testing.running import first_difference
+from hatch_lower.testing.suite import backend_tests
 
 pytestmark = pytest.mark.torch
 
+THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
 ELSEWHERE = "checks/bytes are the same in other processes"
 BRIEF = [
     "operators/perceptron",
@@ -33,30 +35,41 @@ BRIEF = [
 ]
 """Something of everything; what starts other processes is left to those tests that are about it."""
 
-test_reference = backend_tests("reference", checks_inputs=True)
+FEW = ["operators/perceptron", "operators/arithmetic float16", "constants/every kind", "state/counted"]
+"""For a backend that gets something wrong, with the checks that find it."""
+
+QUICK = [name for name in trial_names() if not name.startswith("operators/") or name.endswith(("float32", "bool"))]
+QUICK.remove(ELSEWHERE)
+"""What every run tries. Exporting takes longest; `HATCH_LOWER_TEST_THOROUGH=1` adds the operators of other dtypes."""
+
+EXPORTS = Exports()
+"""The exported programs, which all tests share."""
+
+test_reference = backend_tests("reference", checks_inputs=True, only="*" if THOROUGH else QUICK, exports=EXPORTS)
 
 
-@pytest.fixture(scope="module")
-def exports() -> Exports:
-    """The exported programs, which all reports share."""
-    return Exports()
-
-
-def test_null_is_lowered_and_packaged_and_not_run(exports: Exports) -> None:
-    report = check_backend("null", computes=False, only=BRIEF, exports=exports)
+def test_null_is_lowered_and_packaged_and_not_run() -> None:
+    report = check_backend("null", computes=False, only=BRIEF, exports=EXPORTS)
     assert report.ok, str(report)
     details = {each.detail for each in report.outcomes if each.group == "operators"}
     assert details == {"all operations in 1 partition; lowered, packaged and loaded, but not run"}
     assert "the backend computes nothing" in {each.detail for each in report.with_status("not claimed")}
 
 
+AOTI = [
+    *("operators/fused", "state/counted"),
+    *(f"checks/{each}*" for each in ("the partitioner", "every debug", "unknown", "wrong", "weights are", "results")),
+    *("checks/clones*", "checks/calls*"),
+]
+"""Two programs, compiled side by side, and the checks that compile nothing more: each library takes seconds."""
+
+
 @pytest.mark.slow
-def test_aoti_passes_a_selection() -> None:
-    only = ["operators/fused", "outputs/several", "symbolic sizes/batch", "state/counted"]
-    checks = ["every*", "weights*", "results*", "clones*", "calls*", "wrong*", "the partitioner*", "unknown*"]
-    report = check_backend("aoti", only=[*only, *(f"checks/{each}" for each in checks)], variations={})
+def test_aoti_passes() -> None:
+    report = check_backend("aoti", only="*" if THOROUGH else AOTI)
     assert report.ok, str(report)
-    assert {each.status for each in report.outcomes if each.group != "checks"} == {"passed"}
+    claimed = [each for each in report.outcomes if each.group != "checks"]
+    assert THOROUGH or {each.status for each in claimed} == {"passed"}
 
 
 BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
@@ -118,20 +131,22 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_is_wrong_is_found_and_nothing_else(name: str, exports: Exports) -> None:
+def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     backend_id, arguments, expected = BACKENDS[name]
-    report = check_backend(backend_id, only=BRIEF, exports=exports, **arguments)
+    only = BRIEF if THOROUGH or not expected else [*FEW, *sorted(expected)]
+    report = check_backend(backend_id, only=only, exports=EXPORTS, **arguments)
     assert {each.name for each in report.failures} == expected, str(report)
     assert report.ok is not bool(expected)
     assert not report.with_status("refused")
 
 
-def test_bytes_that_depend_on_the_hash_seed_are_found(exports: Exports) -> None:
+def test_bytes_that_depend_on_the_hash_seed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hatch_lower.testing.determinism.SEEDS", ("1",))  # each is a process that imports torch
     report = check_backend(
         "HashedBytes",
         delegate=sabotage.ReferenceDelegate,
         only=["operators/arithmetic float32", "checks/bytes*"],
-        exports=exports,
+        exports=EXPORTS,
     )
     (failure,) = report.failures
     assert failure.name == ELSEWHERE
@@ -142,10 +157,10 @@ def refusing(program: object, specs: object) -> Any:
     raise BackendError("this engine has no perceptrons", found="a product")
 
 
-def test_what_a_backend_refuses_is_said(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_backend_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(refusing))
     report = check_backend(
-        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=exports
+        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
     )
     assert [(each.status, each.detail) for each in report.outcomes] == [
         ("refused", "this engine has no perceptrons (a product)")
@@ -153,10 +168,10 @@ def test_what_a_backend_refuses_is_said(exports: Exports, monkeypatch: pytest.Mo
     assert not report.ok
 
 
-def test_other_exceptions_fail(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(lambda program, specs: 1 / 0))
     report = check_backend(
-        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=exports
+        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
     )
     assert [(each.status, each.detail) for each in report.outcomes] == [
         ("failed", "ZeroDivisionError: division by zero")
@@ -186,8 +201,8 @@ def test_there_are_some_hundred_programs_with_names_of_their_own() -> None:
     }
 
 
-def test_the_report_is_a_table(exports: Exports) -> None:
-    report = check_backend("reference", only=["operators/perceptron", "checks/unknown*"], exports=exports)
+def test_the_report_is_a_table() -> None:
+    report = check_backend("reference", only=["operators/perceptron", "checks/unknown*"], exports=EXPORTS)
     assert isinstance(report, Report)
     assert str(report).splitlines() == [
         "backend `reference`",
@@ -222,8 +237,8 @@ def test_differences_are_said(found: Any, expected: Any, difference: str) -> Non
     assert first_difference(found, expected, Tolerance()) == difference
 
 
-def test_a_kit_leaves_no_files(exports: Exports) -> None:
-    with Kit(Subject("reference"), "operators/perceptron", exports) as kit:
+def test_a_kit_leaves_no_files() -> None:
+    with Kit(Subject("reference"), "operators/perceptron", EXPORTS) as kit:
         kit.report()
         folder = kit.folder
         assert list(folder.iterdir())

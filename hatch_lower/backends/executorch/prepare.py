@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, inferred_shape, operator_of
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, operator_of
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -70,6 +70,7 @@ class Writer:
         self.program = program
         self.graph = Graph()
         self.values: dict[Node, Any] = {}
+        self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
         self.specs: list[InputSpec] = []
         self.passed: list[int] = []
@@ -83,7 +84,7 @@ class Writer:
         )
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind in CONSTANT_KINDS:
-                self.values[node] = self.add_constant(constant_of(program, spec).detach())
+                self.add_copies(node, constant_of(program, spec).detach())
         self.add_numbers()
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind not in CONSTANT_KINDS:
@@ -98,6 +99,16 @@ class Writer:
         node.meta["val"] = self.mode.from_tensor(self.state[name], static_shapes=True)
         self.specs.append(InputSpec(InputKind.BUFFER, TensorArgument(name), name, True))
         return node
+
+    def add_copies(self, node: Node, tensor: torch.Tensor) -> None:
+        """Add a constant once for each operation that uses it.
+
+        XNNPACK's runtime frees a constant that an operation has packed, whoever else reads it. The file holds equal
+        contents once.
+        """
+        self.values[node] = self.add_constant(tensor)
+        users = [user for user in node.users if user.op == "call_function"]
+        self.copies[node] = [self.values[node], *(self.add_constant(tensor.clone()) for _ in users[1:])]
 
     def add_numbers(self) -> None:
         """Add a tensor for each Python number that is an operand, in the dtype of the other operand."""
@@ -124,7 +135,7 @@ class Writer:
     def copy_operation(self, node: Node) -> None:
         """Write an operation."""
         target = operator_of(node)
-        args, kwargs = node.args, dict(node.kwargs)
+        args, kwargs = full_arguments(node), dict(node.kwargs)
         number = number_operand(node)
         shape = inferred_shape(node) if str(target) in SHAPED else None
         if shape is not None:
@@ -132,6 +143,9 @@ class Writer:
             target, args, kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
         elif number is not None:
             target, args = BINARY[str(target)], (node.args[0], self.numbers[number], *node.args[2:])
+        for source in node.all_input_nodes:
+            if self.copies.get(source):
+                self.values[source] = self.copies[source].pop()
         copied = self.graph.create_node(
             "call_function",
             target,

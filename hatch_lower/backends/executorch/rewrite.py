@@ -13,7 +13,16 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.edge.ops import EdgeOpOverload
 
-__all__ = ["BINARY", "SHAPED", "inferred_shape", "is_bounded", "operator_of", "tensor_values", "upper_bound"]
+__all__ = [
+    "BINARY",
+    "SHAPED",
+    "full_arguments",
+    "inferred_shape",
+    "is_bounded",
+    "operator_of",
+    "tensor_values",
+    "upper_bound",
+]
 
 BINARY: Mapping[str, OpOverload] = {
     f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
@@ -39,6 +48,14 @@ SHAPED = frozenset(
 def operator_of(node: Node) -> Any:
     """Return the torch overload that a node calls, or its target if that is another thing."""
     return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
+
+
+def full_arguments(node: Node) -> tuple[Any, ...]:
+    """Return the arguments of a call, with the stride of a pool that has left it out: ExecuTorch wants it written."""
+    args = tuple(node.args)
+    if str(operator_of(node)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
+        return (*args[:2], args[1], *args[3:])
+    return args
 
 
 def tensor_values(value: Any) -> Iterator[torch.Tensor]:

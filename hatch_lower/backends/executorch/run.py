@@ -7,9 +7,10 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -20,10 +21,36 @@ EXTRA = 'pip install "hatch-lower[executorch]"'
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")
 """Modules by which others load programs."""
 
-# The pool of threads is the process's, and a program that is loaded keeps using the pool that it was loaded with: a
-# change while there is one ends the process. So the programs that are loaded have to be known in the whole process.
-LOCK = threading.Lock()
-LOADED: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
+
+class Pool:
+    """The threads that ExecuTorch computes with, and the programs that use them.
+
+    A program keeps using the threads that there were when it was loaded: to change them while there is one ends the
+    process. So the programs that are loaded have to be known.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._users: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
+
+    def add(self, user: ExecutorchDelegate) -> None:
+        """Note a loaded program, until it is freed."""
+        self._users.add(user)
+
+    def resize(self, library: Any, threads: int) -> None:
+        """Set the number of threads, or warn if a program is loaded that uses the present ones."""
+        present = library._threadpool_get_thread_count()
+        if present == threads:
+            return
+        if len(self._users) or any(name in sys.modules for name in OTHERS):
+            warnings.warn(
+                f"ExecuTorch runs with {present} threads instead of {threads}: its pool belongs to the process, and a "
+                "program that was loaded before uses it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+        library._unsafe_reset_threadpool(threads)
 
 
 class ExecutorchDelegate(Delegate):
@@ -34,6 +61,9 @@ class ExecutorchDelegate(Delegate):
         method: its one method.
         info: how a call's inputs and outputs map to the method's.
     """
+
+    # of the class, as ExecuTorch's pool is of the process: all programs share it
+    _pool: ClassVar[Pool] = Pool()
 
     def __init__(self, program: Any, method: Any, info: CallInfo) -> None:
         self._program = program
@@ -50,10 +80,10 @@ class ExecutorchDelegate(Delegate):
             ProgramError: if ExecuTorch is not installed, or refuses the file.
         """
         info = read_info(blob)
-        with LOCK:
+        with cls._pool.lock:
             library = runtime(blob)
             if info.threads is not None:
-                set_threads(library, info.threads)
+                cls._pool.resize(library, info.threads)
             try:
                 program = library._load_program(str(blob.path))
                 method = program.load_method("forward")
@@ -65,7 +95,7 @@ class ExecutorchDelegate(Delegate):
                     hint="install the package again, or the version of ExecuTorch that it requires",
                 ) from error
             delegate = cls(program, method, info)
-            LOADED.add(delegate)
+            cls._pool.add(delegate)
         return delegate
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
@@ -83,7 +113,8 @@ class ExecutorchDelegate(Delegate):
 def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Return a contiguous tensor with its dimensions in another order in memory, outermost first."""
     back = sorted(range(len(order)), key=order.__getitem__)
-    return tensor.permute(*order).contiguous().permute(*back)
+    # not `contiguous()`, which leaves an empty tensor as it is
+    return tensor.permute(*order).clone(memory_format=contiguous_format).permute(*back)
 
 
 def runtime(blob: DelegateBlob) -> Any:
@@ -106,22 +137,7 @@ def runtime(blob: DelegateBlob) -> Any:
     return _portable_lib
 
 
-def set_threads(library: Any, threads: int) -> None:
-    """Give the process's pool a number of threads, if no program is loaded that uses the present one."""
-    present = library._threadpool_get_thread_count()
-    if present == threads:
-        return
-    if len(LOADED) or any(name in sys.modules for name in OTHERS):
-        warnings.warn(
-            f"ExecuTorch runs with {present} threads instead of {threads}: its pool belongs to the process, and a "
-            "program that was loaded before uses it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return
-    library._unsafe_reset_threadpool(threads)
-
-
+@dataclass(frozen=True, slots=True)
 class CallInfo:
     """How a call's inputs and outputs map to those of the method.
 
@@ -132,11 +148,10 @@ class CallInfo:
         threads: of the pool; `None`: as it is.
     """
 
-    def __init__(self, given: int, passed: list[int], orders: list[Any], threads: int | None) -> None:
-        self.given = given
-        self.passed = passed
-        self.orders = orders
-        self.threads = threads
+    given: int
+    passed: list[int]
+    orders: list[Any]
+    threads: int | None
 
 
 def read_info(blob: DelegateBlob) -> CallInfo:

@@ -27,6 +27,7 @@ from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.rewrite import (
     BINARY,
     SHAPED,
+    full_arguments,
     inferred_shape,
     is_bounded,
     operator_of,
@@ -181,6 +182,7 @@ def give_form(node: Node, copy: Node) -> None:
     if name in SHAPED and (shape := inferred_shape(node)) is not None:
         copy.target, copy.args, copy.kwargs = ops.edge.aten.view_copy.default, (copy.args[0], shape), {}
         return
+    copy.args = full_arguments(copy)
     target = BINARY.get(name, target)
     copies = any(each.alias_info is not None for each in target._schema.returns)
     with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken

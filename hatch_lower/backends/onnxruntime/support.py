@@ -31,6 +31,7 @@ __all__ = [
     "is_size",
     "is_view",
     "name_of",
+    "not_empty",
     "operator_table",
     "walk",
     "why_not",
@@ -115,6 +116,10 @@ def why_not(node: Node, exclude: frozenset[str]) -> str:
     known = operator_table().get(str(op))
     if known is None:
         return f"ONNX Runtime has nothing that is known to give eager's results for `{op}`"
+    if str(op) in not_empty() and any(
+        may_be_empty(each) for source in (node, *node.all_input_nodes) for each in tensors_of(source)
+    ):
+        return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, which these may be"
     return why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
 
 
@@ -181,6 +186,14 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
     return [value for value in walk(node.meta.get("val")) if isinstance(value, torch.Tensor)]
 
 
+def may_be_empty(value: torch.Tensor) -> bool:
+    """Return whether a size of a fake tensor is 0, or is known at run time only.
+
+    The exporter lets symbolic sizes be 0, and yet reasons as if they were 2 at least: their bounds say nothing here.
+    """
+    return not all(isinstance(size, int) and size for size in value.shape)
+
+
 def name_of(dtype: torch.dtype) -> str:
     """Return `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
@@ -189,8 +202,18 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def operator_table() -> Mapping[str, frozenset[str]]:
     """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results."""
-    table = json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
-    return MappingProxyType({name: frozenset(rows) for name, rows in table["operators"].items()})
+    return MappingProxyType({name: frozenset(rows) for name, rows in read_table()["operators"].items()})
+
+
+@cache
+def not_empty() -> frozenset[str]:
+    """Return the overloads whose results for tensors without elements are not eager's."""
+    return frozenset(read_table()["not empty"])
+
+
+def read_table() -> Any:
+    """Return what the generator wrote."""
+    return json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
 
 
 def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
@@ -237,8 +260,11 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyTy
     }
 )
 
-FIRST_ONLY = (torch.ops.aten._native_batch_norm_legit_no_training.default,)
-"""Operators whose results beside the first are nothing in eager, and something else in a model."""
+FIRST_ONLY = (
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten.native_group_norm.default,
+)
+"""Operators whose results beside the first, which inference never uses, are something else in a model."""
 
 KEPT = (
     torch.ops.aten.linear.default,

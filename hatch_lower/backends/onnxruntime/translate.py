@@ -26,6 +26,7 @@ from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
 from hatch_lower.backends.onnxruntime.support import aten_operator
+from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -253,9 +254,12 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 
 @cache
 def registry() -> Any:
-    """Return torch's translations of operators to our operator set."""
+    """Return torch's translations of operators to our operator set, and our own."""
     with quiet():
-        return _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        found = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        for target, function in TRANSLATIONS.items():
+            found.register_op(target, function)
+        return found
 
 
 @contextmanager

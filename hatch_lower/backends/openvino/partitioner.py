@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch.export import ExportedProgram
@@ -12,7 +13,15 @@ from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner,
 from hatch_lower.backend.partitioners.constants import tag_constant_data
 from hatch_lower.backend.partitioners.grouping import group_nodes
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.backends.openvino.support import KEPT_OPERATORS, Support, is_move, is_result, why_not_operation
+from hatch_lower.backends.openvino.support import (
+    KEPT_OPERATORS,
+    Support,
+    arguments,
+    is_move,
+    is_result,
+    is_square,
+    why_not_operation,
+)
 from hatch_lower.graph.surgery import nested_graph_modules
 
 __all__ = ["BACKEND_ID", "OpenvinoPartitioner"]
@@ -29,7 +38,7 @@ class OpenvinoPartitioner(Partitioner):
     """
 
     def __init__(self, options: Options) -> None:
-        super().__init__({"device": options.device, "threads": options.threads, "exclude": options.exclude})
+        super().__init__(asdict(options))
         self.options = options
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -64,5 +73,15 @@ class OpenvinoPartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the composites that OpenVINO has kernels for, where it takes them."""
-        return list(KEPT_OPERATORS), lambda node: not why_not_operation(node, self.options)
+        """Return the composites that OpenVINO has kernels for, where it takes them.
+
+        A linear layer whose weight is square, and computed or a view, is decomposed: whether it is taken, only the edge
+        program shows.
+        """
+        return list(KEPT_OPERATORS), self._keeps
+
+    def _keeps(self, node: Node) -> bool:
+        weight = arguments(node).get("weight")
+        if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
+            return False
+        return not why_not_operation(node, self.options)

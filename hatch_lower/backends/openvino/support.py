@@ -20,7 +20,18 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.options import Options
 
-__all__ = ["CLAIMS", "KEPT_OPERATORS", "NAN_LOSING", "Claim", "Support", "is_move", "is_result", "why_not_operation"]
+__all__ = [
+    "CLAIMS",
+    "KEPT_OPERATORS",
+    "NAN_LOSING",
+    "Claim",
+    "Support",
+    "arguments",
+    "is_move",
+    "is_result",
+    "is_square",
+    "why_not_operation",
+]
 
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
@@ -91,7 +102,7 @@ CLAIMS: Mapping[str, Claim] = {
     **listed("_to_copy", Claim(STORED)),
     **listed("where.self", Claim(STORED - BOOLEAN)),
     **listed("embedding", Claim(STORED, indices=("indices",))),
-    **listed("gather index_select", Claim(STORED, indices=("index",), moves=True)),
+    **listed("index_select", Claim(STORED, indices=("index",), moves=True)),
     **listed(
         """
         alias arange.start_step cat clone constant_pad_nd expand flip full full_like permute repeat scalar_tensor
@@ -105,14 +116,27 @@ CLAIMS: Mapping[str, Claim] = {
 NAN_LOSING = frozenset(
     listed(
         """
-        _log_softmax _softmax argmax clamp exp hardtanh max_pool2d_with_indices max_pool3d_with_indices maximum minimum
-        relu scaled_dot_product_attention sort topk
+        _log_softmax _softmax argmax clamp div.Tensor exp hardtanh max_pool2d_with_indices max_pool3d_with_indices
+        maximum minimum relu scaled_dot_product_attention sort topk
         """,
         Claim(FLOATING),
     )
 )
-"""Operators that may give a number where eager gives NaN, or order it elsewhere; few networks do without them."""
+"""Operators that may give a number where eager gives NaN, the other way round, or order it elsewhere.
 
+Few networks do without them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
+"""
+
+WEIGHTS: Mapping[str, str] = {
+    "aten.addmm.default": "mat2",
+    "aten.bmm.default": "mat2",
+    "aten.convolution.default": "weight",
+    "aten.linear.default": "weight",
+    "aten.mm.default": "mat2",
+}
+"""The argument of a product that OpenVINO packs, if it is a constant."""
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
 AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim", "aten.var.correction"})
 
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
@@ -133,6 +157,7 @@ class Support:
     def __init__(self, graph: Graph, options: Options) -> None:
         self._options = options
         self._known: dict[Node, str] = {}
+        self._conflicts = conflicting_products(graph)
         self._indices: set[Node] = set()
         for node in reversed(list(graph.nodes)):
             if node.users and all(self._takes_index(user, node) for user in node.users):
@@ -142,7 +167,10 @@ class Support:
         """Return the reason against an operation, or an empty string."""
         producer = producer_of(node)
         if producer not in self._known:
-            self._known[producer] = why_not_operation(producer, self._options, self._indices)
+            reason = why_not_operation(producer, self._options, self._indices)
+            if not reason and producer in self._conflicts:
+                reason = "OpenVINO packs a weight once, and another product uses this one turned round"
+            self._known[producer] = reason
         return self._known[producer]
 
     def _takes_index(self, user: Node, node: Node) -> bool:
@@ -176,7 +204,7 @@ def why_not_operation(node: Node, options: Options, indices: Collection[Node] = 
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
     if options.exact_nan and name in NAN_LOSING:
-        return f"`{name}` may turn a NaN into a number, and the recipe wants `exact_nan`"
+        return f"`{name}` may give a number for NaN or NaN for a number, and the recipe wants `exact_nan`"
     passed = claim.moves and node in indices
     return why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed) or why_not_call(name, node)
 
@@ -237,6 +265,8 @@ def why_not_call(name: str, node: Node) -> str:
         return f"this form of `{name}` has no counterpart"
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"
+    if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
+        return "attention over a symbolic number of keys goes wrong after a call with one key"
     if name in AVERAGES and not all(isinstance(size, int) for size in reduced_sizes(given)):
         return "the average of nothing is another, and a symbolic size may be 0"
     if name == "aten._to_copy.default":
@@ -245,6 +275,53 @@ def why_not_call(name: str, node: Node) -> str:
         if before != after and after not in FLOATING:
             return f"{name_of(before)} becomes {name_of(after)} in another way"
     return ""
+
+
+def conflicting_products(graph: Graph) -> set[Node]:
+    """Return the products that use a weight another way round than the first one does.
+
+    OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed, or
+    in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first: they
+    are kept whole, so nobody else may take them.
+    """
+    origins: dict[Node, tuple[Node, bool]] = {}
+    uses: list[tuple[bool, Node, Node, bool]] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            origins[node] = node, False
+        elif node.op == "call_function" and node.all_input_nodes:
+            name, source = operator_name(node.target), node.all_input_nodes[0]
+            if name in WEIGHTS:
+                given = arguments(node)
+                source = given[WEIGHTS[name]]
+                if source in origins and is_square(source, name):
+                    weight, turned = origins[source]
+                    linear = name == "aten.linear.default"
+                    uses.append((not linear, node, weight, turned != (linear or bool(given.get("transposed")))))
+            elif is_move(node) and source in origins:
+                weight, turned = origins[source]
+                origins[node] = weight, turned != turns(node)
+    first: dict[Node, bool] = {}
+    return {
+        node
+        for _, node, weight, turned in sorted(uses, key=lambda use: use[0])
+        if first.setdefault(weight, turned) != turned
+    }
+
+
+def is_square(weight: Node, name: str) -> bool:
+    """Return whether a product's packed weight has the same sizes when it is turned round."""
+    shape = weight.meta["val"].shape
+    left, right = (shape[0], shape[1]) if name == "aten.convolution.default" else (shape[-2], shape[-1])
+    return not (isinstance(left, int) and isinstance(right, int) and left != right)
+
+
+def turns(node: Node) -> bool:
+    """Return whether an operation exchanges the last two dimensions."""
+    if operator_name(node.target) != "aten.permute.default":
+        return False
+    dims = arguments(node)["dims"]
+    return len(dims) > 1 and dims[-1] % len(dims) < dims[-2] % len(dims)
 
 
 def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hatch_lower.testing.case import Case
-from hatch_lower.testing.control import control_cases
-from hatch_lower.testing.operators import operator_cases
-from hatch_lower.testing.shapes import shape_cases
-from hatch_lower.testing.state import state_cases
-from hatch_lower.testing.values import value_cases
+from hatch_lower.testing.programs.operators import operator_cases
+from hatch_lower.testing.programs.shapes import shape_cases, value_cases
+from hatch_lower.testing.programs.state import control_cases, state_cases
 
 __all__ = ["all_cases"]
 

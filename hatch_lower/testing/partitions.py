@@ -1,4 +1,4 @@
-"""Does the partitioner only write tags, and as fast for each operation in a large program as in a small one?"""
+"""What a backend says of a program: tags, in linear time, and a debug map in which every operation is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import constant_of, constant_specs
 from hatch_lower.graph.surgery import copy_program, graph_modules
 from hatch_lower.graph.tensors import tensor_digests
+from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.testing.bench import Bench, quiet
 from hatch_lower.testing.case import Case, Data, module
-from hatch_lower.testing.outcome import Fault
+from hatch_lower.testing.report import Fault, NotClaimedError
 
-__all__ = ["check_graph_is_left", "check_linear"]
+__all__ = ["check_graph_is_left", "check_handles", "check_linear"]
 
 SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
 TAGS = frozenset({DELEGATION_TAG, SHARED_TAGS})
@@ -125,3 +127,50 @@ def counted() -> Iterator[list[int]]:
         yield steps
     finally:
         sys.settrace(before)
+
+
+def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
+    """Compare the handles of the operations of all partitions with those in their debug maps.
+
+    Raises:
+        Fault: if an operation that computes tensors is in no entry, or an entry has a handle of something else.
+        NotClaimedError: if the backend gives no debug maps.
+    """
+    claimed = bench.claimed(cases)
+    with_map = 0
+    for case in claimed:
+        for partition in bench.partitions(case):
+            given = (partition.meta or {}).get("debug_handle_map")
+            if given is None:
+                continue
+            with_map += 1
+            compare_handles(case, partition, {handle for handles in given.values() for handle in handles})
+    if not with_map:
+        raise NotClaimedError("the backend takes nothing" if not claimed else "the backend gives no debug map")
+    return f"{with_map} partitions"
+
+
+def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int]) -> None:
+    """Raise `Fault` unless the told handles are those of a partition's operations."""
+    nodes: dict[int, Node] = {}
+    needed: set[int] = set()
+    for graph_module in graph_modules(partition.original_module.graph_module):
+        for node in graph_module.graph.nodes:
+            handle = node.meta.get("debug_handle")
+            if node.op == "call_function" and handle:
+                nodes.setdefault(handle, node)
+                if has_tensor(node.meta.get("val")):
+                    needed.add(handle)
+    lost = sorted(needed - told)
+    if lost:
+        raise Fault(f"`{case.name}`: no instruction of the debug map computes `{nodes[lost[0]].name}`")
+    foreign = sorted(told - set(nodes))
+    if foreign:
+        raise Fault(f"`{case.name}`: the debug map names the handle {foreign[0]}, which no operation inside has")
+
+
+def has_tensor(value: object) -> bool:
+    """Return whether an operation computes tensors; what computes sizes may be no instruction of a delegate."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_tensor, value))
+    return isinstance(value, Tensor)
