@@ -35,7 +35,7 @@ LAYERS = (
         "reuse",
     }
     | {"saving", "strict", "suspects", "unchanged", "verifying", "watching", "worker"},
-    {"hatch"},
+    {"hatch", "testing"},
     {"comparing", "rebuilding"},
     {"cli"},
 )

@@ -12,6 +12,7 @@ from hatch_lower.cli.audit import audit
 from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
 from hatch_lower.cli.explain import explain
+from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.verify import verify
 from hatch_lower.errors import LowerError, ProgramError, nearest
 
@@ -93,5 +94,5 @@ def debug(name: str, method: str, model: str | None, recipe: str | None, as_json
     click.echo("\n".join([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)]))
 
 
-for command in (cache, check, explain, audit, verify):
+for command in (cache, check, explain, audit, verify, new_backend):
     main.add_command(command)

@@ -1,0 +1,1 @@
+"""An image classifier of ResNet-18's size with random weights."""

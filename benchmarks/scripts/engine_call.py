@@ -1,0 +1,82 @@
+"""`engine_call.py SITE NAME ENGINE CALLS ROUNDS`: seconds of one call, lowered and by the engine used directly.
+
+The engine gets what the delegates get, partition by partition. Both take turns, so that what else the machine does
+meets both; each figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from engine_direct import open_all
+
+site, name, engine, calls, rounds = sys.argv[1:]
+sys.path.insert(0, site)
+sys.dont_write_bytecode = True
+
+import torch  # noqa: E402
+
+import hatch_lower  # noqa: E402
+
+
+def seconds_of(call: Callable[[], object], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
+torch.set_grad_enabled(False)
+source = importlib.import_module(f"{name}.model")
+x = source.example()
+
+(point,) = entry_points(group="hatch_lower.delegates", name=engine)
+kind = point.load()
+files: dict[int, str] = {}
+given: dict[str, list[Any]] = {}
+load, run = kind.load.__func__, kind.run
+
+
+def noting_load(cls: Any, blob: Any, constants: Any) -> Any:
+    delegate = load(cls, blob, constants)
+    files[id(delegate)] = Path(blob.path).name
+    return delegate
+
+
+def noting_run(self: Any, inputs: list[Any]) -> Any:
+    given[files[id(self)]] = [each.clone() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in inputs]
+    return run(self, inputs)
+
+
+kind.load, kind.run = classmethod(noting_load), noting_run
+hatch_lower.load(name)(x)
+kind.load, kind.run = classmethod(load), run
+
+lowered = hatch_lower.load(name)
+opened = open_all(Path(site), name, engine)
+parts = [(opened[file], inputs) for file, inputs in given.items()]
+difference = (lowered(x) - source.make()(x)).abs().max().item()
+assert difference < 1e-2, difference
+
+
+def direct() -> None:
+    for call, inputs in parts:
+        call(inputs)
+
+
+ways: dict[str, Callable[[], object]] = {"lowered": lambda: lowered(x), "direct": direct}
+times: dict[str, list[float]] = {way: [] for way in ways}
+for round_ in range(int(rounds) + 1):
+    for way in ways if round_ % 2 else reversed(ways):
+        seconds = seconds_of(ways[way], int(calls))
+        if round_:
+            times[way].append(seconds)
+print(json.dumps({"partitions": len(parts), **{way: statistics.median(values) for way, values in times.items()}}))

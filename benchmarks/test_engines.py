@@ -1,0 +1,98 @@
+"""Models through delegates against the engine used directly on the same bytes, and the table of all backends.
+
+The table in the README is rewritten by `python benchmarks/scripts/engine_table.py README.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scenarios import only, unpack
+
+HERE = Path(__file__).parent
+ENGINES = ("openvino", "onnxruntime", "executorch")
+sys.path.insert(0, str(HERE / "scripts"))
+
+from engine_table import set_backends  # noqa: E402
+
+CALLS = {"bert": (3, 9), "resnet": (5, 11), "mlp": (1000, 15)}
+TITLES = {"bert": "BERT-base 1x128", "resnet": "ResNet-18", "mlp": "MLP"}
+pytestmark = pytest.mark.benchmark(group="engines")
+
+
+@pytest.fixture(scope="module")
+def unpacked() -> dict[tuple[str, str], Path]:
+    """Where the wheels lie unpacked that were built already, by model and engine."""
+    return {}
+
+
+@pytest.fixture
+def site(bench: Any, unpacked: dict[tuple[str, str], Path]) -> Callable[[str, str], Path]:
+    """Returns where the wheel of a model with one engine lies unpacked; built once."""
+
+    def find(name: str, engine: str) -> Path:
+        if (name, engine) not in unpacked:
+            project = bench.project(name)
+            set_backends(project.root, [engine])
+            project.build(environment={"BERT_METHODS": "forward", "HF_HUB_OFFLINE": "1"}).check()
+            unpacked[name, engine] = unpack(only(project.dist, "*.whl"), bench.folder / "site")
+        return unpacked[name, engine]
+
+    return find
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call(bench: Any, site: Any, name: str, engine: str) -> None:
+    reports: list[dict[str, float]] = []
+    calls = [str(each) for each in CALLS[name]]
+    folder = site(name, engine)
+
+    def once() -> None:
+        reports.append(bench.script("engine_call.py", folder, name, engine, *calls))
+
+    bench.benchmark.pedantic(once, rounds=1)
+    times = reports[0]
+    over, ratio = times["lowered"] - times["direct"], times["lowered"] / times["direct"]
+    unit, factor = ("us", 1e6) if name == "mlp" else ("ms", 1e3)
+    told = f"+{over * 1e6:.1f} us" if name == "mlp" else f"{ratio:.3f}"
+    bench.report(
+        f"one call, {TITLES[name]}, {engine} ({times['partitions']:.0f} partitions)",
+        f"{times['lowered'] * factor:.1f} {unit}, direct {times['direct'] * factor:.1f} {unit} = {told}",
+        "<= direct + 15 us" if name == "mlp" else "<= 1.03",
+        ratio=ratio,
+        over=over,
+        **times,
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", CALLS)
+def test_loading(bench: Any, site: Any, name: str, engine: str) -> None:
+    folder = site(name, engine)
+
+    def seconds(kind: str) -> float:
+        return float(bench.script("engine_load.py", kind, folder, name, engine)["seconds"])
+
+    seconds("direct")  # the files are read once
+    times: list[float] = []
+    directs: list[float] = []
+
+    def once() -> None:
+        directs.append(seconds("direct"))
+        times.append(seconds("lowered"))
+
+    bench.benchmark.pedantic(once, rounds=5)
+    lowered, direct = sorted(times)[2], sorted(directs)[2]
+    bench.report(
+        f"load() of {TITLES[name]}, {engine}",
+        f"{lowered * 1e3:.0f} ms / {direct * 1e3:.0f} ms direct = {lowered / direct:.3f}",
+        "<= 1.1",
+        lowered=lowered,
+        direct=direct,
+        ratio=lowered / direct,
+    )

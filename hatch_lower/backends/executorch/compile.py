@@ -1,0 +1,98 @@
+"""Compile half of the `executorch` backend: a partition goes through ExecuTorch's own pipeline and becomes a `.pte`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.backends.executorch.configuration import (
+    EXTRA,
+    executorch,
+    options_from_specs,
+    parse_options,
+)
+from hatch_lower.backends.executorch.partitioner import ExecutorchPartitioner
+from hatch_lower.backends.executorch.pipeline import lower
+from hatch_lower.backends.executorch.prepare import prepare
+from hatch_lower.backends.executorch.support import guards_suppressed
+from hatch_lower.errors import BackendError
+
+__all__ = ["ExecutorchBackend"]
+
+VERSION = "1"
+
+REQUIREMENT = "executorch>=1.4,<1.5"
+"""Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
+next release's has not been seen to give the same results."""
+
+
+class ExecutorchBackend(BackendDetails):
+    """Lowers a partition with ExecuTorch and XNNPACK; its delegate is
+    `hatch_lower.backends.executorch.run:ExecutorchDelegate`."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition.
+
+        Raises:
+            BackendError: if ExecuTorch is not installed, or fails.
+        """
+        options = options_from_specs(compile_specs)
+        with executorch(), guards_suppressed(edge_program):
+            prepared = prepare(edge_program)
+            lowered = lower(prepared, finite=options.finite)
+        return PreprocessResult(
+            processed_bytes=lowered.data,
+            debug_handle_map=lowered.handles,
+            suffix="pte",
+            requirements=(REQUIREMENT,),
+            info={
+                "inputs": prepared.given,
+                "passed": list(prepared.passed),
+                "orders": [None if order is None else list(order) for order in prepared.orders],
+                "threads": options.threads,
+            },
+        )
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner for the options `exclude`, `finite-only`, `portable-operators` and `threads`.
+
+        Raises:
+            BackendError: if an option is unknown or ill-typed.
+        """
+        return ExecutorchPartitioner(parse_options(options))
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        """Return the versions of this code, of ExecuTorch, and of torchao, whose passes it uses.
+
+        Raises:
+            BackendError: if ExecuTorch is not installed.
+        """
+        return {
+            "backend": VERSION,
+            "executorch": installed("executorch", required=True),
+            "torchao": installed("torchao"),
+            "flatbuffers": installed("flatbuffers"),
+        }
+
+
+def installed(name: str, *, required: bool = False) -> str:
+    """Return the version of a distribution, or `none`.
+
+    Raises:
+        BackendError: if it is required and not there.
+    """
+    try:
+        return version(name)
+    except PackageNotFoundError as error:
+        if required:
+            raise BackendError(
+                "the backend `executorch` needs ExecuTorch, which is not installed", hint=EXTRA
+            ) from error
+        return "none"

@@ -1,0 +1,116 @@
+"""The options of a recipe for this backend, and where ExecuTorch is imported: only in functions, and quietly."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.backend.api import CompileSpec
+from hatch_lower.digest import canonical_json
+from hatch_lower.errors import BackendError, nearest
+
+__all__ = ["BACKEND_ID", "EXTRA", "KNOWN", "Options", "executorch", "options_from_specs", "parse_options"]
+
+BACKEND_ID = "executorch"
+EXTRA = 'pip install "hatch-lower[executorch]"'
+KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A recipe's options for this backend.
+
+    Args:
+        finite: the model computes with finite numbers only, so kernels may treat NaN and infinity as they like.
+        portable: take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one.
+        threads: of the process's pool where the program is loaded; `None`: as many as ExecuTorch chooses there.
+        exclude: ATen overloads (`aten.relu.default`) that are left to the program's own executor.
+    """
+
+    finite: bool = False
+    portable: bool = False
+    threads: int | None = None
+    exclude: tuple[str, ...] = ()
+
+    def to_specs(self) -> list[CompileSpec]:
+        """Return what shapes the result for one partition; which nodes it has is not among it."""
+        return [
+            CompileSpec("finite-only", canonical_json(self.finite)),
+            CompileSpec("threads", canonical_json(self.threads)),
+        ]
+
+
+def parse_options(options: Mapping[str, Any]) -> Options:
+    """Return the options of a recipe, given as TOML values.
+
+    Raises:
+        BackendError: naming every unknown or ill-typed option.
+    """
+    problems = [f"`{key}` is no option: {nearest(key, KNOWN)}" for key in options if key not in KNOWN]
+    exclude = options.get("exclude", [])
+    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
+        problems.append(f"`exclude` must be a list of strings such as `aten.relu.default`, but is {exclude!r}")
+    problems += [
+        f"`{name}` must be true or false, but is {options[name]!r}"
+        for name in ("finite-only", "portable-operators")
+        if not isinstance(options.get(name, False), bool)
+    ]
+    threads = options.get("threads")
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        problems.append(f"`threads` must be a number from 1 on, but is {threads!r}")
+    if problems:
+        raise BackendError(
+            "the options of the backend `executorch` are wrong",
+            found="\n".join(problems),
+            hint="correct them in the recipe's table for the backend `executorch`",
+        )
+    return Options(
+        options.get("finite-only", False),
+        options.get("portable-operators", False),
+        threads,
+        tuple(sorted(set(exclude))),
+    )
+
+
+def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
+    """Return the options that compile specs carry.
+
+    Raises:
+        BackendError: for an unknown key or value.
+    """
+    return parse_options({spec.key: json.loads(spec.value) for spec in specs})
+
+
+@contextmanager
+def executorch() -> Iterator[None]:
+    """Import and run ExecuTorch's compiler: what it says and does to logging on the way concerns nobody.
+
+    Importing it brings in torchao, which warns of its own libraries, and configures the root logger.
+
+    Raises:
+        BackendError: if it is not installed.
+    """
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                import executorch.exir  # noqa: F401
+            except ModuleNotFoundError as error:
+                raise BackendError(
+                    "the backend `executorch` needs ExecuTorch, which is not installed",
+                    found=str(error),
+                    hint=EXTRA,
+                ) from error
+            yield
+    finally:
+        logging.disable(disabled)
+        root.handlers[:] = handlers
+        root.setLevel(level)

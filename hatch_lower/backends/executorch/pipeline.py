@@ -1,0 +1,130 @@
+"""ExecuTorch's pipeline: from a prepared partition to the bytes of a `.pte`, and what its instructions compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from hatch_lower.backends.executorch.prepare import Prepared
+from hatch_lower.backends.executorch.support import float_partitioner
+from hatch_lower.errors import BackendError
+
+__all__ = ["Lowered", "lower"]
+
+METHOD = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What ExecuTorch made.
+
+    Args:
+        data: the `.pte`.
+        handles: debug handles of each instruction of its method: `1:executorch_call_delegate`.
+    """
+
+    data: bytes
+    handles: dict[int | str, tuple[int, ...]]
+
+
+def lower(prepared: Prepared, *, finite: bool) -> Lowered:
+    """Return the `.pte` of a partition; its method is `forward`.
+
+    Args:
+        prepared: the partition.
+        finite: whether special values of floating point are no matter.
+
+    Raises:
+        BackendError: if ExecuTorch fails, or the file needs an operator that its runtime lacks.
+    """
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.backend.utils import is_same_node
+    from executorch.exir.passes import MemoryPlanningPass
+
+    try:
+        edge = to_edge_transform_and_lower(prepared.program, partitioner=[float_partitioner(finite=finite)])
+        origins = handle_origins(edge.exported_program(), prepared.handles)
+        # a call hands its inputs over where they lie; results stay in the program's memory until they are copied out
+        planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=True)
+        made = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+    except Exception as error:
+        raise BackendError(
+            "ExecuTorch could not lower a partition",
+            found=f"{type(error).__name__}: {error}".splitlines()[0],
+            hint="name an operator of it in the recipe's option `exclude`",
+        ) from error
+    finally:
+        is_same_node.cache_clear()  # it would hold the program and its weights for good
+    plan = made.executorch_program.execution_plan[0]
+    refuse_missing(plan)
+    return Lowered(bytes(made.buffer), instruction_handles(made, plan, origins))
+
+
+def refuse_missing(plan: Any) -> None:
+    """Raise `BackendError` if a plan calls operators that the runtime does not have."""
+    from executorch.extension.pybindings import _portable_lib
+
+    known = set(_portable_lib._get_operator_names())
+    names = {f"{each.name}.{each.overload}" if each.overload else each.name for each in plan.operators}
+    missing = sorted(names - known)
+    if missing:
+        raise BackendError(
+            "ExecuTorch lowered a partition to operators that its runtime does not have",
+            found=", ".join(missing),
+            hint="name the operators that they come from in the recipe's option `exclude`",
+        )
+
+
+def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]:
+    """Return, for each debug handle that ExecuTorch gave, those of the partition's operations that stand behind it."""
+    found: dict[int, set[int]] = {}
+    modules = [program.graph_module]
+    for node in program.graph.find_nodes(op="get_attr"):
+        lowered: Any = getattr(program.graph_module, str(node.target), None)
+        if hasattr(lowered, "original_module"):
+            modules.append(lowered.original_module.graph_module)
+    for module in modules:
+        for node in module.graph.nodes:
+            handle, origin = node.meta.get("debug_handle"), handles.get(oldest_name(node))
+            if isinstance(handle, int) and origin is not None:
+                found.setdefault(handle, set()).add(origin)
+    return found
+
+
+def oldest_name(node: Node) -> str:
+    """Return the name of the operation that torch recorded as the first ancestor of a node."""
+    ancestors = node.meta.get("from_node")
+    if not ancestors:
+        return node.name
+    oldest = ancestors[-1]
+    while oldest.from_node:
+        oldest = oldest.from_node[-1]
+    return str(oldest.name)
+
+
+def instruction_handles(made: Any, plan: Any, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of each instruction of a plan, from ExecuTorch's map of them and its delegates."""
+    emitted = made._emitter_output
+    delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
+    found: dict[int | str, tuple[int, ...]] = {}
+    for index, theirs in sorted(emitted.debug_handle_map.get(METHOD, {}).items()):
+        listed = [theirs] if isinstance(theirs, int) else list(theirs)
+        ours = sorted({origin for handle in listed for origin in origins.get(handle, ())})
+        if not ours:
+            continue
+        delegate = delegates.get(index)
+        found[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = tuple(ours)
+        for identifier, inner in sorted(((delegate or {}).get("delegate_map") or {}).items(), key=str):
+            inside = sorted({origin for handle in inner for origin in origins.get(handle, ())})
+            if inside:
+                found[f"{index}:{identifier}"] = tuple(inside)
+    return found
+
+
+def kernel_name(plan: Any, index: int) -> str:
+    """Return the name of the operator that an instruction calls."""
+    arguments = plan.chains[0].instructions[index].instr_args
+    place = getattr(arguments, "op_index", None)
+    return type(arguments).__name__ if place is None else str(plan.operators[place].name).replace("::", ".")

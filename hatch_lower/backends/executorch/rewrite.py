@@ -1,0 +1,95 @@
+"""Nodes of the edge dialect as ExecuTorch sees them: its operators, sizes that are inferred, numbers as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from hatch_lower.edge.ops import EdgeOpOverload
+
+__all__ = [
+    "BINARY",
+    "SHAPED",
+    "full_arguments",
+    "inferred_shape",
+    "is_bounded",
+    "operator_of",
+    "tensor_values",
+    "upper_bound",
+]
+
+BINARY: Mapping[str, OpOverload] = {
+    f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
+    for name in ("add", "div", "mul", "sub")
+    for overload in ("Scalar", "Tensor")
+}
+"""Operators whose second operand may be a Python number, and the same of tensors: ExecuTorch makes a tensor of integers
+of an integer, and XNNPACK has none of numbers."""
+
+SHAPED = frozenset(
+    {
+        "aten._unsafe_view.default",
+        "aten.clone.default",
+        "aten.expand.default",
+        "aten.reshape.default",
+        "aten.view.default",
+    }
+)
+"""Operators that give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an
+`expand` only where it repeats nothing."""
+
+
+def operator_of(node: Node) -> Any:
+    """Return the torch overload that a node calls, or its target if that is another thing."""
+    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
+
+
+def full_arguments(node: Node) -> tuple[Any, ...]:
+    """Return the arguments of a call, with the stride of a pool that has left it out: ExecuTorch wants it written."""
+    args = tuple(node.args)
+    if str(operator_of(node)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
+        return (*args[:2], args[1], *args[3:])
+    return args
+
+
+def tensor_values(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the fake tensors among a node's traced values."""
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def inferred_shape(node: Node) -> list[int] | None:
+    """Return the sizes that a `SHAPED` node gives its result, a symbolic one as -1; `None`: that does not tell all."""
+    value, source = node.meta["val"], node.args[0]
+    if str(operator_of(node)) == "aten.expand.default":
+        assert isinstance(source, Node)
+        # as text: to compare symbols would be to decide something about them
+        if [str(size) for size in source.meta["val"].shape] != [str(size) for size in value.shape]:
+            return None
+    sizes = [size if isinstance(size, int) else -1 for size in value.shape]
+    # a size that is inferred beside a size of 0 could be anything
+    return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes
+
+
+def upper_bound(size: int | torch.SymInt, ranges: Mapping[Any, ValueRanges[Any]]) -> int | None:
+    """Return the greatest value of a size, or `None` if it has none."""
+    if isinstance(size, int):
+        return size
+    bound = bound_sympy(size.node.expr, dict(ranges)).upper
+    return int(bound) if bound.is_Integer and bound is not int_oo and bound < LARGE else None
+
+
+LARGE = 2**31
+"""A bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it."""
+
+
+def is_bounded(value: Any, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
+    """Return whether all sizes of the tensors among a node's traced values have a greatest value."""
+    return all(upper_bound(size, ranges) is not None for each in tensor_values(value) for size in each.shape)

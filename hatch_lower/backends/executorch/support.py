@@ -1,0 +1,344 @@
+"""What ExecuTorch takes of a program: XNNPACK's own support query, asked of each node in ExecuTorch's form.
+
+ExecuTorch's partitioner sees another graph than the program's: copies in place of views, and operators of its own edge
+dialect. Here each node is given that form in a copy of the graph, node for node, and the partitioner's rules are asked
+about it. Asking is linear in the graph; of ExecuTorch's own ways to do it, some are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hatch_lower.backends.executorch.configuration import Options, executorch
+from hatch_lower.backends.executorch.rewrite import (
+    BINARY,
+    SHAPED,
+    full_arguments,
+    inferred_shape,
+    is_bounded,
+    operator_of,
+    tensor_values,
+)
+from hatch_lower.graph.state import mutated_targets
+from hatch_lower.graph.surgery import copy_program, graph_modules
+
+__all__ = ["OTHER_SPECIAL_VALUES", "VIEWS", "Support", "float_partitioner", "guards_suppressed"]
+
+OTHER_SPECIAL_VALUES = frozenset(
+    {
+        "aten._native_batch_norm_legit_no_training.default",
+        "aten.avg_pool2d.default",
+        "aten.cos.default",
+        "aten.exp.default",
+        "aten.gelu.default",
+        "aten.log.default",
+        "aten.max_pool2d.default",
+        "aten.maximum.default",
+        "aten.minimum.default",
+        "aten.rsqrt.default",
+        "aten.sigmoid.default",
+        "aten.sin.default",
+        "aten.sqrt.default",
+        "aten.upsample_bilinear2d.vec",
+    }
+)
+"""Operators whose kernels in XNNPACK give something else than eager for NaN, infinities, zeros or very large numbers.
+A batch norm right behind the convolution that it is fused with is none of them."""
+
+VIEWS = frozenset(
+    {
+        "aten.clone.default",
+        "aten.expand.default",
+        "aten.permute.default",
+        "aten.select.int",
+        "aten.slice.Tensor",
+        "aten.squeeze.dims",
+        "aten.unsqueeze.default",
+        "aten.view.default",
+    }
+)
+"""Operators that compute nothing: a partition of these alone costs more to call than to leave."""
+
+FLOATS = frozenset({torch.float32})
+NUMBERS = FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+CAST = "dim_order_ops::_to_dim_order_copy.out"
+"""What ExecuTorch puts in the place of `aten._to_copy`."""
+
+
+class CachedSignature(ExportGraphSignature):
+    """A signature that is asked for each weight of each node; torch makes these tables anew each time."""
+
+    @cached_property
+    def inputs_to_parameters(self) -> Any:
+        return dict(super().inputs_to_parameters)
+
+    @cached_property
+    def inputs_to_buffers(self) -> Any:
+        return dict(super().inputs_to_buffers)
+
+    @cached_property
+    def inputs_to_lifted_tensor_constants(self) -> Any:
+        return dict(super().inputs_to_lifted_tensor_constants)
+
+
+class Support:
+    """Which nodes of a program are taken, and why others are not.
+
+    Args:
+        program: of the edge dialect.
+        options: the recipe's.
+    """
+
+    def __init__(self, program: ExportedProgram, options: Options) -> None:
+        self._options = options
+        self._ranges = program.range_constraints
+        changed = mutated_targets(program)
+        self._changed = {spec.arg.name for spec in program.graph_signature.input_specs if spec.target in changed}
+        self._known: dict[Node, str] = {}
+        with executorch(), guards_suppressed(program):
+            self._ask(program)
+
+    def why(self, node: Node) -> str:
+        """Return why an operation is not taken, or an empty string if it is."""
+        while node.target is operator.getitem and isinstance(node.args[0], Node):
+            node = node.args[0]
+        return self._known.get(node, "it is no operation on tensors")
+
+    def takes(self, node: Node) -> bool:
+        """Return whether an operation is taken."""
+        return not self.why(node)
+
+    def _ask(self, program: ExportedProgram) -> None:
+        """Fill in what is known of each operation."""
+        form = copy_program(program)
+        form._graph_signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
+        configs = float_partitioner(finite=self._options.finite).target_partitioner_configs
+        kernels = portable_kernels() if self._options.portable else frozenset()
+        for ours, theirs in zip(graph_modules(program.graph_module), graph_modules(form.graph_module), strict=True):
+            for node, copy in zip(ours.graph.nodes, theirs.graph.nodes, strict=True):
+                if node.op != "call_function" or node.target is operator.getitem:
+                    continue
+                give_form(node, copy)
+                reason = self._refusal(node)
+                if not reason:
+                    reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
+                    if reason and self._options.portable:
+                        reason = why_not_portable(node, copy, kernels)
+                    if not reason and not all(
+                        is_bounded(each.meta.get("val"), self._ranges) for each in (node, *node.all_input_nodes)
+                    ):
+                        reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
+                self._known[node] = reason
+
+    def _refusal(self, node: Node) -> str:
+        """Return why a node is taken in no case, or an empty string."""
+        target = operator_of(node)
+        if isinstance(target, HigherOrderOperator):
+            return f"`{target.__name__}` holds graphs of its own"
+        if not isinstance(target, OpOverload):
+            return "it computes a size"
+        if str(target) in self._options.exclude:
+            return f"`{target}` is excluded by the recipe"
+        for each in node.all_input_nodes:
+            if each.op == "placeholder" and each.name in self._changed:
+                return f"it uses `{each.name}`, which the program changes"
+        return ""
+
+
+def guards_suppressed(program: ExportedProgram) -> ExitStack:
+    """Return a context in which asking for a size of a program's fake tensors restricts none of its symbols."""
+    stack = ExitStack()
+    for node in program.graph.find_nodes(op="placeholder"):
+        for value in tensor_values(node.meta.get("val")):
+            environment = getattr(getattr(value, "fake_mode", None), "shape_env", None)
+            if environment is not None:
+                stack.enter_context(environment.suppress_guards())
+                return stack
+    return stack
+
+
+def give_form(node: Node, copy: Node) -> None:
+    """Make a copy of an operation what ExecuTorch would have in its place."""
+    from executorch.exir.dialects._ops import ops
+
+    target = operator_of(node)
+    name = str(target)
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return
+    if name in SHAPED and (shape := inferred_shape(node)) is not None:
+        copy.target, copy.args, copy.kwargs = ops.edge.aten.view_copy.default, (copy.args[0], shape), {}
+        return
+    copy.args = full_arguments(copy)
+    target = BINARY.get(name, target)
+    copies = any(each.alias_info is not None for each in target._schema.returns)
+    with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken
+        packet = getattr(ops.edge.aten, f"{target._opname}_copy" if copies else target._opname)
+        copy.target = getattr(packet, target._overloadname)
+
+
+def float_partitioner(*, finite: bool) -> Any:
+    """Return XNNPACK's partitioner for floating point, with rules of ours before its own.
+
+    Args:
+        finite: whether special values of floating point are no matter.
+    """
+    from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackFloatingPointPartitioner
+
+    partitioner: Any = XnnpackFloatingPointPartitioner()
+    configs = partitioner.target_partitioner_configs
+    for name in ("addmm.default", "mm.default"):
+        # their own way goes through the whole graph for each node, in search of what only older exports left there
+        configs[name].get_deps = functools.partial(GEMMConfig.get_deps, configs[name])
+    for config in configs.values():
+        config.check_constraints = functools.partial(passes, config.check_constraints, finite)
+    return partitioner
+
+
+def passes(theirs: Callable[[Node, ExportedProgram], bool], finite: bool, copy: Node, form: ExportedProgram) -> bool:
+    """Return whether a call in ExecuTorch's form passes our rules and its own."""
+    return not why_not_call(copy, form, finite=finite) and theirs(copy, form)
+
+
+def portable_kernels() -> frozenset[str]:
+    """Return the names of the operators that ExecuTorch's runtime can run without a delegate."""
+    from executorch.extension.pybindings import _portable_lib
+
+    return frozenset(_portable_lib._get_operator_names())
+
+
+def why_not_values(node: Node, dtypes: frozenset[torch.dtype]) -> str:
+    """Return why the types of a node's operands or results are not taken, or an empty string."""
+    for source in (node, *node.all_input_nodes):
+        if source.op == "get_attr":
+            return f"it uses the attribute `{source.target}`"
+        value = source.meta.get("val")
+        for each in tensor_values(value):
+            if each.dtype not in dtypes:
+                return f"`{source.name}` has the type {str(each.dtype).removeprefix('torch.')}"
+            if each.device.type != "cpu" or each.layout is not torch.strided:
+                return f"`{source.name}` is {each.layout} on {each.device}"
+    return ""
+
+
+def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
+    """Return why XNNPACK does not get an operation, or an empty string if it does.
+
+    Args:
+        node: the operation.
+        copy: the same in ExecuTorch's form.
+        form: the program that it belongs to.
+        configs: XNNPACK's rules.
+        finite: whether special values of floating point are no matter.
+    """
+    name = str(operator_of(node))
+    config = configs.get(name_in_form(copy))
+    if config is None:
+        return f"XNNPACK has no kernel for `{name}`"
+    reason = why_not_values(node, FLOATS) or why_not_sizes(copy) or why_not_call(copy, form, finite=finite)
+    if not reason and not config.check_constraints(copy, form):
+        return f"XNNPACK does not take this call of `{name}`{stated(config, copy)}"
+    return reason
+
+
+def name_in_form(copy: Node) -> str:
+    """Return what ExecuTorch calls an operator of its own, without the dialect: `view_copy.default`."""
+    return str(getattr(copy.target, "__name__", copy.target)).removeprefix("aten.")
+
+
+def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
+    """Return why a call is left out that XNNPACK's rules allow, and that fails or gives other results."""
+    name = f"aten.{name_in_form(copy)}"
+    value = copy.args[0].meta["val"] if copy.args and isinstance(copy.args[0], Node) else None
+    if name == "aten.gelu.default" and copy.kwargs.get("approximate", "none") != "none":
+        return "XNNPACK has the exact `aten.gelu.default` only, not the approximation by tanh"
+    if name == "aten.max.dim":
+        return "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"
+    pools = ("aten.avg_pool2d.default", "aten.max_pool2d.default")
+    if name in pools and isinstance(value, torch.Tensor) and value.dim() != 4:
+        return f"XNNPACK takes `{name}` of tensors with four dimensions only"
+    if any(isinstance(each, float) and not math.isfinite(each) for each in (*copy.args, *copy.kwargs.values())):
+        return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
+    if any(each.shape.numel() == 0 for each in static_values(copy)):
+        return "XNNPACK takes no empty tensor"
+    if not finite and name in OTHER_SPECIAL_VALUES and not is_fused(copy, form):
+        return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity: allow it with `finite-only`"
+    return ""
+
+
+def static_values(node: Node) -> list[torch.Tensor]:
+    """Return the fake tensors of static shape among a node's operands and its first result.
+
+    The other results of a batch norm are empty, and nothing uses them.
+    """
+    values = [value for each in node.all_input_nodes for value in tensor_values(each.meta.get("val"))]
+    values += list(tensor_values(node.meta.get("val")))[:1]
+    return [value for value in values if all(isinstance(size, int) for size in value.shape)]
+
+
+def why_not_sizes(copy: Node) -> str:
+    """Return why the symbolic sizes among a call's arguments are not taken, or an empty string."""
+    for source in copy.all_input_nodes:
+        if not isinstance(source.meta.get("val"), (torch.Tensor, tuple, list)):
+            return f"it takes the size or number `{source.name}`, which is known at run time only"
+    return ""
+
+
+def stated(config: Any, copy: Node) -> str:
+    """Return the reason that ExecuTorch's rule gave for refusing a node, or nothing if it gave none."""
+    for kind in type(config).__mro__:
+        why: Any = getattr(sys.modules[kind.__module__], "why", None)
+        if getattr(why, "node", None) is copy:
+            return f": {why.reason}"
+    return ""
+
+
+def is_fused(copy: Node, form: ExportedProgram) -> bool:
+    """Return whether a batch norm becomes part of the convolution before it."""
+    from executorch.backends.xnnpack._passes.fuse_batch_norm import FuseBatchNormPass
+
+    if "batch_norm" not in name_in_form(copy):
+        return False
+    source = copy.args[0]
+    return isinstance(source, Node) and bool(FuseBatchNormPass.can_fuse(source, copy, form))
+
+
+def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
+    """Return why an operation cannot run on ExecuTorch's portable kernels, or an empty string if it can."""
+    target = operator_of(node)
+    name = str(target)
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return f"`{name}` draws random numbers, and another library would draw others than eager"
+    if target._schema.is_mutable:
+        return f"`{name}` changes its input"
+    values = [value for each in (node, *node.all_input_nodes) for value in tensor_values(each.meta.get("val"))]
+    if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
+        return f"`{name}` has a size that depends on its input's contents"
+    wanted = CAST if name == "aten._to_copy.default" else None
+    if wanted is None and hasattr(copy.target, "to_out_variant"):
+        try:
+            found = copy.target.to_out_variant()
+        except RuntimeError:
+            return f"ExecuTorch has no variant of `{name}` that writes into given memory"
+        wanted = f"{found._schema.name}.{found._schema.overload_name}"
+    if wanted not in kernels and name not in WHOLE:
+        return f"ExecuTorch has no kernel for `{name}`"
+    return why_not_values(node, NUMBERS) or why_not_sizes(copy)
+
+
+WHOLE = frozenset({"aten.hardswish.default", "aten.linear.default", "aten.prelu.default"})
+"""Operators that are kept whole for XNNPACK, and that ExecuTorch takes apart into ones that it has kernels for."""

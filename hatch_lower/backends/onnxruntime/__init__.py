@@ -1,0 +1,1 @@
+"""The `onnxruntime` backend: a partition becomes an ONNX model, which ONNX Runtime executes."""

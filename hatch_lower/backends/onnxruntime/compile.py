@@ -1,0 +1,130 @@
+"""Compile half of the `onnxruntime` backend: edge programs in, ONNX models with their large weights apart out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.backend.named_data import NamedDataStore
+from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.errors import BackendError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["OnnxruntimeBackend"]
+
+VERSION = "1"
+CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
+ALIGNMENT = 64
+"""The alignment of weights in bytes: the widest vector registers load whole lines of the cache."""
+
+DISTRIBUTIONS: Mapping[str, str] = {
+    "CUDAExecutionProvider": "onnxruntime-gpu",
+    "TensorrtExecutionProvider": "onnxruntime-gpu",
+    "DmlExecutionProvider": "onnxruntime-directml",
+    "OpenVINOExecutionProvider": "onnxruntime-openvino",
+    "CoreMLExecutionProvider": "onnxruntime",
+    "CPUExecutionProvider": "onnxruntime",
+}
+RANGE = ">=1.23,<2"
+"""ONNX Runtime reads older models for ever; 1.23 is the first that takes weights from memory without a copy."""
+
+
+class OnnxruntimeBackend(BackendDetails):
+    """Lowers a partition to ONNX; its delegate is `hatch_lower.backends.onnxruntime.run:OnnxruntimeDelegate`."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Return a partition's model.
+
+        Raises:
+            BackendError: if a library is missing, or an operator cannot be translated after all.
+        """
+        options = options_from_specs(compile_specs)
+        require_libraries()
+        from hatch_lower.backends.onnxruntime.translate import translate
+
+        translated = translate(edge_program)
+        store = NamedDataStore()
+        weights: dict[str, dict[str, Any]] = {}
+        for name, tensor in translated.weights.items():
+            contents = tensor.tobytes()
+            key = f"onnxruntime-{sha256_bytes(contents)[:32]}"  # by content: a name stands for one in all delegates
+            store.add_named_data(key, contents, alignment=ALIGNMENT)
+            weights[name] = {"data": key, "dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
+        return PreprocessResult(
+            processed_bytes=translated.model,
+            debug_handle_map=dict(translated.handles),
+            data_store_output=store.get_named_data_store_output(),
+            suffix="onnx",
+            requirements=(requirement(options),),
+            info={
+                "given": translated.given,
+                "inputs": list(translated.inputs),
+                "results": translated.results,
+                "outputs": [dict(each) for each in translated.outputs],
+                "weights": weights,
+                "providers": list(options.providers),
+                "threads": options.threads,
+            },
+        )
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner for the options `providers`, `threads` and `exclude`.
+
+        Raises:
+            BackendError: if an option is unknown or ill-typed, or a library is missing.
+        """
+        parsed = parse_options(options)
+        require_libraries()
+        from hatch_lower.backends.onnxruntime.partitioner import OnnxruntimePartitioner
+
+        return OnnxruntimePartitioner(parsed)
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        """Return the versions of this code, of the libraries that make the model, and of ONNX Runtime.
+
+        ONNX Runtime says which operations it has code for.
+        """
+        return {"backend": VERSION, **{name: installed_version(name) for name in CONVERTERS}}
+
+
+def installed_version(name: str) -> str:
+    """Return the version of a distribution; a special build of ONNX Runtime goes by another name."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return str(getattr(importlib.import_module(name.replace("-", "_")), "__version__", "unknown"))
+
+
+def require_libraries() -> None:
+    """Refuse to work without the libraries of the extra.
+
+    Raises:
+        BackendError: if one cannot be imported.
+    """
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise BackendError(
+            "the backend `onnxruntime` needs libraries that cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            hint='install them where the wheel is built: pip install "hatch-lower[onnxruntime]"',
+        ) from error
+    assert onnx.__version__
+    assert onnxruntime.__version__
+    assert onnxscript.__version__
+
+
+def requirement(options: Options) -> str:
+    """Return the build of ONNX Runtime that a wheel requires: that of the provider it prefers."""
+    return DISTRIBUTIONS.get(options.providers[0], "onnxruntime") + RANGE

@@ -1,0 +1,82 @@
+"""Which nodes become ONNX models: those that ONNX Runtime computes as eager does, in as few groups as possible."""
+
+from __future__ import annotations
+
+import operator
+from types import MappingProxyType
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from hatch_lower.backend.api import DelegationSpec, PartitionResult
+from hatch_lower.backend.partitioners import Partition, SupportPartitioner, WhyNoPartitionReporter, tag_constant_data
+from hatch_lower.backends.onnxruntime.options import Options
+from hatch_lower.backends.onnxruntime.probe import Prober
+from hatch_lower.backends.onnxruntime.support import KEPT, aten_operator, is_size, is_view, why_not
+
+__all__ = ["BACKEND_ID", "OnnxruntimePartitioner"]
+
+BACKEND_ID = "onnxruntime"
+ONLY_VIEWS = "it computes nothing, and nothing beside it is taken"
+ONLY_SIZES = "it computes a size of what is outside"
+
+
+class OnnxruntimePartitioner(SupportPartitioner):
+    """Takes what torch's exporter translates, ONNX Runtime has kernels for, and tests have shown to equal eager.
+
+    Args:
+        options: the recipe's options.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), self.takes, keep=KEPT, keep_filter=self.keeps_whole)
+        facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
+        self._spec = MappingProxyType(facts)
+        self._exclude = frozenset(options.exclude)
+        self._prober = Prober()
+        self._why: dict[Node, str] = {}
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the operations to take and the constants that they use; buffers that the program changes stay outside."""
+        self._why.clear()
+        tags: dict[str, DelegationSpec] = {}
+        reasons = WhyNoPartitionReporter()
+        self.tag_graph(exported_program.graph_module, tags, reasons)
+        tag_constant_data(exported_program)
+        self._why.clear()
+        return PartitionResult(exported_program, tags, reasons.reasons)
+
+    def takes(self, node: Node) -> bool:
+        """Return whether a node is taken. A size is, where it is one of what is taken: it may be needed there, too."""
+        if node not in self._why:
+            self._why[node] = self._judge(node)
+        return not self._why[node]
+
+    def _judge(self, node: Node) -> str:
+        if aten_operator(node) is operator.getitem:
+            source = node.args[0]
+            assert isinstance(source, Node)
+            return self._why.get(source, ONLY_VIEWS)
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            inside = is_size(node) and any(self._why.get(source) == "" for source in node.all_input_nodes)
+            return "" if inside else ONLY_SIZES
+        return why_not(node, self._exclude) or self._prober.why_not(node)
+
+    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
+        """Return the partitions that compute something."""
+        found = super().propose(graph_module, reasons)
+        kept = [each for each in found if any(not is_view(node) and not is_size(node) for node in each.nodes)]
+        for partition in found:
+            if partition not in kept:
+                for node in partition.nodes:
+                    reasons.report_reject(node, ONLY_VIEWS)
+        return kept
+
+    def refusal(self, node: Node) -> str:
+        """Return the reason that was found for an operation."""
+        return self._why.get(node) or ONLY_VIEWS
+
+    def keeps_whole(self, node: Node) -> bool:
+        """Return whether a call of a composite is taken, so that it need not be decomposed."""
+        return not why_not(node, self._exclude)

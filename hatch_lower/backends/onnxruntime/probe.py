@@ -1,0 +1,97 @@
+"""Asks the exporter and ONNX Runtime themselves: whether a call translates, and every kernel that it needs is there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from hatch_lower.backends.onnxruntime.support import aten_operator, walk
+from hatch_lower.backends.onnxruntime.translate import translate_graph, write_result
+from hatch_lower.errors import BackendError
+
+__all__ = ["Prober", "call_model", "make_session"]
+
+
+class Prober:
+    """Tries calls, each kind of call once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, str] = {}
+
+    def why_not(self, node: Node) -> str:
+        """Return why ONNX Runtime cannot compute a node, or an empty string."""
+        key = signature(node)
+        if key not in self._known:
+            self._known[key] = try_call(node)
+        return self._known[key]
+
+
+def signature(node: Node) -> Hashable:
+    """Return what calls have in common for which the answer is the same."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: describe(source.meta.get("val")))
+    return (str(aten_operator(node)), repr(args), repr(kwargs))
+
+
+def describe(value: Any) -> Any:
+    """Return a value's dtype and shape as text, where symbolic sizes are all the same."""
+    if isinstance(value, (tuple, list)):
+        return tuple(describe(each) for each in value)
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}[{','.join(str(size) if isinstance(size, int) else 's' for size in value.shape)}]"
+    return type(value).__name__
+
+
+def try_call(node: Node) -> str:
+    """Return why a session of one call cannot be made, or an empty string."""
+    graph = Graph()
+    sources: dict[Node, Node] = {}
+    for number, source in enumerate(node.all_input_nodes):
+        sources[source] = graph.placeholder(f"x{number}")
+        sources[source].meta["val"] = source.meta["val"]
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), sources.__getitem__)
+    call = graph.create_node("call_function", aten_operator(node), args, kwargs, name="n")
+    call.meta.update(val=node.meta["val"])
+    graph.output((call,))
+    try:
+        make_session(call_model(graph))
+    except BackendError as error:
+        return f"torch's exporter does not translate it: {error.found.splitlines()[0]}"
+    except Exception as error:
+        return f"ONNX Runtime refuses it: {str(error).splitlines()[0]}"
+    return ""
+
+
+def call_model(graph: Graph) -> bytes:
+    """Return the model of a graph of one call `n`, as it is, without optimisation.
+
+    Raises:
+        BackendError: if it cannot be translated.
+    """
+    model, values = translate_graph(GraphModule({}, graph))
+    model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
+    results = [value for value in walk(values["n"]) if isinstance(value, ir.Value)]
+    # a call that gives its input back names the input after itself
+    model.graph.outputs.extend([write_result(model.graph, value, None) for value in results])
+    for index, (value, result) in enumerate(zip(results, model.graph.outputs, strict=True)):
+        result.name, result.type = f"y{index}", value.type
+    for index, value in enumerate(model.graph.inputs):
+        value.name = f"x{index}"
+    return bytes(ir.to_proto(model).SerializeToString())
+
+
+def make_session(model: bytes) -> onnxruntime.InferenceSession:
+    """Return a session on the CPU with one thread, made fast: the model is not optimised.
+
+    Raises:
+        Exception: ONNX Runtime's own, if the model is wrong or a kernel is missing.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

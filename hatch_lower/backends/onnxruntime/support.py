@@ -1,0 +1,274 @@
+"""Which operations ONNX Runtime computes as eager does.
+
+`operators.json` says for which combinations of dtypes the translation of an operator gives eager's results on its CPU
+kernels; `generate_operators.py` finds that out by running calls of every operator that torch's exporter translates.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hatch_lower.edge.ops import EdgeOpOverload
+
+__all__ = [
+    "DTYPES",
+    "FIRST_ONLY",
+    "KEPT",
+    "LIMITS",
+    "aten_operator",
+    "combination_of",
+    "is_size",
+    "is_view",
+    "name_of",
+    "not_empty",
+    "operator_table",
+    "walk",
+    "why_not",
+    "why_not_arguments",
+]
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
+"""What ONNX Runtime's CPU kernels take. They have next to none for bfloat16."""
+
+SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv)
+VIEWS = frozenset(
+    {
+        "_unsafe_view",
+        "alias",
+        "detach",
+        "expand",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    }
+)
+"""Operations that compute nothing: a partition of these alone costs more to call than to leave."""
+
+
+def aten_operator(node: Node) -> Any:
+    """Return the torch overload that a node of an edge or ATen program calls, or its target if it is another thing."""
+    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node computes nothing."""
+    target = aten_operator(node)
+    if isinstance(target, OpOverload):
+        return target.namespace == "aten" and target._opname in VIEWS
+    return target is operator.getitem
+
+
+def is_size(node: Node) -> bool:
+    """Return whether a node computes a size by an operation that a model can hold."""
+    value, target = node.meta.get("val"), aten_operator(node)
+    known = target is torch.ops.aten.sym_size.int or target in SIZES
+    return known and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value)
+
+
+def why_not(node: Node, exclude: frozenset[str]) -> str:
+    """Return why a node stays outside whatever is beside it, or an empty string.
+
+    Args:
+        node: a `call_function` node that computes tensors.
+        exclude: names of overloads that the recipe leaves out.
+    """
+    op = aten_operator(node)
+    if isinstance(op, HigherOrderOperator):
+        return f"`{op.__name__}` holds graphs of its own"
+    if not isinstance(op, OpOverload):
+        return f"`{getattr(op, '__name__', op)}` computes no tensor"
+    if str(op) in exclude:
+        return f"`{op}` is excluded by the recipe"
+    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensors_of(node)):
+        return f"the result of `{op}` has a size that depends on its input's contents"
+    if op in FIRST_ONLY and any(user.args[1:] != (0,) for user in node.users):
+        return f"a result of `{op}` beside the first is used"
+    known = operator_table().get(str(op))
+    if known is None:
+        return f"ONNX Runtime has nothing that is known to give eager's results for `{op}`"
+    if str(op) in not_empty() and any(
+        may_be_empty(each) for source in (node, *node.all_input_nodes) for each in tensors_of(source)
+    ):
+        return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, which these may be"
+    return why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
+
+
+def why_not_values(node: Node) -> str:
+    """Return why a node's inputs or results are not taken."""
+    for source in (node, *node.all_input_nodes):
+        if source.op == "get_attr":
+            return f"it uses the attribute `{source.target}`"
+        value = source.meta.get("val")
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            return f"`{source.name}` is a number that is known at run time only"
+        if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
+            return f"`{source.name}` is a size that is known at run time only"
+        for each in tensors_of(source):
+            if each.dtype not in DTYPES:
+                return f"`{source.name}` has the type {name_of(each.dtype)}"
+            if each.device.type != "cpu" or each.layout is not torch.strided:
+                return f"`{source.name}` is {each.layout} on {each.device}"
+            if free_unbacked_symbols(each):
+                return f"`{source.name}` has a size that is known at run time only"
+    return ""
+
+
+def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
+    """Return why the dtypes of a node are not taken. Those of pointwise operators are promoted in the model."""
+    values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    combination = combination_of(op, *values, node.meta["val"])
+    if combination in known:
+        return ""
+    taken, _, given = combination.partition(" > ")
+    if torch.Tag.pointwise in op.tags and len(taken.split()) > 1:
+        inputs = [value for value in walk(values) if isinstance(value, torch.Tensor)]
+        common = inputs[0].dtype
+        for each in inputs[1:]:
+            common = torch.promote_types(common, each.dtype)
+        if f"{name_of(common)} > {given}" in known:
+            return ""
+    return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
+
+
+def combination_of(op: OpOverload, args: Any, kwargs: Any, result: Any) -> str:
+    """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
+    names: list[str] = []
+    for value in walk((args, kwargs)):
+        if isinstance(value, torch.Tensor) and (not names or names[-1] != name_of(value.dtype)):
+            names.append(name_of(value.dtype))
+    results = [value for value in walk(result) if isinstance(value, torch.Tensor)]
+    return f"{' '.join(names)} > {name_of(results[0].dtype) if results else 'none'}"
+
+
+def walk(value: Any) -> Iterator[Any]:
+    """Yield the leaves of nested sequences and mappings."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from walk(each)
+    else:
+        yield value
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """Return the fake tensors that a node gives."""
+    return [value for value in walk(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+
+
+def may_be_empty(value: torch.Tensor) -> bool:
+    """Return whether a size of a fake tensor is 0, or is known at run time only.
+
+    The exporter lets symbolic sizes be 0, and yet reasons as if they were 2 at least: their bounds say nothing here.
+    """
+    return not all(isinstance(size, int) and size for size in value.shape)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return `float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def operator_table() -> Mapping[str, frozenset[str]]:
+    """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results."""
+    return MappingProxyType({name: frozenset(rows) for name, rows in read_table()["operators"].items()})
+
+
+@cache
+def not_empty() -> frozenset[str]:
+    """Return the overloads whose results for tensors without elements are not eager's."""
+    return frozenset(read_table()["not empty"])
+
+
+def read_table() -> Any:
+    """Return what the generator wrote."""
+    return json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
+
+
+def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
+    """Return why a call is not taken for what its arguments are, whatever their dtypes."""
+    limit = LIMITS.get(op)
+    if limit is None:
+        return ""
+    names = [argument.name for argument in op._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in op._schema.arguments}
+    return limit({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+
+
+def limit_attention(given: Mapping[str, Any]) -> str:
+    """With a mask, rows may be masked whole: eager gives 0 for them, the translation does not."""
+    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
+        return "attention with a mask, dropout or grouped queries is not taken whole"
+    return ""
+
+
+def limit_product(given: Mapping[str, Any]) -> str:
+    """The translation multiplies by other factors than eager where both are given."""
+    return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
+
+
+def limit_reduction(given: Mapping[str, Any]) -> str:
+    """Without dimensions, the exporter does not translate it."""
+    return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
+
+
+def limit_index(given: Mapping[str, Any]) -> str:
+    """With a mask, the size of the result depends on its contents."""
+    indices = [getattr(each, "meta", {}).get("val", each) for each in given["indices"] if each is not None]
+    masks = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
+    return "indexing by a mask has a size that depends on its contents" if masks else ""
+
+
+LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
+    {
+        torch.ops.aten.addmm.default: limit_product,
+        torch.ops.aten.amax.default: limit_reduction,
+        torch.ops.aten.amin.default: limit_reduction,
+        torch.ops.aten.index.Tensor: limit_index,
+        torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
+    }
+)
+
+FIRST_ONLY = (
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten.native_group_norm.default,
+)
+"""Operators whose results beside the first, which inference never uses, are something else in a model."""
+
+KEPT = (
+    torch.ops.aten.linear.default,
+    torch.ops.aten.layer_norm.default,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+"""Composites that ONNX Runtime fuses best if they come whole."""

@@ -1,0 +1,424 @@
+"""From a partition to an ONNX model: torch's translations of ATen operators, canonical names, large weights apart.
+
+Nothing that differs between two equal partitions (names of nodes, parameters and symbols), and nothing of the machine
+and of the exporter's version is left in the model, so equal partitions give equal bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+from onnxscript import optimizer
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import Graph, GraphModule, Node
+from torch.onnx._internal.exporter import _core, _registration
+from torch.onnx._internal.fx import passes
+
+from hatch_lower.backends.onnxruntime.support import aten_operator
+from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
+from hatch_lower.errors import BackendError
+from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
+
+__all__ = ["IR_VERSION", "OPSET", "Translated", "registry", "translate", "translate_graph", "write_result"]
+
+OPSET = 20
+"""The operator set of the models: the newest for which torch's exporter is tested by default."""
+IR_VERSION = 10
+INLINE_BYTES = 1024
+"""Weights up to this size lie in the model, larger ones beside it."""
+ORIGIN = "origin"
+"""The key under which a node of the ONNX model has the number of the operation that it comes from, while it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A partition as an ONNX model.
+
+    Args:
+        model: its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, ….
+        weights: the large weights `w0`, `w1`, ….
+        given: the number of the partition's user inputs.
+        inputs: positions of those of them that the model takes.
+        results: how many results the model has.
+        outputs: how each output is made, for the run half.
+        handles: the debug handles of each node of the model, by its name; `no node` holds those of operations of which
+            nothing is left.
+    """
+
+    model: bytes
+    weights: Mapping[str, ir.TensorProtocol]
+    given: int
+    inputs: tuple[int, ...]
+    results: int
+    outputs: tuple[Mapping[str, Any], ...]
+    handles: Mapping[int | str, tuple[int, ...]]
+
+
+def translate(program: ExportedProgram) -> Translated:
+    """Return a partition as an ONNX model.
+
+    Args:
+        program: of the edge dialect or ATen.
+
+    Raises:
+        BackendError: if an operator cannot be translated after all, or the program changes state.
+    """
+    copied = CanonicalCopy(program)
+    model, values = translate_graph(GraphModule({}, copied.graph))
+    graph = model.graph
+    for name, tensor in copied.constants.items():
+        values[name].const_value = _core.TorchTensor(tensor.detach(), name=name)
+        graph.register_initializer(values[name])
+    graph.inputs.extend(values[name] for name in copied.inputs)
+    graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.results])
+    with quiet():
+        optimizer.optimize_ir(model)
+    allow_zero_sizes(graph)
+    fold_transposes(graph)
+    common.RemoveUnusedNodesPass()(model)
+    rename(graph, list(copied.inputs))
+    weights = take_weights(graph)
+    instructions = {str(node.name): origins_of(node) for node in ir.traversal.RecursiveGraphIterator(graph)}
+    strip(model)
+    return Translated(
+        ir.to_proto(model).SerializeToString(deterministic=True),
+        weights,
+        copied.given,
+        tuple(copied.inputs.values()),
+        len(copied.results),
+        tuple(copied.outputs),
+        complete(copied, instructions),
+    )
+
+
+class CanonicalCopy:
+    """The graph of a program with canonical names, for torch's exporter.
+
+    Args:
+        program: is not changed.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.graph = Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.inputs: dict[str, int] = {}
+        self.given = 0
+        self.results: dict[tuple[str, tuple[int, ...] | None], int] = {}
+        self.outputs: list[Mapping[str, Any]] = []
+        self.operations: list[Node] = []
+        self.handles: list[int] = []
+        self._values: dict[Node, Node] = {}
+        self._copy_placeholders(program)
+        self._copy_operations(program)
+        self._write_outputs(program)
+
+    def _copy_placeholders(self, program: ExportedProgram) -> None:
+        placeholders = program.graph.find_nodes(op="placeholder")
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            if spec.kind in CONSTANT_KINDS:
+                copied = self._placeholder(f"c{len(self.constants)}", node)
+                self.constants[copied.name] = constant_of(program, spec)
+            elif spec.kind is InputKind.USER_INPUT:
+                copied = self._placeholder(f"x{self.given}", node)
+                if any(user.op != "output" for user in node.users):
+                    self.inputs[copied.name] = self.given
+                self.given += 1
+            else:
+                raise BackendError(
+                    f"the backend `onnxruntime` cannot take an input of the kind {spec.kind.name}",
+                    where=f"placeholder `{node.name}`",
+                    hint="leave the operations that use it out of the partition",
+                )
+            self._values[node] = copied
+
+    def _placeholder(self, name: str, node: Node) -> Node:
+        copied = self.graph.placeholder(name)
+        copied.meta["val"] = node.meta["val"]
+        return copied
+
+    def _copy_operations(self, program: ExportedProgram) -> None:
+        for node in program.graph.nodes:
+            if node.op != "call_function":
+                continue
+            number = len(self.operations)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+            copied = self.graph.create_node("call_function", aten_operator(node), args, kwargs, name=f"n{number}")
+            # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
+            copied.meta.update(val=node.meta["val"], debug_handle=number)
+            self._values[node] = copied
+            self.operations.append(copied)
+            self.handles.append(node.meta.get("debug_handle", number + 1))
+
+    def _write_outputs(self, program: ExportedProgram) -> None:
+        """Write the output node; results are told apart by the memory order of their dimensions, too."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        places = {node: index for index, node in enumerate(each for each in placeholders if each.name[0] == "x")}
+        (output,) = program.graph.find_nodes(op="output")
+        for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True):
+            if spec.kind.name != "USER_OUTPUT":
+                raise BackendError(
+                    f"the backend `onnxruntime` cannot give an output of the kind {spec.kind.name}",
+                    hint="leave the buffers that a method changes out of the partition",
+                )
+            if isinstance(spec.arg, ConstantArgument) or not isinstance(value, Node):
+                self.outputs.append({"literal": value})
+                continue
+            copied = self._values[value]
+            if copied in places:
+                self.outputs.append({"input": places[copied]})
+                continue
+            order = memory_order(copied.meta["val"])
+            found = self.results.setdefault((copied.name, order), len(self.results))
+            inverse = None if order is None else [order.index(dim) for dim in range(len(order))]
+            self.outputs.append({"result": found} if inverse is None else {"result": found, "permute": inverse})
+        self.graph.output(tuple(self._values[value] for value in output.args[0] if isinstance(value, Node)))
+
+
+def memory_order(value: Any) -> tuple[int, ...] | None:
+    """Return the dimensions of a dense tensor from the outermost in memory on; `None` where they are in order.
+
+    Tensors with gaps or repetitions come out dense and in order.
+    """
+    if not isinstance(value, torch.Tensor):
+        return None
+    # of symbolic sizes the examples tell enough: a wrong order would cost a copy at most
+    sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
+    strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
+    if None in (*sizes, *strides) or 0 in (*sizes, *strides):
+        return None
+    order = tuple(sorted(range(len(sizes)), key=lambda dim: (-int(strides[dim]), dim)))
+    expected = 1
+    for dim in reversed(order):
+        if sizes[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= int(sizes[dim])
+    return None if order == tuple(range(len(sizes))) else order
+
+
+def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
+    """Return the operations of a graph in a model without inputs and outputs, and the values of its nodes by name.
+
+    Args:
+        module: is changed: conversions of dtypes are made explicit.
+
+    Raises:
+        BackendError: if an operator cannot be translated.
+    """
+    model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
+    try:
+        with quiet():
+            passes.InsertTypePromotion(module).run()
+            values = _core._translate_fx_graph(
+                module.graph,
+                model,
+                graph_like=model.graph,
+                owned_graphs={},
+                lower="at_conversion",
+                registry=registry(),
+            )
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise BackendError(
+            "an operation could not be translated to ONNX",
+            found=f"{str(error).splitlines()[0]}: {type(cause).__name__}: {cause}",
+            hint="name the operator in the backend's option `exclude`",
+        ) from error
+    for node in model.graph:
+        number = node.meta["node"].meta.get("debug_handle")
+        node.metadata_props.clear()  # the exporter writes paths and scopes there
+        if number is not None:
+            node.metadata_props[ORIGIN] = str(number)
+    model.graph.inputs.clear()
+    model.graph.outputs.clear()
+    model.opset_imports.clear()
+    model.opset_imports[""] = OPSET
+    for function in model.functions.values():
+        # Written for 18. What changed its meaning since (DFT, GridSample) is in no operator that is taken.
+        function.opset_imports[""] = OPSET
+        model.opset_imports.setdefault(function.domain, 1)
+    return model, values
+
+
+@cache
+def registry() -> Any:
+    """Return torch's translations of operators to our operator set, and our own."""
+    with quiet():
+        found = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        for target, function in TRANSLATIONS.items():
+            found.register_op(target, function)
+        return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what the exporter logs and warns about out of the build's output."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def write_result(graph: ir.Graph, value: ir.Value, order: tuple[int, ...] | None) -> ir.Value:
+    """Return a value of its own for a result, laid out in the order of the dimensions in memory."""
+    node = ir.node("Identity", [value]) if order is None else ir.node("Transpose", [value], {"perm": list(order)})
+    (result,) = node.outputs
+    result.type = value.type
+    if value.shape is not None:
+        sizes: list[Any] = list(value.shape)
+        result.shape = ir.Shape(sizes if order is None else [sizes[dim] for dim in order])
+    graph.append(node)
+    return result
+
+
+def allow_zero_sizes(graph: ir.Graph) -> None:
+    """Let a size of 0 that is computed mean 0 in a reshape, as it does in torch, not the input's own size."""
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        shape = node.inputs[1] if node.op_type == "Reshape" else None
+        if shape is None or shape.const_value is not None:
+            continue
+        producer = shape.producer()
+        parts = [] if producer is None else [value.const_value for value in producer.inputs if value is not None]
+        if not any((part.numpy() == 0).any() for part in parts if part is not None):
+            node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
+
+
+def fold_transposes(graph: ir.Graph) -> None:
+    """Replace each transposed weight by a weight, so that no load of the model has to transpose it."""
+    for node in list(graph):
+        source = node.inputs[0] if node.op_type == "Transpose" else None
+        (result, *_) = node.outputs
+        if source is None or source.const_value is None or not source.is_initializer() or result.is_graph_output():
+            continue
+        contents = source.const_value.numpy()
+        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(contents.ndim)[::-1]
+        folded = np.ascontiguousarray(contents.transpose(order))
+        value = ir.Value(name=f"{result.name}_folded", type=source.type, shape=ir.Shape(folded.shape))
+        value.const_value = ir.Tensor(folded, dtype=source.const_value.dtype, name=value.name)
+        graph.register_initializer(value)
+        result.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        if not source.uses() and not source.is_graph_output():
+            graph.initializers.pop(str(source.name))
+
+
+def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
+    """Name nodes, values, weights and symbolic sizes by their position.
+
+    Args:
+        graph: is changed.
+        inputs: the names of its inputs, which the exporter changes where an operation gives its input back.
+    """
+    nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    taken = set(map(id, [*graph.inputs, *graph.outputs]))
+    counts = {"w": 0, "k": 0, "v": 0}
+    symbols: dict[str, str] = {}
+    # twice, for a name that is to be given may be another's yet
+    for prefix in ("_", ""):
+        for name, value in zip(inputs, graph.inputs, strict=True):
+            value.name = prefix + name
+        for index, value in enumerate(graph.outputs):
+            value.name = f"{prefix}y{index}"
+        for value in values:
+            if id(value) not in taken:
+                kind = "v" if value.const_value is None else "w" if is_large(value) else "k"
+                value.name = f"{prefix}{kind}{counts[kind]}"
+                counts[kind] += 1
+        counts = dict.fromkeys(counts, 0)
+    for index, node in enumerate(nodes):
+        node.name = f"{node.op_type}_{index}"
+    for value in values:
+        if value.shape is not None:
+            dims: list[Any] = list(value.shape)
+            value.shape = ir.Shape(
+                [dim if isinstance(dim, int) else symbols.setdefault(str(dim), f"d{len(symbols)}") for dim in dims]
+            )
+
+
+def is_large(value: ir.Value) -> bool:
+    """Return whether a weight lies beside the model."""
+    return value.is_initializer() and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES
+
+
+def take_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
+    """Take the contents of large weights out of the model, and return them by name."""
+    weights: dict[str, ir.TensorProtocol] = {}
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and is_large(value):
+            name = str(value.name)
+            weights[name] = tensor
+            value.const_value = ir.ExternalTensor(
+                name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+            )
+        elif tensor is not None:
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+    return weights
+
+
+def origins_of(node: ir.Node) -> list[int]:
+    """Return the numbers of the operations that a node comes from."""
+    return [int(number) for number in node.metadata_props.get(ORIGIN, "").replace(",", " ").split()]
+
+
+def strip(model: ir.Model) -> None:
+    """Remove all that is there for readers."""
+    model.producer_name, model.producer_version, model.doc_string = "hatch-lower", None, None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+
+
+def complete(copied: CanonicalCopy, instructions: Mapping[str, Sequence[int]]) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of each node, such that no operation is lost.
+
+    An operation of which no node is left (a view that was folded, or one that a pattern replaced) counts to the nodes
+    of those that use its result, or else to the nodes of those that it uses.
+    """
+    nodes: dict[int, set[str]] = {}
+    for name, origins in instructions.items():
+        for number in origins:
+            nodes.setdefault(number, set()).add(name)
+    numbers = {operation: number for number, operation in enumerate(copied.operations)}
+    for operation in reversed(copied.operations):
+        adopt(nodes, numbers, operation, list(operation.users))
+    for operation in copied.operations:
+        adopt(nodes, numbers, operation, operation.all_input_nodes)
+    found: dict[int | str, set[int]] = {name: set() for name in instructions}
+    for number, handle in enumerate(copied.handles):
+        for name in sorted(nodes[number]) or ["no node"]:
+            found.setdefault(name, set()).add(handle)
+    return {name: tuple(sorted(handles)) for name, handles in found.items() if handles}
+
+
+def adopt(nodes: dict[int, set[str]], numbers: Mapping[Node, int], operation: Node, neighbours: Sequence[Node]) -> None:
+    """Give an operation without nodes those of its neighbours."""
+    if not nodes.get(numbers[operation]):
+        around = [numbers[each] for each in neighbours if each in numbers]
+        nodes[numbers[operation]] = {name for number in around for name in nodes.get(number, ())}

@@ -1,0 +1,71 @@
+"""Translations of ATen operators that torch's exporter lacks, or for which ONNX Runtime has no kernel as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import BOOL
+from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
+from onnxscript.onnx_opset import opset20
+
+__all__ = ["TRANSLATIONS"]
+
+# ONNX's own types are wider than what these functions take.
+op: Any = opset20
+
+# The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
+
+
+def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
+    """ONNX Runtime selects among neither Booleans nor 16-bit integers."""
+    if self.dtype == ir.DataType.BOOL:
+        return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
+    if self.dtype == ir.DataType.INT16:
+        wide = [op.Cast(each, to=ir.DataType.INT32) for each in (self, other)]
+        return op.Cast(op.Where(condition, *wide), to=ir.DataType.INT16)
+    return op.Where(condition, self, other)
+
+
+def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
+    """Eager passes over dimensions that are not of size 1."""
+    shape: Any = self.shape
+    dims = sorted({each % len(shape) for each in dim} if shape else ())
+    ones = [each for each in dims if shape[each] == 1]
+    return op.Squeeze(self, op.Constant(value_ints=ones)) if ones else op.Identity(self)
+
+
+def squeeze_dim(self: TTensor, dim: int) -> Any:
+    """As with several dimensions."""
+    return squeeze_dims(self, [dim])
+
+
+def variance(
+    self: TTensor, dim: Sequence[int] | None = None, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """Eager divides by no less than 0 where there are fewer elements than are subtracted."""
+    shape: Any = self.shape
+    rank = len(shape)
+    dims = [each % rank for each in dim] if dim else list(range(rank))
+    axes = op.Constant(value_ints=dims)
+    # as eager, which adds up halves as floats
+    wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
+    distance = op.Sub(wide, op.ReduceMean(wide, axes))
+    total = op.ReduceSum(op.Mul(distance, distance), axes, keepdims=int(keepdim))
+    count = op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), wide)
+    subtracted = op.CastLike(op.Constant(value_float=float(1 if correction is None else correction)), wide)
+    zero = op.CastLike(op.Constant(value_float=0.0), wide)
+    return op.CastLike(op.Div(total, op.Max(op.Sub(count, subtracted), zero)), self)
+
+
+TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        torch.ops.aten.squeeze.dim: squeeze_dim,
+        torch.ops.aten.squeeze.dims: squeeze_dims,
+        torch.ops.aten.var.correction: variance,
+        torch.ops.aten.where.self: where,
+    }
+)

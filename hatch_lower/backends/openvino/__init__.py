@@ -1,0 +1,1 @@
+"""The `openvino` backend: a partition as an OpenVINO model, with its weights beside it."""

@@ -1,0 +1,104 @@
+"""Compile half of the `openvino` backend: edge programs in, one model and its weights for each out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.backend.named_data import NamedDataStore
+from hatch_lower.backends.openvino.convert import convert
+from hatch_lower.backends.openvino.library import INSTALL, import_openvino
+from hatch_lower.backends.openvino.options import options_from_specs, parse_options
+from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
+from hatch_lower.backends.openvino.prepare import prepare
+from hatch_lower.debug import DelegateMappingBuilder
+from hatch_lower.digest import sha256_bytes
+from hatch_lower.errors import BackendError
+
+__all__ = ["REQUIREMENT", "OpenvinoBackend"]
+
+VERSION = "1"
+ALIGNMENT = 64
+REQUIREMENT = "openvino>=2026.0,<2027"
+"""The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated."""
+
+
+class OpenvinoBackend(BackendDetails):
+    """Lowers a partition to OpenVINO; its delegate is `hatch_lower.backends.openvino.run:OpenvinoDelegate`."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Convert one partition.
+
+        Raises:
+            BackendError: if OpenVINO is not installed, or cannot convert it.
+        """
+        options = options_from_specs(compile_specs)
+        check_installed()
+        prepared = prepare(edge_program)
+        converted = convert(prepared)
+        store = NamedDataStore()
+        weights = ""
+        if converted.weights:
+            weights = f"openvino-{sha256_bytes(converted.weights)[:32]}"
+            store.add_named_data(weights, converted.weights, alignment=ALIGNMENT)
+        mapping = DelegateMappingBuilder()
+        for name, indices in converted.instructions.items():
+            mapping.insert_delegate_mapping_entry(
+                handles=[prepared.handles[index] for index in indices], identifier=name
+            )
+        return PreprocessResult(
+            converted.model,
+            debug_handle_map=mapping.get_delegate_mapping(),
+            data_store_output=store.get_named_data_store_output(),
+            suffix="xml",
+            requirements=(REQUIREMENT,),
+            info={
+                "device": options.device,
+                "threads": options.threads,
+                "weights": weights,
+                "inputs": prepared.given,
+                "passed": list(prepared.passed),
+                "outputs": list(prepared.outputs),
+                "results": [list(order) for order in prepared.orders],
+            },
+        )
+
+    @classmethod
+    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+        """Return the partitioner for the options `device`, `threads`, `exclude` and `exact_nan`.
+
+        Raises:
+            BackendError: if an option is unknown or ill-typed, or OpenVINO is not installed.
+        """
+        parsed = parse_options(options)
+        check_installed()
+        return OpenvinoPartitioner(parsed)
+
+    @classmethod
+    def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
+        """Return the versions of OpenVINO and of this code.
+
+        Raises:
+            BackendError: if OpenVINO is not installed.
+        """
+        return {"openvino": check_installed(), "backend": VERSION}
+
+
+def check_installed() -> str:
+    """Return the version of OpenVINO.
+
+    Raises:
+        BackendError: if it cannot be used.
+    """
+    try:
+        import_openvino()
+        return importlib.metadata.version("openvino")
+    except (ImportError, importlib.metadata.PackageNotFoundError) as error:
+        raise BackendError(
+            "the backend `openvino` needs the OpenVINO library to build", found=str(error), hint=INSTALL
+        ) from error

@@ -1,0 +1,195 @@
+"""From a prepared partition to OpenVINO's files: a model as XML, and its weights.
+
+The library names layers by counters of the process, and writes its own version into the file. Here layers get names
+that follow from the graph, and what is not needed to run is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tempfile
+from dataclasses import dataclass
+from operator import getitem
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from torch.fx import Node
+
+from hatch_lower.backends.openvino.library import import_openvino
+from hatch_lower.backends.openvino.prepare import Prepared
+from hatch_lower.errors import BackendError
+
+__all__ = ["Converted", "convert"]
+
+NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
+CONSTANTS = "constants"
+OPERATION = re.compile(r"n(\d+)")
+ORIGIN = re.compile(OPERATION.pattern + "/")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A partition in OpenVINO's format.
+
+    Args:
+        model: the XML.
+        weights: what its constants are views of.
+        instructions: a layer's name to the indices of the operations that it computes.
+    """
+
+    model: bytes
+    weights: bytes
+    instructions: dict[str, tuple[int, ...]]
+
+
+def convert(prepared: Prepared) -> Converted:
+    """Convert a partition.
+
+    Raises:
+        BackendError: if the frontend cannot convert it.
+    """
+    model = build_model(prepared)
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
+        target = Path(name) / "model.xml"
+        import_openvino().serialize(model, target, target.with_suffix(".bin"))
+        root = ElementTree.fromstring(target.read_bytes())
+        weights = target.with_suffix(".bin").read_bytes()
+    origins = rename(root)
+    return Converted(ElementTree.tostring(root), weights, find_instructions(root, origins, prepared))
+
+
+def build_model(prepared: Prepared) -> Any:
+    """Return OpenVINO's model of a partition, with inputs and results of the partition's own types.
+
+    Raises:
+        BackendError: if the frontend cannot convert it.
+    """
+    openvino = import_openvino()
+    types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
+    decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
+        prepared.module, input_shapes=[list(shape) for shape in prepared.shapes], input_types=list(prepared.dtypes)
+    )
+    decoder._nodes = Places(decoder._nodes)
+    try:
+        # a manager that is gone takes its frontend with it
+        manager = openvino.frontend.FrontEndManager()
+        frontend = manager.load_by_framework("pytorch")
+        model = frontend.convert(frontend.load(decoder))
+        for place, (dtype, shape) in enumerate(zip(prepared.dtypes, prepared.shapes, strict=True)):
+            parameter = model.inputs[place].get_node()
+            parameter.set_element_type(types[str(dtype)])
+            parameter.set_partial_shape(openvino.PartialShape(list(shape)))
+        model.validate_nodes_and_infer_types()
+        for place, dtype in enumerate(prepared.results):
+            wanted = types[str(dtype)]
+            result = model.outputs[place].get_node()
+            if result.get_input_element_type(0) != wanted:
+                converted = openvino.opset13.convert(result.input_value(0), wanted)
+                result.input(0).replace_source_output(converted.output(0))
+        model.validate_nodes_and_infer_types()
+    except Exception as error:
+        raise BackendError(
+            "OpenVINO could not convert a partition",
+            found=f"{type(error).__name__}: {shorten(str(error))}",
+            hint="name the operator that it cannot convert in the option `exclude`",
+        ) from error
+    return model
+
+
+class Places(list[Node]):
+    """Nodes whose places are known: the frontend asks for the place of each input of each node."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        super().__init__(nodes)
+        self._places = {node: place for place, node in enumerate(nodes)}
+
+    def index(self, node: Any, *rest: Any) -> int:
+        """Return the place of a node."""
+        return self._places[node]
+
+
+def shorten(message: str) -> str:
+    """Return what a message of the library says, without the places in its sources."""
+    lines = [line for line in message.splitlines() if line.strip() and not re.search(r"\.[ch]pp:\d+", line)]
+    return "\n".join(lines[:12])
+
+
+def rename(root: ElementTree.Element) -> dict[str, int]:
+    """Name layers after operations and places, in place; return the operations that layers are named after.
+
+    Names of tensors, the library's version and what conversion noted of the names of merged layers go.
+    """
+    root.set("name", "partition")
+    origins: dict[str, int] = {}
+    for info in root.findall("rt_info"):
+        root.remove(info)
+    taken: dict[str, int] = {}
+    for layer in root.iter("layer"):
+        kind, found = str(layer.get("type")), ORIGIN.match(str(layer.get("name")))
+        stem = f"n{found[1]}/{kind}" if found else kind
+        number = taken[stem] = taken.get(stem, -1) + 1
+        name = stem if found and not number else f"{stem}_{number}"
+        layer.set("name", name)
+        layer.attrib.pop("output_names", None)
+        if found:
+            origins[name] = int(found[1])
+        for port in layer.iter("port"):
+            port.attrib.pop("names", None)
+        for info in layer.findall("rt_info"):
+            for attribute in list(info):
+                if attribute.get("name") == "fused_names":
+                    info.remove(attribute)
+    return origins
+
+
+def find_instructions(
+    root: ElementTree.Element, origins: dict[str, int], prepared: Prepared
+) -> dict[str, tuple[int, ...]]:
+    """Return the operations that each layer computes.
+
+    A layer that is named after none computes those of the layers before it, or else after it. An operation that no
+    layer is named after counts to the layers of those that use its result, or else of those that it uses, or else to
+    the constants.
+    """
+    names = {str(layer.get("id")): str(layer.get("name")) for layer in root.iterfind("layers/layer")}
+    computing = {
+        str(layer.get("name")) for layer in root.iterfind("layers/layer") if layer.get("type") not in NO_INSTRUCTION
+    }
+    found: dict[str, set[int]] = {name: {origins[name]} for name in computing & set(origins)}
+    edges = [
+        (names[str(edge.get("from-layer"))], names[str(edge.get("to-layer"))]) for edge in root.iterfind("edges/edge")
+    ]
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for source, user in edges:
+        before.setdefault(user, []).append(source)
+        after.setdefault(source, []).append(user)
+    order = [name for name in names.values() if name in computing]
+    for layers, neighbours in ((order[::-1], after), (order, before)):
+        for name in layers:
+            if name not in found:
+                adopted = {index for other in neighbours.get(name, ()) for index in found.get(other, ())}
+                if adopted:
+                    found[name] = adopted
+    layers_of: dict[int, set[str]] = {}
+    for name, indices in found.items():
+        for index in indices:
+            layers_of.setdefault(index, set()).add(name)
+    nodes = [node for node in prepared.module.graph.nodes if OPERATION.fullmatch(node.name)]
+    places = {node: index for index, node in enumerate(nodes)}
+    for node in nodes:
+        if node.target is getitem:
+            layers_of[places[node]] = set(layers_of.get(places[node.all_input_nodes[0]], ()))
+    for order_of_nodes, towards_users in ((nodes[::-1], True), (nodes, False)):
+        for node in order_of_nodes:
+            if not layers_of.get(places[node]):
+                others = node.users if towards_users else node.all_input_nodes
+                layers_of[places[node]] = {
+                    name for other in others if other in places for name in layers_of.get(places[other], ())
+                }
+    for index, layers_of_node in layers_of.items():
+        for name in layers_of_node or {CONSTANTS}:
+            found.setdefault(name, set()).add(index)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}

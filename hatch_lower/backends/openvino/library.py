@@ -1,0 +1,48 @@
+"""The OpenVINO library, imported where it is needed, and without its telemetry."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+__all__ = ["INSTALL", "engine", "import_openvino"]
+
+INSTALL = 'install it: `pip install "hatch-lower[openvino]"`'
+TELEMETRY = "openvino_telemetry"
+
+
+def import_openvino() -> Any:
+    """Import the library.
+
+    Importing it sends a message to its vendor and writes into the home folder, where the telemetry package that it
+    brings is found. A build and a loaded model do neither, so the package is hidden meanwhile; the library has a way of
+    its own to do without.
+
+    Raises:
+        ImportError: if it is not installed, or does not fit the system.
+    """
+    with hidden(TELEMETRY):
+        return importlib.import_module("openvino")
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Let a module that nobody has imported yet be missing, as long as the context lasts."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+@cache
+def engine() -> Any:
+    """Return the process's one `Core`: the plugins of devices are loaded once."""
+    return import_openvino().Core()

@@ -1,0 +1,85 @@
+"""The options of the `openvino` backend, from a recipe's table to the run half."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.backend.api import CompileSpec
+from hatch_lower.digest import canonical_json
+from hatch_lower.errors import BackendError, nearest
+
+__all__ = ["Options", "options_from_specs", "parse_options"]
+
+KNOWN = ("device", "exact_nan", "exclude", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A recipe's options for this backend.
+
+    Args:
+        device: OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`).
+        threads: how many threads a call uses; 0: as many as OpenVINO chooses.
+        exclude: ATen overloads (`aten.gelu.default`) that are left to others.
+        exact_nan: leave out the operators whose kernels turn a NaN into a number.
+    """
+
+    device: str = "CPU"
+    threads: int = 0
+    exclude: tuple[str, ...] = ()
+    exact_nan: bool = False
+
+    def to_specs(self) -> list[CompileSpec]:
+        """Return what shapes the result of one partition; which nodes it has is not among it."""
+        return [
+            CompileSpec("device", canonical_json(self.device)),
+            CompileSpec("threads", canonical_json(self.threads)),
+        ]
+
+
+def parse_options(options: Mapping[str, Any]) -> Options:
+    """Return the options of a recipe, given as TOML values.
+
+    Raises:
+        BackendError: naming every unknown or ill-typed option.
+    """
+    problems = [f"`{key}` is no option: {nearest(key, KNOWN)}" for key in options if key not in KNOWN]
+    device = options.get("device", "CPU")
+    if not isinstance(device, str) or not device:
+        problems.append(f'`device` must be a name such as "CPU", but is {device!r}')
+    threads = options.get("threads", 0)
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        problems.append(f"`threads` must be a number from 0 (OpenVINO chooses), but is {threads!r}")
+    exclude = options.get("exclude", [])
+    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
+        problems.append(f"`exclude` must be a list of strings such as `aten.gelu.default`, but is {exclude!r}")
+    exact_nan = options.get("exact_nan", False)
+    if not isinstance(exact_nan, bool):
+        problems.append(f"`exact_nan` must be true or false, but is {exact_nan!r}")
+    if problems:
+        raise BackendError(
+            "the options of the backend `openvino` are wrong",
+            found="\n".join(problems),
+            hint="correct them in the recipe's table for the backend `openvino`",
+        )
+    return Options(device, threads, tuple(sorted(set(exclude))), exact_nan)
+
+
+def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
+    """Return the options that compile specs carry.
+
+    Raises:
+        BackendError: for an unknown key or value.
+    """
+    try:
+        values = {spec.key: json.loads(spec.value) for spec in specs}
+    except ValueError as error:
+        raise BackendError(
+            "a compile spec of the backend `openvino` is no JSON",
+            found=str(error),
+            hint="make the specs with the backend's partitioner",
+        ) from error
+    return parse_options(values)

@@ -1,0 +1,199 @@
+"""Run half of the `openvino` backend: reads a model over its mapped weights, compiles it once, and calls it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+__all__ = ["OpenvinoDelegate"]
+
+
+class OpenvinoDelegate(Delegate):
+    """A compiled model.
+
+    Args:
+        compiled: OpenVINO's compiled model.
+        weights: the mapped weights; kernels may read them where they are.
+        info: what the compile half knows of inputs and outputs.
+    """
+
+    def __init__(self, compiled: Any, weights: Any, info: CallInfo) -> None:
+        openvino = import_openvino()
+        self._compiled = compiled
+        self._weights = weights
+        self._info = info
+        self._tensor = openvino.Tensor
+        self._bfloat16 = openvino.Type.bf16
+        self._shape = openvino.Shape
+        # a request holds one call's state: a call takes one, or makes one if all are in use by other threads
+        self._requests: deque[Any] = deque([compiled.create_infer_request()])
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OpenvinoDelegate:
+        """Read and compile the model.
+
+        Raises:
+            ProgramError: if OpenVINO is not installed, cannot read the model, or has no such device.
+        """
+        info = read_info(blob)
+        try:
+            openvino = import_openvino()
+        except ImportError as error:
+            raise ProgramError(
+                "a partition of the backend `openvino` needs the OpenVINO library",
+                where=str(blob.path),
+                found=str(error),
+                hint=INSTALL,
+            ) from error
+        try:
+            weights = openvino.Tensor(view_of(blob, info.weights), shared_memory=True)
+            model = engine().read_model(blob.path.read_bytes(), weights)
+            compiled = engine().compile_model(model, info.device, settings(info))
+        except RuntimeError as error:
+            raise ProgramError(
+                "OpenVINO cannot load a partition",
+                where=str(blob.path),
+                found="\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line),
+                hint="install the OpenVINO that the wheel requires; choose a device that this machine has",
+            ) from error
+        return cls(compiled, weights, info)
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        """Run. Calls from several threads are safe."""
+        try:
+            request = self._requests.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        try:
+            # kept until the call is over: the request does not keep their memory
+            given = [self._given(inputs[position]) for position in self._info.passed]
+            for place, value in enumerate(given):
+                request.set_input_tensor(place, value)
+            request.infer({}, share_outputs=True, decode_strings=False)
+            # copied: where OpenVINO is given memory for a result that is but an input, it writes into the input
+            results = [self._result(request.get_output_tensor(place)) for place in range(len(self._info.orders))]
+        finally:
+            self._requests.append(request)
+        return self._info.arrange(inputs, results)
+
+    def _given(self, value: Any) -> Any:
+        """Return OpenVINO's view of an input."""
+        if not isinstance(value, Tensor):
+            return self._tensor(torch.tensor(value).numpy(), shared_memory=True)
+        dense = value.detach().contiguous()
+        if dense.dtype is torch.bfloat16:
+            return self._tensor(dense.view(torch.int16).numpy(), self._shape(list(dense.shape)), self._bfloat16)
+        return self._tensor(dense.numpy(), shared_memory=True)
+
+    def _result(self, result: Any) -> Tensor:
+        """Return a copy of a result."""
+        if result.element_type == self._bfloat16:
+            return torch.from_numpy(result.data.view("int16")).clone().view(torch.bfloat16)
+        return torch.from_numpy(result.data).clone()
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """What a partition's model is called with, and what becomes of its results.
+
+    Args:
+        device: OpenVINO's name of the device.
+        threads: of a call; 0: as many as OpenVINO chooses.
+        weights: the name of the weights among the named data, or empty.
+        passed: positions of the inputs that the model takes.
+        outputs: how each output is made: the position of a result, `{"input": i}` or `{"literal": value}`.
+        orders: for each result the permutation that makes its dimensions those of the program; empty: as they are.
+    """
+
+    device: str
+    threads: int
+    weights: str
+    passed: tuple[int, ...]
+    outputs: tuple[Any, ...]
+    orders: tuple[tuple[int, ...], ...]
+
+    def arrange(self, inputs: list[Any], results: list[Tensor]) -> list[Any]:
+        """Return a call's outputs."""
+        found = [result.permute(order) if order else result for result, order in zip(results, self.orders, strict=True)]
+        return [
+            found[kind] if isinstance(kind, int) else inputs[kind["input"]] if "input" in kind else kind["literal"]
+            for kind in self.outputs
+        ]
+
+
+def settings(info: CallInfo) -> dict[str, Any]:
+    """Return OpenVINO's settings: float32 is computed as such, and one call at a time as fast as it can be."""
+    found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    if info.device == "CPU":
+        # several models, and other libraries, share the cores
+        found["ENABLE_CPU_PINNING"] = False
+        if info.threads:
+            found["INFERENCE_NUM_THREADS"] = info.threads
+    return found
+
+
+def view_of(blob: DelegateBlob, name: str) -> Any:
+    """Return a numpy view of the weights; nothing is read."""
+    if not name:
+        return torch.zeros(1, dtype=torch.uint8).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OpenVINO takes no read-only array, and does not write
+        return torch.frombuffer(blob.data[name], dtype=torch.uint8).numpy()
+
+
+def read_info(blob: DelegateBlob) -> CallInfo:
+    """Return the facts that the compile half wrote.
+
+    Raises:
+        ProgramError: if they are damaged.
+    """
+    info = blob.info
+    problem = ""
+    try:
+        given = int(info["inputs"])
+        orders = tuple(tuple(int(dim) for dim in order) for order in info["results"])
+        found = CallInfo(
+            str(info["device"]),
+            int(info["threads"]),
+            str(info["weights"]),
+            tuple(int(position) for position in info["passed"]),
+            tuple(info["outputs"]),
+            orders,
+        )
+        if found.weights and found.weights not in blob.data:
+            problem = f"no named data `{found.weights}`"
+        elif not all(0 <= position < given for position in found.passed):
+            problem = f"inputs {list(found.passed)} of {given}"
+        elif not all(is_output(kind, given, len(orders)) for kind in found.outputs):
+            problem = f"outputs {list(found.outputs)}"
+        elif not all(sorted(order) == list(range(len(order))) for order in orders):
+            problem = f"orders {orders}"
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ProgramError(
+            "the plan does not describe a partition of the backend `openvino`",
+            where=str(blob.path),
+            found=problem,
+            hint="build the wheel again",
+        )
+    return found
+
+
+def is_output(kind: Any, given: int, results: int) -> bool:
+    """Return whether the compile half could have written this kind of output."""
+    if isinstance(kind, int):
+        return 0 <= kind < results
+    if not isinstance(kind, dict) or len(kind) != 1:
+        return False
+    return "literal" in kind or (isinstance(kind.get("input"), int) and 0 <= kind["input"] < given)

@@ -1,0 +1,389 @@
+"""Which operations OpenVINO computes as eager does.
+
+Its frontend knows more operators than are listed here. Those that are not listed gave something else than eager in the
+samples that tests/unit/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
+int64 as int32, so float64 is left to others, and int64 is taken where the values are indices or sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
+from hatch_lower.backends.openvino.options import Options
+
+__all__ = [
+    "CLAIMS",
+    "KEPT_OPERATORS",
+    "NAN_LOSING",
+    "Claim",
+    "Support",
+    "arguments",
+    "is_move",
+    "is_result",
+    "is_square",
+    "why_not_operation",
+]
+
+FLOATING = frozenset({torch.float32})
+BOOLEAN = frozenset({torch.bool})
+NUMBERS = FLOATING | {torch.int32}
+CONDITIONS = frozenset({"condition", "attn_mask"})
+INDICES = frozenset({torch.int32, torch.int64})
+STORED = NUMBERS | BOOLEAN | {torch.uint8, torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an operator may be called with.
+
+    Args:
+        takes: dtypes of its tensors.
+        indices: names of arguments that hold indices, of int32 or int64; also results may then be int64.
+        first_only: of its results, only the first may be used.
+        moves: it computes nothing; int64 passes through it if it becomes an index in the end.
+    """
+
+    takes: frozenset[torch.dtype]
+    indices: tuple[str, ...] = ()
+    first_only: bool = False
+    moves: bool = False
+
+
+def listed(names: str, claim: Claim) -> dict[str, Claim]:
+    """Return a claim for each ATen overload of a list; without an overload's name it is the default one."""
+    return {f"aten.{name}" if "." in name else f"aten.{name}.default": claim for name in names.split()}
+
+
+CLAIMS: Mapping[str, Claim] = {
+    **listed(
+        """
+        _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm asin asinh atan
+        atanh avg_pool2d avg_pool3d bmm ceil clamp convolution cos cosh cumsum div.Scalar div.Tensor elu erf exp
+        floor gelu hardtanh leaky_relu linalg_vector_norm linear log log10 log1p log2 mean mean.dim mm pow.Scalar
+        pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention
+        sigmoid sin sinh sqrt sum.dim_IntList tan tanh upsample_bilinear2d.vec upsample_nearest2d.vec
+        var.correction
+        """,
+        Claim(FLOATING),
+    ),
+    **listed("add.Scalar add.Tensor maximum minimum mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
+    **listed("argmax sort topk", Claim(FLOATING, indices=("result",))),
+    **listed(
+        """
+        _native_batch_norm_legit_no_training max_pool2d_with_indices max_pool3d_with_indices native_group_norm
+        native_layer_norm
+        """,
+        Claim(FLOATING, indices=("result",), first_only=True),
+    ),
+    **listed(
+        """
+        eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
+        ne.Tensor
+        """,
+        Claim(NUMBERS),
+    ),
+    **listed("isinf isnan", Claim(FLOATING)),
+    **listed(
+        """
+        any any.dim any.dims bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor logical_and logical_not
+        logical_or logical_xor
+        """,
+        Claim(BOOLEAN),
+    ),
+    **listed("_to_copy", Claim(STORED)),
+    **listed("where.self", Claim(STORED - BOOLEAN)),
+    **listed("embedding", Claim(STORED, indices=("indices",))),
+    **listed("index_select", Claim(STORED, indices=("index",), moves=True)),
+    **listed(
+        """
+        alias arange.start_step cat clone constant_pad_nd expand flip full full_like permute repeat scalar_tensor
+        select.int slice.Tensor split_with_sizes squeeze.dims unsqueeze view
+        """,
+        Claim(STORED, moves=True),
+    ),
+}
+"""By the name of an overload. A test compares each of them with eager, for each of its dtypes."""
+
+NAN_LOSING = frozenset(
+    listed(
+        """
+        _log_softmax _softmax argmax clamp div.Tensor exp hardtanh max_pool2d_with_indices max_pool3d_with_indices
+        maximum minimum relu scaled_dot_product_attention sort topk
+        """,
+        Claim(FLOATING),
+    )
+)
+"""Operators that may give a number where eager gives NaN, the other way round, or order it elsewhere.
+
+Few networks do without them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
+"""
+
+WEIGHTS: Mapping[str, str] = {
+    "aten.addmm.default": "mat2",
+    "aten.bmm.default": "mat2",
+    "aten.convolution.default": "weight",
+    "aten.linear.default": "weight",
+    "aten.mm.default": "mat2",
+}
+"""The argument of a product that OpenVINO packs, if it is a constant."""
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim", "aten.var.correction"})
+
+KEPT_OPERATORS: tuple[OpOverload, ...] = (
+    torch.ops.aten.scaled_dot_product_attention.default,
+    torch.ops.aten.linear.default,
+)
+"""Composites with kernels of their own."""
+
+
+class Support:
+    """Says of each operation of a graph why it is not taken, if it is not; each is looked up once.
+
+    Args:
+        graph: the graph.
+        options: the recipe's options.
+    """
+
+    def __init__(self, graph: Graph, options: Options) -> None:
+        self._options = options
+        self._known: dict[Node, str] = {}
+        self._conflicts = conflicting_products(graph)
+        self._indices: set[Node] = set()
+        for node in reversed(list(graph.nodes)):
+            if node.users and all(self._takes_index(user, node) for user in node.users):
+                self._indices.add(node)
+
+    def why_not(self, node: Node) -> str:
+        """Return the reason against an operation, or an empty string."""
+        producer = producer_of(node)
+        if producer not in self._known:
+            reason = why_not_operation(producer, self._options, self._indices)
+            if not reason and producer in self._conflicts:
+                reason = "OpenVINO packs a weight once, and another product uses this one turned round"
+            self._known[producer] = reason
+        return self._known[producer]
+
+    def _takes_index(self, user: Node, node: Node) -> bool:
+        """Return whether an operation uses a value as an index, and for nothing else."""
+        claim = CLAIMS.get(operator_name(user.target)) if user.op == "call_function" else None
+        if claim is None:
+            return False
+        passed = claim.moves and user in self._indices
+        return all(
+            passed or name in claim.indices for name, value in arguments(user).items() if node in nodes_in(value)
+        )
+
+
+def why_not_operation(node: Node, options: Options, indices: Collection[Node] = ()) -> str:
+    """Return why a node is not taken, or an empty string.
+
+    Args:
+        node: an operation of an exported or edge program, no `getitem`.
+        options: the recipe's options.
+        indices: the nodes whose results are used as indices only.
+    """
+    target = torch_operator(node.target)
+    if isinstance(target, HigherOrderOperator):
+        return f"`{target.__name__}` holds graphs of its own"
+    if not isinstance(target, OpOverload):
+        return f"`{operator_name(node.target)}` computes a size or a condition, which the program does itself"
+    name = operator_name(target)
+    if name in options.exclude:
+        return f"`{name}` is excluded by the recipe"
+    claim = CLAIMS.get(name)
+    if claim is None:
+        return f"`{name}` is not among the operators that OpenVINO computes as eager does"
+    if options.exact_nan and name in NAN_LOSING:
+        return f"`{name}` may give a number for NaN or NaN for a number, and the recipe wants `exact_nan`"
+    passed = claim.moves and node in indices
+    return why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed) or why_not_call(name, node)
+
+
+def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
+    """Return why the results of a call are not taken; `passed`: int64 may pass through it."""
+    if claim.first_only and any(user.target is not getitem or user.args[1] != 0 for user in node.users):
+        return "only the first result of this operator is taken, and others are used"
+    values = list(tensors_of(node))
+    for value in values[:1] if claim.first_only else values:
+        reason = why_not_tensor(value, "its result")
+        if reason:
+            return reason
+        index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
+        if not index and value.dtype not in claim.takes | BOOLEAN:
+            return f"its result is {name_of(value.dtype)}"
+    return ""
+
+
+def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
+    """Return why the inputs of a call are not taken; `passed`: int64 may pass through it."""
+    found: set[torch.dtype] = set()
+    for name, given in arguments(node).items():
+        for source in nodes_in(given):
+            reason = why_not_source(source)
+            if reason:
+                return reason
+            for tensor in tensors_of(source):
+                if tensor.dtype in INDICES and (passed or name in claim.indices):
+                    continue
+                if tensor.dtype is torch.bool and name in CONDITIONS:
+                    continue
+                if tensor.dtype not in claim.takes:
+                    return f"`{source.name}` is {name_of(tensor.dtype)}"
+                found.add(tensor.dtype)
+    numbers = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, float)]
+    if len(found) > 1 or (numbers and torch.int32 in found and not claim.moves):
+        return "its inputs are of several types"
+    return ""
+
+
+def why_not_source(source: Node) -> str:
+    """Return why an input of any dtype is not taken."""
+    value = source.meta.get("val")
+    if source.op == "get_attr":
+        return f"it uses the attribute `{source.target}`"
+    if isinstance(value, (torch.SymFloat, torch.SymBool, float, bool)):
+        return f"`{source.name}` is a number that is known at run time only"
+    if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
+        return f"`{source.name}` is a size that is known at run time only"
+    return next(filter(None, (why_not_tensor(each, f"`{source.name}`") for each in tensors_of(source))), "")
+
+
+def why_not_call(name: str, node: Node) -> str:
+    """Return why a call of a listed operator is not taken because of its arguments."""
+    given = arguments(node)
+    if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
+        return f"this form of `{name}` has no counterpart"
+    if given.get("dropout_p"):
+        return f"`{name}` draws random numbers"
+    if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
+        return "attention over a symbolic number of keys goes wrong after a call with one key"
+    if name in AVERAGES and not all(isinstance(size, int) for size in reduced_sizes(given)):
+        return "the average of nothing is another, and a symbolic size may be 0"
+    if name == "aten._to_copy.default":
+        (source,) = nodes_in(given["self"])
+        before, after = source.meta["val"].dtype, node.meta["val"].dtype
+        if before != after and after not in FLOATING:
+            return f"{name_of(before)} becomes {name_of(after)} in another way"
+    return ""
+
+
+def conflicting_products(graph: Graph) -> set[Node]:
+    """Return the products that use a weight another way round than the first one does.
+
+    OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed, or
+    in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first: they
+    are kept whole, so nobody else may take them.
+    """
+    origins: dict[Node, tuple[Node, bool]] = {}
+    uses: list[tuple[bool, Node, Node, bool]] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            origins[node] = node, False
+        elif node.op == "call_function" and node.all_input_nodes:
+            name, source = operator_name(node.target), node.all_input_nodes[0]
+            if name in WEIGHTS:
+                given = arguments(node)
+                source = given[WEIGHTS[name]]
+                if source in origins and is_square(source, name):
+                    weight, turned = origins[source]
+                    linear = name == "aten.linear.default"
+                    uses.append((not linear, node, weight, turned != (linear or bool(given.get("transposed")))))
+            elif is_move(node) and source in origins:
+                weight, turned = origins[source]
+                origins[node] = weight, turned != turns(node)
+    first: dict[Node, bool] = {}
+    return {
+        node
+        for _, node, weight, turned in sorted(uses, key=lambda use: use[0])
+        if first.setdefault(weight, turned) != turned
+    }
+
+
+def is_square(weight: Node, name: str) -> bool:
+    """Return whether a product's packed weight has the same sizes when it is turned round."""
+    shape = weight.meta["val"].shape
+    left, right = (shape[0], shape[1]) if name == "aten.convolution.default" else (shape[-2], shape[-1])
+    return not (isinstance(left, int) and isinstance(right, int) and left != right)
+
+
+def turns(node: Node) -> bool:
+    """Return whether an operation exchanges the last two dimensions."""
+    if operator_name(node.target) != "aten.permute.default":
+        return False
+    dims = arguments(node)["dims"]
+    return len(dims) > 1 and dims[-1] % len(dims) < dims[-2] % len(dims)
+
+
+def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
+    """Return the sizes of the dimensions that a reduction with these arguments goes over."""
+    (source,) = nodes_in(given["self"])
+    shape = source.meta["val"].shape
+    dims = given.get("dim")
+    return [shape[dim] for dim in dims] if dims else list(shape)
+
+
+def why_not_tensor(value: torch.Tensor, name: str) -> str:
+    """Return why a tensor of any dtype is not taken."""
+    if value.device.type != "cpu" or value.layout is not torch.strided:
+        return f"{name} is {value.layout} on {value.device}"
+    if free_unbacked_symbols(value):
+        return f"{name} has a size that is known at run time only"
+    if any(size == 0 for size in value.shape if isinstance(size, int)):
+        return f"{name} has no elements"
+    return ""
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call of an overload by name, those that are not given left out."""
+    target = torch_operator(node.target)
+    if not isinstance(target, OpOverload):
+        return {}
+    names = [argument.name for argument in target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def nodes_in(value: Any) -> list[Node]:
+    """Return the nodes in an argument."""
+    found: list[Node] = []
+    torch.fx.map_arg(value, found.append)
+    return found
+
+
+def tensors_of(node: Node) -> Iterator[torch.Tensor]:
+    """Yield the fake tensors that a node gives."""
+    value = node.meta.get("val")
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def producer_of(node: Node) -> Node:
+    """Return the operation whose result a `getitem` takes, or the node itself."""
+    source = node.args[0] if node.target is getitem else None
+    return producer_of(source) if isinstance(source, Node) else node
+
+
+def is_move(node: Node) -> bool:
+    """Return whether an operation moves values only."""
+    claim = CLAIMS.get(operator_name(node.target))
+    return claim is not None and claim.moves
+
+
+def is_result(node: Node) -> bool:
+    """Return whether a node takes one of an operation's results."""
+    return node.target is getitem
+
+
+def name_of(dtype: torch.dtype | None) -> str:
+    """Return `float32`."""
+    return str(dtype).removeprefix("torch.")

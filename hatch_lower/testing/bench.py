@@ -1,0 +1,263 @@
+"""Programs on their way through one backend: exported, partitioned, lowered, saved and loaded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import BackendDetails, Partitioner, PreprocessResult
+from hatch_lower.backend.named_data import NamedDataStoreOutput
+from hatch_lower.backend.registry import find_backend
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.lowering.extract import extract
+from hatch_lower.lowering.lower import Lowered, lower_methods, make_request, tag_program
+from hatch_lower.lowering.manager import LoweredProgram, lowered_modules
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.partition import plan_partitions
+from hatch_lower.lowering.preprocess import Request, key_of, preprocess_all
+from hatch_lower.lowering.wishes import Wishes
+from hatch_lower.runtime.delegates import Delegate
+from hatch_lower.runtime.load import load_folder
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.saving import save_program
+from hatch_lower.testing.case import Case, Tolerance
+
+__all__ = ["METHOD", "Bench", "Exports", "Subject", "export", "quiet", "result_digest"]
+
+METHOD = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is examined.
+
+    Args:
+        backend_id: the backend.
+        options: as a recipe has them.
+        delegate: stands for the installed run half.
+        variations: option to other values that make another result.
+        computes: whether its delegate computes; that of `null` does not.
+        checks_inputs: whether the delegate itself refuses what the runtime would not hand to it.
+        packed_copies: how many copies of the weights the engine makes for its own kernels.
+        tolerance: between its numbers and eager's.
+    """
+
+    backend_id: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    delegate: type[Delegate] | None = None
+    variations: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    computes: bool = True
+    checks_inputs: bool = False
+    packed_copies: int = 0
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+
+class Exports:
+    """Exported programs by name; several benches may share them, as exporting takes longest."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, ExportedProgram] = {}
+        self._edge: dict[str, ExportedProgram] = {}
+
+    def program(self, case: Case) -> ExportedProgram:
+        """Return a case as it was exported."""
+        if case.name not in self._programs:
+            self._programs[case.name] = export(case)
+        return self._programs[case.name]
+
+    def edge(self, case: Case, partitioner: Partitioner) -> ExportedProgram:
+        """Return a case in the edge dialect, with those operators whole that a partitioner wants so."""
+        program = self.program(case)
+        wishes = Wishes.of(program, [partitioner])
+        # what somebody wants whole is decomposed for this bench only; all others share one program
+        if any(op in wishes.wanted_by for op in called_operators(wishes.program)):
+            return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
+        if case.name not in self._edge:
+            self._edge[case.name] = to_edge(program)
+        return self._edge[case.name]
+
+
+class Bench:
+    """One backend, and what became of the programs that it was given so far.
+
+    Args:
+        subject: the backend.
+        folder: an empty folder for what is saved and cached.
+        exports: the exported programs.
+    """
+
+    def __init__(self, subject: Subject, folder: Path, exports: Exports) -> None:
+        self.subject = subject
+        self.folder = folder
+        self.exports = exports
+        self.backend: type[BackendDetails] = find_backend(subject.backend_id)
+        self._edge: dict[str, ExportedProgram] = {}
+        self._lowered: dict[str, Lowered | Exception] = {}
+        self._fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._count = 0
+        environment = {"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(folder / "cache")}
+        self.store: Store = open_store(environment, lambda line: None)
+
+    def partitioner(self, options: Mapping[str, Any] | None = None) -> Partitioner:
+        """Return the backend's partitioner, for its own options or others."""
+        return self.backend.partitioner(dict(self.subject.options if options is None else options))
+
+    def edge(self, case: Case) -> ExportedProgram:
+        """Return a case in the edge dialect, as this backend's partitioner finds it."""
+        if case.name not in self._edge:
+            with quiet():
+                self._edge[case.name] = self.exports.edge(case, self.partitioner())
+        return self._edge[case.name]
+
+    @property
+    def lowers_together(self) -> bool:
+        """Whether the backend does anything else with many partitions than with one after the other."""
+        own: Any = self.backend.preprocess_multimethod
+        plain: Any = BackendDetails.preprocess_multimethod
+        return own.__func__ is not plain.__func__
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Lower many cases in one call of the backend, which may compile them side by side.
+
+        What it makes of them is found in the cache later. Whatever goes wrong is found again, and then by its name.
+        """
+        waiting: list[Request] = []
+        for case in cases:
+            try:
+                waiting += self.requests(self.edge(case))
+            except Exception:  # noqa: PERF203 - the case itself reports it
+                continue
+        try:
+            with quiet():
+                preprocess_all(waiting, self.store)
+        except Exception:
+            return
+
+    def lowered(self, case: Case) -> Lowered:
+        """Return a case lowered; raises again what the backend raised for it."""
+        if case.name not in self._lowered:
+            try:
+                self._lowered[case.name] = self.lower(self.edge(case), self.store)
+            except Exception as error:
+                self._lowered[case.name] = error
+        found = self._lowered[case.name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def lower(self, program: ExportedProgram, store: Store | None = None) -> Lowered:
+        """Lower an edge program."""
+        with quiet():
+            return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=store)[METHOD]
+
+    def requests(self, program: ExportedProgram, partitioner: Partitioner | None = None) -> list[Request]:
+        """Return what the backend is asked for a program: one request for each partition."""
+        with quiet():
+            tagged = tag_program(program, partitioner or self.partitioner(), True)
+            plan = plan_partitions(
+                tagged.tagged_exported_program, tagged.partition_tags, lambda backend_id, state: False
+            )
+            return [
+                make_request(METHOD, each.spec, self.backend, extract(tagged.tagged_exported_program, each))
+                for each in plan.all_partitions()
+            ]
+
+    def results(self, requests: Sequence[Request]) -> list[tuple[str, PreprocessResult]]:
+        """Lower partitions without a cache; return the key and the result of each.
+
+        The backend's code is no part of these keys: it is that of this process, even if its files change.
+        """
+        with quiet():
+            keys = [self._key(each) for each in requests]
+            return [(key, each.result) for key, each in zip(keys, preprocess_all(requests, None), strict=True)]
+
+    def _key(self, request: Request) -> str:
+        components = key_of(request, self._fingerprints).components()
+        return digest_of({**components, "fingerprint": dict(components["fingerprint"]) | {"code": ""}})
+
+    def partitions(self, case: Case) -> list[LoweredBackendModule]:
+        """Return the lowered partitions of a case."""
+        return list(lowered_modules(self.lowered(case).program))
+
+    def claimed(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases of which the backend takes and lowers something."""
+        return [case for case in cases if self._takes(case)]
+
+    def _takes(self, case: Case) -> bool:
+        try:
+            return self.lowered(case).partitions > 0
+        except Exception:  # the case itself reports it
+            return False
+
+    def save(self, lowered: Lowered) -> Path:
+        """Save a lowered program; return its folder."""
+        self._count += 1
+        with quiet():
+            return save_program(LoweredProgram({METHOD: lowered.program}, {}, {}), self.folder / f"saved{self._count}")
+
+    def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
+        """Load a saved program with the backend's run half, or with `kind` in its place."""
+        chosen = kind or self.subject.delegate
+        return load_folder(folder, delegates=None if chosen is None else {self.subject.backend_id: chosen})
+
+    def delegate(self) -> type[Delegate]:
+        """Return the backend's run half."""
+        given = self.subject.delegate
+        return DelegateKinds(None if given is None else {self.subject.backend_id: given}).load(self.subject.backend_id)
+
+
+def export(case: Case) -> ExportedProgram:
+    """Export a case."""
+    with quiet(), torch.no_grad():
+        return torch.export.export(case.module(), case.arguments()[0], dynamic_shapes=case.dynamic, strict=False)
+
+
+def called_operators(program: ExportedProgram) -> Iterator[Any]:
+    """Yield what the nodes of a program call, those in branches and bodies too."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node.target for node in module.graph.nodes if node.op == "call_function")
+
+
+def result_digest(result: PreprocessResult) -> str:
+    """Return the digest of all that a backend returned for a partition."""
+    data = result.data_store_output
+    named: Any = None
+    if isinstance(data, NamedDataStoreOutput):
+        places = {"": data.pte_data, **data.external_data}
+        contents = [sha256_bytes(each) for each in data.buffers]
+        named = [
+            [tag, name, contents[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)]
+            for tag, entries in sorted(places.items())
+            for name, entry in sorted(entries.items())
+        ]
+    handles = result.debug_handle_map
+    return digest_of(
+        {
+            "bytes": sha256_bytes(result.processed_bytes),
+            "data": named,
+            "handles": None if handles is None else sorted([str(key), list(each)] for key, each in handles.items()),
+            "info": dict(result.info),
+            "requirements": list(result.requirements),
+            "suffix": result.suffix,
+            "target": repr(result.target),
+        }
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let nobody hear what torch says about itself while it exports."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,236 @@
+"""What must hold of calls: wrong inputs are refused, and results, instances and threads leave each other alone."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import InputError
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.runtime.delegates import Delegate
+from hatch_lower.testing.bench import Bench
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.probes import probe, sample, watched
+from hatch_lower.testing.report import Fault, NotClaimedError
+from hatch_lower.testing.running import Call, eager_calls, first_difference, run_case
+
+__all__ = [
+    "check_delegate_refuses",
+    "check_instances",
+    "check_results_are_kept",
+    "check_runtime_refuses",
+    "check_threads",
+]
+
+PROBES = ("operators/perceptron", "operators/arithmetic float32", "operators/fused")
+
+
+def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
+    """Call a lowered program with wrong arguments, and then look at what its delegate is given for right ones.
+
+    Raises:
+        Fault: if a wrong argument is not refused before the delegate runs, or the delegate is given something else than
+            its partition's inputs.
+    """
+    case = probe(bench, cases, *PROBES)
+    handed: list[list[Any]] = []
+
+    def note(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
+        handed.append(list(inputs))
+        return delegate.run(inputs)
+
+    loaded = bench.load(bench.save(bench.lowered(case)), watched(bench.delegate(), run=note))
+    right = case.arguments()[0]
+    tried = 0
+    for what, arguments in wrong_arguments(right):
+        tried += 1
+        try:
+            loaded(*arguments)
+        except InputError:
+            pass
+        except Exception as error:
+            raise Fault(f"{what} is a `{type(error).__name__}` and not an `InputError`: {error}") from error
+        else:
+            raise Fault(f"{what} is not refused")
+        if handed:
+            raise Fault(f"{what} reaches the delegate")
+    if bench.subject.computes:
+        loaded(*right)
+        expected = {signature_of(module) for module in bench.partitions(case)}
+        for inputs in handed:
+            found = tuple(described(each) for each in inputs)
+            if found not in expected:
+                raise Fault(f"the delegate is given ({', '.join(found)})")
+    return f"{tried} wrong calls of `{case.name}`"
+
+
+def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
+    """Hand wrong inputs to the delegate itself, which nothing but its own checks can refuse.
+
+    Raises:
+        Fault: if it returns a result.
+        NotClaimedError: if the delegate relies on the runtime's checks, as it may.
+    """
+    if not bench.subject.checks_inputs:
+        raise NotClaimedError("the delegate relies on the runtime, which checks before the call")
+    case = probe(bench, cases, *PROBES)
+    made: list[tuple[Delegate, list[Tensor]]] = []
+
+    def keep(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
+        made.append((delegate, list(inputs)))
+        return delegate.run(inputs)
+
+    bench.load(bench.save(bench.lowered(case)), watched(bench.delegate(), run=keep))(*case.arguments()[0])
+    delegate, inputs = made[0]
+    tried = 0
+    for what, arguments in wrong_arguments(tuple(inputs)):
+        tried += 1
+        try:
+            delegate.run(list(arguments))
+        except Exception:
+            continue
+        raise Fault(f"the delegate takes {what}")
+    return f"{tried} wrong calls of `{case.name}`"
+
+
+def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield what is wrong, and arguments that are wrong so."""
+    first, rest = right[0], right[1:]
+    other = torch.int64 if first.dtype.is_floating_point else torch.float32
+    yield (
+        f"{str(other).removeprefix('torch.')} instead of {str(first.dtype).removeprefix('torch.')}",
+        (
+            first.to(other),
+            *rest,
+        ),
+    )
+    yield "a dimension too many", (first[None], *rest)
+    yield "another size", (torch.cat([first, first], -1), *rest)
+    yield "an argument too few", rest
+    yield "an argument too many", (*right, first)
+
+
+def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:
+    """Return the inputs of a partition, described."""
+    program = module.original_module
+    names = set(program.graph_signature.user_inputs)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    return tuple(described(node.meta["val"]) for node in nodes)
+
+
+def described(value: Any) -> str:
+    """Return the dtype, shape and strides of a tensor; of a number its type."""
+    if not isinstance(value, Tensor):
+        return "a number"
+    shape, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+    return f"{value.dtype} {shape} {strides}"
+
+
+ROUNDS = 8
+
+
+def refuse_null(bench: Bench) -> None:
+    """Raise `NotClaimedError` for a backend that computes nothing."""
+    if not bench.subject.computes:
+        raise NotClaimedError("the backend computes nothing")
+
+
+def check_results_are_kept(bench: Bench, cases: Sequence[Case]) -> str:
+    """Call programs again with other arguments, and look whether the first result is still what it was.
+
+    Raises:
+        Fault: if it is not: it is memory that the engine writes to.
+    """
+    refuse_null(bench)
+    chosen = sample(bench, cases)
+    for case in chosen:
+        loaded = bench.load(bench.save(bench.lowered(case)))
+        first, second = (call.copied() for call in eager_calls(case.module(), case.arguments()[:2]))
+        found = loaded(*first)
+        expected = copy.deepcopy(found)
+        loaded(*second)
+        loaded.clone()(*second)
+        difference = first_difference(found, expected, bench.subject.tolerance)
+        if difference:
+            raise Fault(f"`{case.name}`: the next call overwrites a result: {difference}")
+    return f"{len(chosen)} programs"
+
+
+def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
+    """Load programs several times and clone them, and call all in turn; state belongs to the instance.
+
+    Raises:
+        Fault: if an instance computes something else than it does alone.
+    """
+    refuse_null(bench)
+    chosen = [probe(bench, cases, "operators/perceptron", "operators/fused")]
+    chosen += bench.claimed([case for case in cases if case.name == "state/counted"])
+    for case in filter(partial(works_alone, bench), chosen):
+        folder = bench.save(bench.lowered(case))
+        one, other = bench.load(folder), bench.load(folder)
+        runs = [(each, eager_calls(case.module(), case.arguments())) for each in (one, other, one.clone())]
+        for number in range(len(runs[0][1])):
+            for place, (loaded, calls) in enumerate(runs):
+                difference = difference_of(bench, loaded, calls[number])
+                if difference:
+                    name = ("the first", "the second", "the cloned")[place]
+                    raise Fault(f"`{case.name}`, {name} instance beside others: {difference}")
+        one.reset()
+        difference = difference_of(bench, one, runs[0][1][0])
+        if difference:
+            raise Fault(f"`{case.name}`, after `reset`: {difference}")
+    return f"3 instances of {len(chosen)} programs"
+
+
+def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
+    """Call one loaded program from several threads at once, each with arguments of its own.
+
+    Raises:
+        Fault: if a result is wrong.
+    """
+    refuse_null(bench)
+    case = probe(bench, cases, "operators/perceptron", "operators/fused", "operators/functions float32")
+    loaded = bench.load(bench.save(bench.lowered(case)))
+    calls = eager_calls(case.module(), case.arguments())
+    wrong: list[str] = []
+    ready = threading.Barrier(len(calls) * 2)
+
+    def work(call: Call) -> None:
+        ready.wait()
+        for _ in range(ROUNDS):
+            try:
+                difference = difference_of(bench, loaded, call)
+            except Exception as error:
+                difference = f"{type(error).__name__}: {error}"
+            if difference:
+                wrong.append(difference)
+                return
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in (*calls, *calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if wrong:
+        raise Fault(f"`{case.name}` called from several threads: {wrong[0]}")
+    return f"{ROUNDS} calls from {len(threads)} threads"
+
+
+def works_alone(bench: Bench, case: Case) -> bool:
+    """Return whether a program computes what eager does; if not, that is found where the program itself is run."""
+    try:
+        run_case(bench, case)
+    except Fault:
+        return False
+    return True
+
+
+def difference_of(bench: Bench, loaded: Any, call: Call) -> str:
+    """Return how the result of a call differs from eager's."""
+    return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)

@@ -1,0 +1,106 @@
+"""One small program of the kit: a module, the calls that are compared, and which sizes are symbolic."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DTYPES", "Case", "Data", "Tolerance", "module", "once", "sizes"]
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        name: getattr(torch, name)
+        for name in (
+            *("float32", "float64", "float16", "bfloat16", "bool"),
+            *("int8", "uint8", "int16", "int32", "int64", "complex64"),
+        )
+    }
+)
+"""The dtypes that programs are made of, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`."""
+
+    rtol: float = 1e-4
+    atol: float = 1e-5
+
+
+class Data:
+    """Numbers of one program, always the same: they are drawn from a seed that its name gives."""
+
+    def __init__(self, name: str) -> None:
+        self._generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+    def draw(self, *shape: int, dtype: torch.dtype = torch.float32, low: float = -3, high: float = 3) -> Tensor:
+        """Return a tensor of evenly distributed numbers; unsigned ones and Booleans are as near to them as can be."""
+        drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64) * (high - low) + low
+        if dtype is torch.bool:
+            return drawn > (low + high) / 2
+        if dtype is torch.uint8:
+            drawn = drawn.abs()
+        if dtype.is_complex:
+            return torch.complex(drawn, drawn.flip(0)).to(dtype)
+        return drawn.to(dtype)
+
+    def indices(self, limit: int, *shape: int) -> Tensor:
+        """Return a tensor of integers from 0 to below `limit`."""
+        return torch.randint(limit, shape, generator=self._generator)
+
+
+def once(make: Callable[[Data], tuple[Any, ...]]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
+    """Return a function that draws the arguments of two calls."""
+    return lambda data: (make(data), make(data))
+
+
+def sizes(*shapes: tuple[tuple[int, ...], ...]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
+    """Return a function that draws the arguments of one call for each tuple of shapes."""
+    return lambda data: tuple(tuple(data.draw(*shape) for shape in call) for call in shapes)
+
+
+def module(forward: Callable[..., Any], /, **state: Any) -> torch.nn.Module:
+    """Return a module with the given `forward(self, …)`.
+
+    Args:
+        forward: the method.
+        state: attributes; a tensor whose name begins with `buffer` is registered as a buffer.
+    """
+    made: torch.nn.Module = type("Program", (torch.nn.Module,), {"forward": forward})()
+    for name, value in state.items():
+        if name.startswith("buffer"):
+            made.register_buffer(name, value)
+        else:
+            setattr(made, name, value)
+    return made.eval()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program and how it is called.
+
+    Args:
+        name: group and name, `operators/float32 arithmetic`.
+        make: returns the module, each time a new one with the same contents.
+        calls: returns the arguments of each call; those of the first are the example that it is exported with.
+        dynamic: as `torch.export.export` takes them.
+    """
+
+    name: str
+    make: Callable[[Data], torch.nn.Module]
+    calls: Callable[[Data], tuple[tuple[Any, ...], ...]]
+    dynamic: Any = field(default=None)
+
+    def module(self) -> torch.nn.Module:
+        """Return a new module."""
+        return self.make(Data(self.name))
+
+    def arguments(self) -> tuple[tuple[Any, ...], ...]:
+        """Return new arguments of each call."""
+        return self.calls(Data(f"{self.name} arguments"))

@@ -1,0 +1,105 @@
+"""Are a backend's results the same each time, here and in other processes?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.testing.bench import Bench, result_digest
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.probes import sample
+from hatch_lower.testing.report import Fault
+
+__all__ = ["check_elsewhere", "check_twice", "digests_of"]
+
+SEEDS = ("1", "2")
+LIMIT = 900
+"""Seconds after which another process is given up."""
+
+
+def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]]:
+    """Return the digests of each partition and of its result, lowered now, by program."""
+    found = {}
+    for case in cases:
+        requests = bench.requests(bench.edge(case))
+        partitions = [structure_digest(each.local.program) for each in requests]
+        results = [result_digest(result) for _, result in bench.results(requests)]
+        found[case.name] = [list(each) for each in zip(partitions, results, strict=True)]
+    return found
+
+
+def check_twice(bench: Bench, cases: Sequence[Case]) -> str:
+    """Lower programs twice in this process.
+
+    Raises:
+        Fault: if a partition or its result is another one the second time.
+    """
+    chosen = sample(bench, cases)
+    first, second = digests_of(bench, chosen), digests_of(bench, chosen)
+    compare(first, second, "the second time")
+    return f"{len(chosen)} programs"
+
+
+def check_elsewhere(bench: Bench, cases: Sequence[Case]) -> str:
+    """Lower programs in processes with other hash seeds and working directories.
+
+    Raises:
+        Fault: if a result is another one there, or a process fails.
+    """
+    chosen = sample(bench, cases)
+    subject = bench.subject
+    question = {
+        "backend": subject.backend_id,
+        "module": bench.backend.__module__,
+        "options": dict(subject.options),
+        "programs": [case.name for case in chosen],
+    }
+    here = digests_of(bench, chosen)
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
+        running = [start(seed, folder) for seed in SEEDS]
+        answers = [ask(process, question) for process in running]
+    for seed, answer in zip(SEEDS, answers, strict=True):
+        compare(here, answer, f"in a process with PYTHONHASHSEED={seed} in another directory")
+    return f"{len(chosen)} programs in {len(SEEDS)} processes"
+
+
+def start(seed: str, folder: str) -> subprocess.Popen[str]:
+    """Start a process that lowers programs elsewhere."""
+    path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "TMPDIR": folder}
+    command = [sys.executable, "-m", "hatch_lower.testing.elsewhere"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a process answers.
+
+    Raises:
+        Fault: if it fails.
+    """
+    try:
+        answer, said = process.communicate(json.dumps(question), timeout=LIMIT)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise Fault(f"lowering in another process takes more than {LIMIT} seconds") from error
+    if process.returncode:
+        raise Fault(f"lowering fails in another process: {(said.strip().splitlines() or ['nothing said'])[-1]:.300}")
+    found: dict[str, Any] = json.loads(answer.strip().splitlines()[-1])
+    return found
+
+
+def compare(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
+    """Raise `Fault` if partitions or results differ."""
+    for name, partitions in here.items():
+        if [each for each, _ in partitions] != [each for each, _ in there[name]]:
+            raise Fault(f"other partitions {where}: `{name}`")
+        if partitions != there[name]:
+            raise Fault(f"equal partitions give other bytes or facts {where}: `{name}`")

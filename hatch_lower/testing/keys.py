@@ -1,0 +1,150 @@
+"""Does each constant and each option change what a backend makes of a program, or the key under which it is kept?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from hatch_lower.backend.api import Partitioner
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError
+from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.lowering.wishes import Wishes
+from hatch_lower.testing.bench import Bench, export, quiet, result_digest
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.probes import probe, sample
+from hatch_lower.testing.programs.state import EVERY_CONSTANT
+from hatch_lower.testing.report import Fault, NotClaimedError
+from hatch_lower.testing.running import first_difference
+
+__all__ = ["change", "changed", "check_constants", "check_options", "check_unknown_option"]
+
+UNKNOWN = "hatch_lower_no_such_option"
+
+
+def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
+    """Change one constant of a program after the other; each time the lowered program must compute with the change.
+
+    Raises:
+        Fault: if it computes with the old one, or equal keys stand for other results.
+        NotClaimedError: if the backend takes no program with constants.
+    """
+    case = probe(bench, cases, EVERY_CONSTANT, *(each.name for each in cases if each.name.startswith("constants/")))
+    targets = [str(spec.target) for spec in constant_specs(bench.edge(case))]
+    if not targets:
+        raise NotClaimedError("the backend takes no program with constants")
+    program = export(case)  # its tensors are changed, so it is no other check's
+    edge = to_edge_for(program, bench.partitioner())
+    known = results_of(bench, edge, bench.partitioner())
+    for target in targets:
+        with changed(program, [target]):
+            found = results_of(bench, edge, bench.partitioner())
+            refuse_other_results(known, found, f"the constant `{target}`")
+            if bench.subject.computes:
+                compare_changed(bench, case, program, edge, target)
+    return f"{len(targets)} constants of `{case.name}`"
+
+
+def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: ExportedProgram, target: str) -> None:
+    """Raise `Fault` if a program with a changed constant computes something else than eager with the same change."""
+    arguments = case.arguments()[0]
+    with quiet(), torch.no_grad():
+        expected = program.module()(*arguments)
+    found = bench.load(bench.save(bench.lower(edge, bench.store)))(*arguments)
+    difference = first_difference(found, expected, bench.subject.tolerance)
+    if difference:
+        raise Fault(f"after the constant `{target}` changed, {difference}")
+
+
+@contextmanager
+def changed(program: ExportedProgram, targets: Sequence[str]) -> Iterator[None]:
+    """Change constants of an exported program in place, and change them back after the block."""
+    tensors = [constant_of(program, spec).detach() for spec in constant_specs(program) if spec.target in targets]
+    before = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        change(tensor)
+    try:
+        yield
+    finally:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+
+
+def change(tensor: Tensor) -> None:
+    """Change all numbers of a tensor in place."""
+    if tensor.dtype is torch.bool:
+        tensor.logical_not_()
+    else:
+        tensor.add_(1)
+
+
+def to_edge_for(program: ExportedProgram, partitioner: Partitioner) -> ExportedProgram:
+    """Return a program in the edge dialect with what a partitioner wants whole."""
+    with quiet():
+        wishes = Wishes.of(program, [partitioner])
+        return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
+
+
+def results_of(bench: Bench, edge: ExportedProgram, partitioner: Partitioner) -> dict[str, str]:
+    """Return key to digest of the result of each partition."""
+    return {key: result_digest(each) for key, each in bench.results(bench.requests(edge, partitioner))}
+
+
+def refuse_other_results(known: Mapping[str, str], found: Mapping[str, str], what: str) -> None:
+    """Raise `Fault` if a key stands for two results."""
+    if any(found[key] != known[key] for key in found.keys() & known.keys()):
+        raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
+
+
+def check_options(bench: Bench, cases: Sequence[Case]) -> str:
+    """Give each option other values.
+
+    Raises:
+        Fault: if one changes nothing, or results that have the same key.
+        NotClaimedError: if no other values were given.
+    """
+    variations = bench.subject.variations
+    if not variations:
+        raise NotClaimedError("no `variations` were given")
+    programs = [bench.exports.program(case) for case in sample(bench, cases)]
+    options = dict(bench.subject.options)
+    known = all_results(bench, programs, options)
+    for name, values in variations.items():
+        for value in values:
+            found = all_results(bench, programs, {**options, name: value})
+            what = f"the option `{name} = {value!r}`"
+            refuse_other_results(known, found, what)
+            if found == known:
+                raise Fault(f"{what} changes neither a result nor a key")
+    return ", ".join(f"`{name}`" for name in variations)
+
+
+def all_results(bench: Bench, programs: Sequence[ExportedProgram], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return key to digest of the result of each partition of some programs."""
+    partitioner = bench.partitioner(options)
+    found: dict[str, str] = {}
+    for program in programs:
+        results = results_of(bench, to_edge_for(program, partitioner), partitioner)
+        refuse_other_results(found, results, f"something beside the options {dict(options)}")
+        found |= results
+    return found
+
+
+def check_unknown_option(bench: Bench, cases: Sequence[Case]) -> str:
+    """Ask for a partitioner with an option that there is not.
+
+    Raises:
+        Fault: if there is an answer.
+    """
+    try:
+        bench.partitioner({**bench.subject.options, UNKNOWN: 1})
+    except BackendError:
+        return ""
+    except Exception as error:
+        raise Fault(f"an unknown option is a `{type(error).__name__}` and not a `BackendError`") from error
+    raise Fault("an unknown option is not refused: a misspelt one would have no effect")

@@ -1,0 +1,176 @@
+"""What a backend says of a program: tags, in linear time, and a debug map in which every operation is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.graph.surgery import copy_program, graph_modules
+from hatch_lower.graph.tensors import tensor_digests
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.testing.bench import Bench, quiet
+from hatch_lower.testing.case import Case, Data, module
+from hatch_lower.testing.report import Fault, NotClaimedError
+
+__all__ = ["check_graph_is_left", "check_handles", "check_linear"]
+
+SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
+TAGS = frozenset({DELEGATION_TAG, SHARED_TAGS})
+STEPS = 8
+LIMIT = 2.6
+"""How much more work four times the program may be than twice, both less one: 2 is linear, 4 is quadratic."""
+
+
+def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
+    """Partition programs twice, and compare them and their metadata with what they were.
+
+    Raises:
+        Fault: if anything but tags is changed, or the second time gives other tags.
+    """
+    chosen = [case for case in cases if case.name in SAMPLE] or list(cases[:1])
+    for case in chosen:
+        first, second = copy_program(bench.edge(case)), copy_program(bench.edge(case))
+        before = description(first)
+        with quiet():
+            one = bench.partitioner().partition(first)
+            other = bench.partitioner().partition(second)
+        if one.tagged_exported_program is not first or description(first) != before:
+            raise Fault(f"`{case.name}`: the partitioner changes the program beside its tags")
+        if (tags_of(first), one.partition_tags, one.reasons) != (tags_of(second), other.partition_tags, other.reasons):
+            raise Fault(f"`{case.name}`: a second partitioner says something else of the same program")
+    return f"{len(chosen)} programs"
+
+
+def description(program: ExportedProgram) -> Any:
+    """Return all of a program that a partitioner must not change."""
+    nodes = [
+        (node.name, node.op, str(node.target), sorted(set(node.meta) - TAGS), node.meta.get("debug_handle"))
+        for each in graph_modules(program.graph_module)
+        for node in each.graph.nodes
+    ]
+    state = tensor_digests(constant_of(program, spec) for spec in constant_specs(program))
+    return structure_digest(program), nodes, list(state), program.graph_module.code
+
+
+def tags_of(program: ExportedProgram) -> list[tuple[str, Any, Any]]:
+    """Return the tags of all nodes."""
+    return [
+        (node.name, node.meta.get(DELEGATION_TAG), node.meta.get(SHARED_TAGS))
+        for each in graph_modules(program.graph_module)
+        for node in each.graph.nodes
+    ]
+
+
+def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
+    """Count the steps of the interpreter in which a partitioner goes through a program, twice and four times of it.
+
+    Raises:
+        Fault: if the steps grow clearly faster than the program.
+    """
+    counts = [steps_for(bench, size * STEPS) for size in (1, 2, 4)]
+    growth = (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
+    if growth > LIMIT:
+        raise Fault(f"partitioning takes {counts[0]}, {counts[1]} and {counts[2]} steps for 1, 2 and 4 times a program")
+    return f"{counts[0]}, {counts[1]} and {counts[2]} steps for 1, 2 and 4 times a program"
+
+
+def long(self: Any, x: Tensor, count: int) -> Tensor:
+    """Compute what many backends take, with something in between that few do."""
+    for _ in range(count):
+        x = torch.relu(x * self.scale + x) + 1
+        x = torch.sin(x) @ self.weight
+        x = torch.cumsum(x, 0)
+    return x
+
+
+def steps_for(bench: Bench, count: int) -> int:
+    """Return how many steps the interpreter takes in partitioning a program of so many parts."""
+
+    def make(data: Data) -> torch.nn.Module:
+        weights = {"scale": torch.nn.Parameter(data.draw(4)), "weight": torch.nn.Parameter(data.draw(4, 4))}
+        return module(lambda self, x: long(self, x, count), **weights)
+
+    case = Case(f"long/{count}", make, lambda data: ((data.draw(4, 4),),))
+    program = copy_program(bench.edge(case))
+    partitioner = bench.partitioner()
+    with quiet(), counted() as steps:
+        partitioner.partition(program)
+    return steps[0]
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Give the number of steps that the interpreter takes in the block in this thread."""
+    steps = [0]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode":
+            steps[0] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield steps
+    finally:
+        sys.settrace(before)
+
+
+def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
+    """Compare the handles of the operations of all partitions with those in their debug maps.
+
+    Raises:
+        Fault: if an operation that computes tensors is in no entry, or an entry has a handle of something else.
+        NotClaimedError: if the backend gives no debug maps.
+    """
+    claimed = bench.claimed(cases)
+    with_map = 0
+    for case in claimed:
+        for partition in bench.partitions(case):
+            given = (partition.meta or {}).get("debug_handle_map")
+            if given is None:
+                continue
+            with_map += 1
+            compare_handles(case, partition, {handle for handles in given.values() for handle in handles})
+    if not with_map:
+        raise NotClaimedError("the backend takes nothing" if not claimed else "the backend gives no debug map")
+    return f"{with_map} partitions"
+
+
+def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int]) -> None:
+    """Raise `Fault` unless the told handles are those of a partition's operations."""
+    nodes: dict[int, Node] = {}
+    needed: set[int] = set()
+    for graph_module in graph_modules(partition.original_module.graph_module):
+        for node in graph_module.graph.nodes:
+            handle = node.meta.get("debug_handle")
+            if node.op == "call_function" and handle:
+                nodes.setdefault(handle, node)
+                if has_tensor(node.meta.get("val")):
+                    needed.add(handle)
+    lost = sorted(needed - told)
+    if lost:
+        raise Fault(f"`{case.name}`: no instruction of the debug map computes `{nodes[lost[0]].name}`")
+    foreign = sorted(told - set(nodes))
+    if foreign:
+        raise Fault(f"`{case.name}`: the debug map names the handle {foreign[0]}, which no operation inside has")
+
+
+def has_tensor(value: object) -> bool:
+    """Return whether an operation computes tensors; what computes sizes may be no instruction of a delegate."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_tensor, value))
+    return isinstance(value, Tensor)

@@ -1,0 +1,99 @@
+"""What checks use to look at a backend more closely: programs rich in what may go wrong, and a run half to watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.testing.bench import Bench
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.report import NotClaimedError
+
+__all__ = ["probe", "sample", "watched"]
+
+SAMPLE = (
+    "operators/fused",
+    "operators/perceptron",
+    "operators/convolution",
+    "operators/functions float32",
+    "outputs/several",
+    "constants/every kind",
+    "symbolic sizes/two",
+    "symbolic sizes/batch",
+    "operators/arithmetic float32",
+    "control flow/cond",
+)
+"""Names of programs that are lowered several times, also in other processes."""
+
+LEAST = 3
+MOST = 6
+
+
+def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
+    """Return the programs to lower several times: those of which the backend takes something.
+
+    Raises:
+        NotClaimedError: if there is none.
+    """
+    by_name = {case.name: case for case in cases}
+    found = bench.claimed([by_name[name] for name in SAMPLE if name in by_name])
+    if len(found) < LEAST:
+        others = (case for case in cases if case.name not in SAMPLE)
+        for case in others:
+            if len(found) == LEAST:
+                break
+            found += bench.claimed([case])
+    if not found:
+        raise NotClaimedError("the backend takes nothing of any program")
+    return found[:MOST]
+
+
+def probe(bench: Bench, cases: Sequence[Case], *names: str) -> Case:
+    """Return the first program, of those named or else of the sample, of which the backend takes something.
+
+    Raises:
+        NotClaimedError: if there is none.
+    """
+    by_name = {case.name: case for case in cases}
+    found = bench.claimed([by_name[name] for name in names if name in by_name])
+    return found[0] if found else sample(bench, cases)[0]
+
+
+Load = Callable[[type[Delegate], DelegateBlob, Sequence[Tensor]], Delegate]
+Run = Callable[[Delegate, list[Tensor]], Sequence[Any]]
+
+
+def plain_load(kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
+    """Load."""
+    return kind.load(blob, constants)
+
+
+def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
+    """Run."""
+    return delegate.run(inputs)
+
+
+def watched(kind: type[Delegate], load: Load = plain_load, run: Run = plain_run) -> type[Delegate]:
+    """Return a run half that stands before another one.
+
+    Args:
+        kind: the other one.
+        load: called instead of its `load`.
+        run: called instead of its `run`.
+    """
+
+    class Watched(Delegate):
+        def __init__(self, inner: Delegate) -> None:
+            self._inner = inner
+
+        @classmethod
+        def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
+            return cls(load(kind, blob, constants))
+
+        def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+            return run(self._inner, inputs)
+
+    return Watched

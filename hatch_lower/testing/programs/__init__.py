@@ -1,0 +1,21 @@
+"""All programs of the kit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.programs.operators import operator_cases
+from hatch_lower.testing.programs.shapes import shape_cases, value_cases
+from hatch_lower.testing.programs.state import control_cases, state_cases
+
+__all__ = ["all_cases"]
+
+
+def all_cases() -> Iterator[Case]:
+    """Yield every program."""
+    yield from operator_cases()
+    yield from shape_cases()
+    yield from value_cases()
+    yield from state_cases()
+    yield from control_cases()

@@ -1,0 +1,298 @@
+"""Programs of operators, by dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from hatch_lower.testing.case import DTYPES, Case, Data, module
+
+__all__ = ["operator_cases"]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+
+
+def arithmetic(self: Any, x: Tensor, y: Tensor) -> Any:
+    return x + y, x - y, x * y, x + 2, 3 - x, torch.neg(y), torch.add(x, y, alpha=2), x * x
+
+
+def division(self: Any, x: Tensor, y: Tensor) -> Any:
+    return (
+        x / y,
+        torch.div(x, y, rounding_mode="floor"),
+        torch.div(x, y, rounding_mode="trunc"),
+        torch.remainder(x, y),
+        torch.fmod(x, y),
+    )
+
+
+def comparison(self: Any, x: Tensor, y: Tensor) -> Any:
+    compared = x == y, x != y, x < y, x >= 1, torch.maximum(x, y), torch.minimum(x, y), torch.where(x > y, x, y)
+    return *compared, torch.clamp(x, -1, 2), torch.clamp(x, min=0), torch.clamp_max(y, 1), x.sign(), x.abs()
+
+
+def logic(self: Any, x: Tensor, y: Tensor) -> Any:
+    return x & y, x | y, x ^ y, ~x, torch.logical_and(x, y), torch.logical_not(x), x.any(), x.all(0)
+
+
+def bits(self: Any, x: Tensor, y: Tensor) -> Any:
+    return *logic(self, x, y), x << 1, x >> 1, x & 3, x | 8
+
+
+def activations(self: Any, x: Tensor) -> Any:
+    return (
+        F.relu(x),
+        torch.sigmoid(x),
+        torch.tanh(x),
+        F.gelu(x),
+        F.gelu(x, approximate="tanh"),
+        F.silu(x),
+        F.leaky_relu(x, 0.1),
+        F.elu(x),
+        F.hardtanh(x),
+        F.softplus(x),
+        F.hardswish(x),
+    )
+
+
+def functions(self: Any, x: Tensor, y: Tensor) -> Any:
+    positive = x.abs() + 0.5
+    return (
+        torch.exp(x),
+        torch.log(positive),
+        torch.sqrt(positive),
+        torch.rsqrt(positive),
+        torch.sin(x),
+        torch.cos(y),
+        torch.erf(x),
+        torch.reciprocal(positive),
+        torch.pow(positive, y),
+        x**2,
+        torch.log1p(positive),
+        torch.atan2(x, positive),
+        torch.floor(x),
+        torch.ceil(x),
+        torch.round(x),
+        torch.trunc(x),
+    )
+
+
+def sums(self: Any, x: Tensor) -> Any:
+    return x.sum(), x.sum(-1), x.sum((0, 1), keepdim=True), x.prod(1), torch.cumsum(x, 1)
+
+
+def extremes(self: Any, x: Tensor) -> Any:
+    return x.amax(-1), x.amin(0, keepdim=True), x.max(), torch.argmax(x, 1), torch.argmin(x, -1, keepdim=True)
+
+
+def moments(self: Any, x: Tensor) -> Any:
+    return x.mean(), x.mean(-1, keepdim=True), x.var(1), x.std(0, correction=0), torch.linalg.vector_norm(x, dim=1)
+
+
+def products(self: Any, x: Tensor, y: Tensor, z: Tensor) -> Any:
+    return x @ y, torch.addmm(z, x, y), torch.matmul(x, y[:, 0]), torch.bmm(x[None], y[None])
+
+
+def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Any:
+    return (
+        torch.index_select(x, 0, rows),
+        torch.gather(x, 1, columns),
+        x[rows],
+        x[:, 1:3],
+        x[-1],
+        torch.cat([x, x + 1], 1),
+        torch.stack([x, x]),
+        x.masked_fill(x > 1, 0),
+        torch.scatter(x, 1, columns, 1),
+        F.pad(x, (1, 2), value=3),
+    )
+
+
+def ordering(self: Any, x: Tensor) -> Any:
+    values, places = torch.topk(x, 2, 1)
+    ordered, order = torch.sort(x, dim=1, descending=True, stable=True)
+    return values, places, ordered, order
+
+
+def embedding(self: Any, places: Tensor) -> Any:
+    return F.embedding(places, self.table)
+
+
+def convolution(self: Any, image: Tensor) -> Any:
+    return (
+        F.relu(F.conv2d(image, self.weight, self.bias, padding=1)),
+        F.conv2d(image, self.weight, stride=2),
+        F.conv2d(image, self.deep, groups=2, dilation=2),
+        F.conv1d(image[:, :, 0], self.line, padding=1),
+        F.conv_transpose2d(image, self.up, stride=2),
+    )
+
+
+def pooling(self: Any, image: Tensor) -> Any:
+    return (
+        F.max_pool2d(image, 2),
+        F.avg_pool2d(image, 3, stride=1, padding=1),
+        F.adaptive_avg_pool2d(image, 1),
+        F.interpolate(image, scale_factor=2.0, mode="nearest"),
+    )
+
+
+def normalisation(self: Any, image: Tensor) -> Any:
+    return (
+        F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift),
+        F.layer_norm(image, (5,), self.last),
+        F.group_norm(image, 2, self.scale, self.shift),
+    )
+
+
+def softmax(self: Any, x: Tensor) -> Any:
+    return torch.softmax(x, -1), torch.log_softmax(x, 0), torch.logsumexp(x, 1)
+
+
+def attention(self: Any, x: Tensor, mask: Tensor) -> Any:
+    return F.scaled_dot_product_attention(x, x * 2, x), F.scaled_dot_product_attention(x, x, x, mask)
+
+
+def perceptron(self: Any, x: Tensor) -> Any:
+    return F.relu(x @ self.first + self.shift) @ self.second
+
+
+def conversion(self: Any, x: Tensor, names: tuple[str, ...]) -> Any:
+    return tuple(x.to(DTYPES[name]) for name in names)
+
+
+def mixing(self: Any, x: Tensor, whole: Tensor, flags: Tensor) -> Any:
+    """Dtypes that meet: what eager promotes, and numbers that do not change a tensor's dtype."""
+    return x + whole, whole * 0.5, flags + whole, x * flags, whole / 2, flags.sum()
+
+
+def creation(self: Any, x: Tensor) -> Any:
+    return (
+        torch.zeros_like(x) + x,
+        torch.full((2, 3), 7.0) * x,
+        torch.arange(3, dtype=torch.float32) + x,
+        torch.ones(2, 3, dtype=torch.int64) + 1,
+        torch.tril(x),
+    )
+
+
+def fused(self: Any, image: Tensor) -> Any:
+    """What `docs/demo_backend` fuses and splits."""
+    found = F.relu(F.conv2d(image, self.weight, self.bias, padding=1))
+    return torch.tan(found * 0.25) * self.scale
+
+
+def stateless(forward: Callable[..., Any]) -> Callable[[Data], torch.nn.Module]:
+    return lambda data: module(forward)
+
+
+def drawn(dtype: str, *shapes: tuple[int, ...], low: float = -3, high: float = 3) -> Callable[[Data], Any]:
+    """Return a function that draws the arguments of two calls."""
+
+    def draw(data: Data) -> tuple[tuple[Any, ...], ...]:
+        return tuple(
+            tuple(data.draw(*shape, dtype=DTYPES[dtype], low=low, high=high) for shape in shapes) for _ in range(2)
+        )
+
+    return draw
+
+
+def of_dtype(name: str, dtypes: tuple[str, ...], forward: Callable[..., Any], *shapes: Any, **range_: Any) -> Any:
+    for dtype in dtypes:
+        yield Case(f"operators/{name} {dtype}", stateless(forward), drawn(dtype, *shapes, **range_))
+
+
+def operator_cases() -> Iterator[Case]:
+    """Yield the programs of operators."""
+    pair = ((3, 4), (3, 4))
+    yield from of_dtype("arithmetic", (*FLOATS, *INTEGERS, "complex64"), arithmetic, *pair)
+    yield from of_dtype("division", ("float32", "float64", "int32", "int64"), division, *pair, low=1, high=9)
+    yield from of_dtype("comparison", ("float32", "bfloat16", "int8", "int32", "int64"), comparison, *pair)
+    yield from of_dtype("logic", ("bool",), logic, *pair)
+    yield from of_dtype("bits", ("uint8", "int32", "int64"), bits, *pair, low=0, high=30)
+    yield from of_dtype("activations", ("float32", "float64", "float16"), activations, (3, 7))
+    yield from of_dtype("functions", ("float32", "float64", "bfloat16"), functions, *pair)
+    yield from of_dtype("sums", ("float32", "int32", "int64", "bool"), sums, (3, 4))
+    yield from of_dtype("extremes", ("float32", "float64", "int64"), extremes, (3, 4))
+    yield from of_dtype("moments", ("float32", "float64"), moments, (3, 4))
+    yield from of_dtype("products", (*FLOATS, "int64"), products, (3, 4), (4, 2), (3, 2))
+    for dtype in ("float32", "int64"):
+        yield Case(f"operators/selection {dtype}", stateless(selection), partial(selected, dtype))
+    yield from of_dtype("ordering", ("float32", "int64"), ordering, (3, 5), low=-99, high=99)
+    yield Case(
+        "operators/embedding",
+        lambda data: module(embedding, table=torch.nn.Parameter(data.draw(7, 3))),
+        lambda data: ((data.indices(7, 4),), (data.indices(7, 4),)),
+    )
+    yield Case("operators/convolution", make_convolution, drawn("float32", (1, 4, 7, 7)))
+    yield Case("operators/convolution float64", lambda data: make_convolution(data).double(), drawn("float64", IMAGE))
+    yield Case("operators/fused", make_fused, drawn("float32", (1, 4, 6, 6)))
+    yield from of_dtype("pooling", ("float32",), pooling, (2, 4, 6, 6))
+    yield Case("operators/normalisation", make_normalisation, drawn("float32", (2, 4, 3, 5)))
+    yield from of_dtype("softmax", ("float32", "float16"), softmax, (3, 5))
+    yield Case(
+        "operators/attention",
+        stateless(attention),
+        lambda data: tuple((data.draw(1, 2, 5, 4), data.draw(5, 5)) for _ in range(2)),
+    )
+    yield Case("operators/perceptron", make_perceptron, drawn("float32", (3, 6)))
+    for source in ("float32", "int64", "bool"):
+        convert = conversion_to(tuple(name for name in DTYPES if name not in (source, "complex64")))
+        yield Case(f"operators/conversion from {source}", stateless(convert), drawn(source, (3, 4), low=0, high=9))
+    yield Case(
+        "operators/mixed dtypes",
+        stateless(mixing),
+        lambda data: tuple(tuple(data.draw(3, 2, dtype=DTYPES[each]) for each in MIXED) for _ in range(2)),
+    )
+    yield from of_dtype("creation", ("float32",), creation, (2, 3))
+
+
+IMAGE = (1, 4, 7, 7)
+MIXED = ("float32", "int64", "bool")
+
+
+def conversion_to(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a method that converts a tensor to several dtypes."""
+
+    def forward(self: Any, x: Tensor) -> Any:
+        return conversion(self, x, names)
+
+    return forward
+
+
+def selected(dtype: str, data: Data) -> tuple[tuple[Any, ...], ...]:
+    """Draw a tensor, rows of it, and columns of each row."""
+    return tuple((data.draw(3, 4, dtype=DTYPES[dtype]), data.indices(3, 2), data.indices(4, 3, 1)) for _ in range(2))
+
+
+def make_convolution(data: Data) -> torch.nn.Module:
+    shapes = {"weight": (3, 4, 3, 3), "bias": (3,), "deep": (4, 2, 2, 2), "line": (2, 4, 3), "up": (4, 2, 2, 2)}
+    return module(convolution, **{name: torch.nn.Parameter(data.draw(*shape)) for name, shape in shapes.items()})
+
+
+def make_fused(data: Data) -> torch.nn.Module:
+    shapes = {"weight": (3, 4, 3, 3), "bias": (3,), "scale": (6,)}
+    return module(
+        fused, **{name: torch.nn.Parameter(data.draw(*shape, low=-0.2, high=0.2)) for name, shape in shapes.items()}
+    )
+
+
+def make_normalisation(data: Data) -> torch.nn.Module:
+    names = ("mean", "scale", "shift")
+    return module(
+        normalisation,
+        deviation=data.draw(4, low=0.5, high=2),
+        last=torch.nn.Parameter(data.draw(5)),
+        **{name: torch.nn.Parameter(data.draw(4), requires_grad=False) for name in names},
+    )
+
+
+def make_perceptron(data: Data) -> torch.nn.Module:
+    shapes = {"first": (6, 8), "shift": (8,), "second": (8, 2)}
+    return module(perceptron, **{name: torch.nn.Parameter(data.draw(*shape)) for name, shape in shapes.items()})

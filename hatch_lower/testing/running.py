@@ -1,0 +1,152 @@
+"""One program through partitioner, preprocess and delegate, and its results beside eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.graph.surgery import count_operations
+from hatch_lower.lowering.lower import Lowered
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.testing.bench import Bench
+from hatch_lower.testing.case import Case, Tolerance
+from hatch_lower.testing.report import Fault, NotClaimedError
+
+__all__ = ["Call", "eager_calls", "first_difference", "run_case", "words"]
+
+
+def run_case(bench: Bench, case: Case) -> str:
+    """Run a program; return how much of it the backend took.
+
+    Raises:
+        BackendError: if the backend refuses it.
+        Fault: if it computes something else than eager.
+        NotClaimedError: if the backend takes nothing of it.
+    """
+    lowered = bench.lowered(case)
+    if lowered.partitions == 0:
+        reasons = list(dict.fromkeys(lowered.reasons.values())) or ["no operation is left to take"]
+        raise NotClaimedError("; ".join(reasons[:2]) + (f"; and {len(reasons) - 2} more" * (len(reasons) > 2)))
+    try:
+        loaded = bench.load(bench.save(lowered))
+        if bench.subject.computes:
+            compare_calls(bench, case, loaded)
+    except BackendError as error:  # refusing is for the time when the wheel is built
+        raise Fault(f"what it lowered does not load or run: {words(error)}") from error
+    return taken(bench, case, lowered)
+
+
+def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
+    """Call a loaded model as the case says, and compare each result, and what became of the arguments.
+
+    Raises:
+        Fault: if something differs.
+    """
+    for number, call in enumerate(eager_calls(case.module(), case.arguments()), 1):
+        given = call.copied()
+        found = loaded(*given)
+        difference = first_difference(found, call.result, bench.subject.tolerance)
+        if difference:
+            raise Fault(f"call {number}, {difference}")
+        difference = first_difference(given, call.after, bench.subject.tolerance)
+        if difference:
+            raise Fault(f"call {number} leaves its arguments otherwise than eager: {difference}")
+
+
+def taken(bench: Bench, case: Case, lowered: Lowered) -> str:
+    """Return how much of a program is in partitions, in words."""
+    total = count_operations(bench.edge(case).graph_module)
+    part = "all" if lowered.delegated >= total else f"{lowered.delegated} of {total}"
+    note = "" if bench.subject.computes else "; lowered, packaged and loaded, but not run"
+    return f"{part} operations in {lowered.partitions} partition{'s' * (lowered.partitions > 1)}{note}"
+
+
+def words(error: BaseException) -> str:
+    """Return an exception in one line."""
+    text = f"{error.what}{f' ({error.found})' * bool(error.found)}" if isinstance(error, LowerError) else f"{error}"
+    line = " ".join(text.split())
+    return line if isinstance(error, LowerError) else f"{type(error).__name__}: {line:.300}"
+
+
+FACTORS: Mapping[torch.dtype, float] = MappingProxyType({torch.float16: 100.0, torch.bfloat16: 400.0})
+"""How much wider the tolerances are for half precision, as where a build verifies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module in eager mode.
+
+    Args:
+        arguments: as they were before it.
+        result: what it returned.
+        after: the arguments as it left them.
+    """
+
+    arguments: tuple[Any, ...]
+    result: Any
+    after: tuple[Any, ...]
+
+    def copied(self) -> tuple[Any, ...]:
+        """Return a copy of the arguments, with their strides."""
+        return copy.deepcopy(self.arguments)
+
+
+def eager_calls(module: torch.nn.Module, calls: tuple[tuple[Any, ...], ...]) -> list[Call]:
+    """Call a module several times; what it keeps from one call to the next stays with it."""
+    made = []
+    for arguments in calls:
+        given = copy.deepcopy(arguments)
+        with torch.no_grad():
+            result = copy.deepcopy(module(*given))  # a later call may change what it shares memory with
+        made.append(Call(arguments, result, given))
+    return made
+
+
+def first_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
+    """Return where and how two results differ first; empty if they agree.
+
+    Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance.
+    """
+    one, left = pytree.tree_flatten(found)
+    other, right = pytree.tree_flatten(expected)
+    if left != right:
+        return f"the structure {left} instead of {right}"
+    for index, (given, wanted) in enumerate(zip(one, other, strict=True)):
+        difference = leaf_difference(given, wanted, tolerance)
+        if difference:
+            return f"output {index}: {difference}"
+    return ""
+
+
+def leaf_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
+    """Return how two leaves differ."""
+    if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
+        same = type(found) is type(expected) and (found == expected or (found != found and expected != expected))
+        close = isinstance(found, float) and isinstance(expected, float) and abs(found - expected) <= tolerance.atol
+        return "" if same or close else f"{found!r:.60} instead of {expected!r:.60}"
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"{describe(found)} instead of {describe(expected)}"
+    factor = FACTORS.get(expected.dtype, 1.0)
+    if expected.dtype.is_floating_point or expected.dtype.is_complex:
+        close_to = torch.isclose(found, expected, tolerance.rtol * factor, tolerance.atol * factor, equal_nan=True)
+    else:
+        close_to = found == expected
+    if bool(close_to.all()):
+        return ""
+    wrong = (~close_to).nonzero()
+    place = tuple(int(each) for each in wrong[0])
+    count = f" ({len(wrong)} of {expected.numel()} numbers differ)"
+    return f"{found[place].item()} instead of {expected[place].item()} at {list(place)}{count}"
+
+
+def describe(tensor: Tensor) -> str:
+    """Return the dtype and shape of a tensor in words."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

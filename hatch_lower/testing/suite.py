@@ -1,0 +1,77 @@
+"""The kit as tests of pytest: for a test module of a backend, and what `--hatch-lower-backend ID` collects."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hatch_lower.runtime.delegates import Delegate
+from hatch_lower.testing.bench import Exports, Subject
+from hatch_lower.testing.case import Tolerance
+from hatch_lower.testing.kit import Kit, trial_names
+from hatch_lower.testing.report import FAILED, PASSED, Outcome
+
+__all__ = ["backend_tests", "test_backend"]
+
+
+def backend_tests(
+    backend_id: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    delegate: type[Delegate] | None = None,
+    variations: Mapping[str, Sequence[Any]] | None = None,
+    computes: bool = True,
+    checks_inputs: bool = False,
+    packed_copies: int = 0,
+    tolerance: Tolerance | None = None,
+    only: str | Sequence[str] = "*",
+    exports: Exports | None = None,
+) -> Callable[[str], None]:
+    """Return a test function with one parameter set for each program and check of the kit.
+
+    `test_backend = backend_tests("demo")` in a test module is all that is needed. What the backend does not claim, or
+    refuses, is skipped with its reason. The arguments are those of `check_backend`.
+    """
+    subject = Subject(
+        backend_id,
+        dict(options or {}),
+        delegate,
+        dict(variations or {}),
+        computes,
+        checks_inputs,
+        packed_copies,
+        tolerance or Tolerance(),
+    )
+    names = trial_names(only)
+
+    @cache
+    def kit() -> Kit:
+        made = Kit(subject, only, exports)
+        atexit.register(made.close)
+        return made
+
+    @pytest.mark.parametrize("trial", names)
+    def test(trial: str) -> None:
+        made = kit()
+        if len(names) > 1:
+            made.prepare()
+        judge(made.run(trial))
+
+    return test
+
+
+def judge(outcome: Outcome) -> None:
+    """Let a test pass, be skipped, or fail, as an outcome says."""
+    if outcome.status == FAILED:
+        pytest.fail(outcome.detail, pytrace=False)
+    if outcome.status != PASSED:
+        pytest.skip(f"{outcome.status}: {outcome.detail}")
+
+
+def test_backend(hatch_lower_kit: Kit, hatch_lower_trial: str) -> None:
+    """Run one program or check."""
+    judge(hatch_lower_kit.run(hatch_lower_trial))

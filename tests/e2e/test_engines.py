@@ -1,0 +1,122 @@
+"""Recipes that combine backends: each takes its part of one model, and the wheel gives what eager gives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scenarios import copy_project, only, sha256, unpack
+from support.venv import run
+
+pytest.importorskip("openvino")
+pytest.importorskip("onnxruntime")
+
+pytestmark = [pytest.mark.isolated, pytest.mark.slow]
+
+WIDE = ("aten.to.dtype", "aten.mul.Tensor", "aten.to.dtype")
+ATTENTION = "aten.scaled_dot_product_attention.default"
+SELECT = "aten.select.int"
+SEEN = ("aten.linear.default", "aten.unsqueeze.default", "aten.chunk.default", ATTENTION, SELECT, SELECT)
+LAST = ("aten.tanh.default", "aten.linear.default")
+TAKEN = {
+    "default": [("openvino", SEEN), ("aoti", WIDE), ("openvino", LAST)],
+    "turned": [("openvino", SEEN), ("aoti", WIDE), ("openvino", LAST)],
+    "both": [("onnxruntime", (*SEEN, *WIDE)), ("openvino", LAST[:1]), ("onnxruntime", LAST[1:])],
+}
+"""Recipe to the backend and the exported operations of each partition, in the order in which they run."""
+
+CALL = """
+import sys
+import torch
+from engines.model import make
+from hatch_lower import load
+
+eager = make()
+torch.manual_seed(0)
+for recipe in sys.argv[1:]:
+    model = load("engines", recipe=recipe)
+    for rows in (1, 4, 64):
+        x = torch.randn(rows, 5, 8)
+        torch.testing.assert_close(model(x), eager(x).detach(), rtol=1e-5, atol=1e-6)
+    print(recipe, sorted({name for name in sys.modules if name in ("openvino", "onnxruntime")}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A wheel, and what its build said."""
+
+    wheel: Path
+    told: str
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return build_in(tmp_path_factory.mktemp("first"), "1")
+
+
+@pytest.fixture(scope="module")
+def site(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(build.wheel, tmp_path_factory.mktemp("site"))
+
+
+def build_in(folder: Path, seed: str) -> Build:
+    """Build a copy of the project in a folder, with a cache that is empty."""
+    project = copy_project("engines", folder)
+    done = project.build(environment={"PYTHONHASHSEED": seed}).check()
+    return Build(only(project.dist, "*.whl"), done.output)
+
+
+def debug_of(site: Path, recipe: str) -> Mapping[str, Any]:
+    """Return the debug map of a recipe's one method."""
+    path = site / "engines" / "_lowered" / "engines" / f"{recipe}.debug.json"
+    found: Mapping[str, Any] = json.loads(path.read_text())["methods"]["forward"]
+    return found
+
+
+@pytest.mark.parametrize("recipe", TAKEN)
+def test_each_backend_takes_its_part_and_what_one_wants_whole_stays_whole(site: Path, recipe: str) -> None:
+    debug = debug_of(site, recipe)
+    found = []
+    for place in sorted(debug["delegates"], key=int):
+        delegate = debug["delegates"][place]
+        handles = sorted({handle for handles in delegate["map"].values() for handle in handles})
+        found.append((delegate["backend"], tuple(debug["handles"][str(handle)]["op"] for handle in handles)))
+    assert found == TAKEN[recipe]
+    assert debug["undelegated"] == []
+
+
+def test_the_summary_says_who_took_what(build: Build) -> None:
+    lines = {" ".join(line.split()) for line in build.told.splitlines()}
+    for recipe, parts in TAKEN.items():
+        backends = [backend for backend, _ in parts]
+        for backend in set(backends):
+            count = backends.count(backend)
+            stem, end = f"lower engines/{recipe} lower", f"s {backend}: {count} partition{'s' * (count > 1)}"
+            assert [line for line in lines if line.startswith(stem) and end in line], (recipe, backend)
+        assert [line for line in lines if line.startswith(f"engines forward {recipe} 11 11 {len(parts)} ")], recipe
+
+
+def test_the_wheel_gives_what_eager_gives(site: Path) -> None:
+    done = run([sys.executable, "-W", "error", "-c", CALL, "default", "both"], environment={"PYTHONPATH": str(site)})
+    assert done.check().stdout.splitlines() == ["default ['openvino']", "both ['onnxruntime', 'openvino']"]
+
+
+def test_the_wheel_requires_each_engine(site: Path) -> None:
+    metadata = Parser().parsestr(only(site, "*.dist-info/METADATA").read_text())
+    required = metadata.get_all("Requires-Dist", [])
+    for engine in ("onnxruntime", "openvino"):
+        assert [line for line in required if line.startswith(f"{engine}>=")], engine
+
+
+def test_another_folder_and_an_empty_cache_give_the_same_bytes(
+    build: Build, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    again = build_in(tmp_path_factory.mktemp("second"), "2")
+    assert sha256(again.wheel) == sha256(build.wheel)

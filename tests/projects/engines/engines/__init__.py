@@ -1,0 +1,1 @@
+"""Something for each of several engines."""

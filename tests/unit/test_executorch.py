@@ -1,0 +1,616 @@
+"""The executorch backend: what it takes, what it makes of it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import hatch_lower
+from hatch_lower.backend.api import CompileSpec, PreprocessResult
+from hatch_lower.backends.executorch.compile import ExecutorchBackend
+from hatch_lower.backends.executorch.rewrite import operator_of
+from hatch_lower.backends.executorch.run import ExecutorchDelegate
+from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
+from hatch_lower.edge.convert import to_edge
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.graph.surgery import copy_program
+from hatch_lower.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
+from hatch_lower.lowering.lower import lower_methods
+from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.saving import save_program
+
+pytest.importorskip("executorch")
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = torch.tensor([[NAN, INF, -INF, 0.0, -0.0, 1.0, 1e30, -1e30], [3.5, -3.5, 88.0, -50.0, 3e38, NAN, -2.5, 2.5]])
+
+
+class Module(nn.Module):
+    """A function as a module, with buffers."""
+
+    def __init__(self, function: Callable[..., Any], **buffers: Tensor | nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in buffers.items():
+            self.add_module(name, value) if isinstance(value, nn.Module) else self.register_buffer(name, value)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+class Net(nn.Module):
+    """A network whose names and contents reach the file in no other way than as weights."""
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.add_module(prefix + "inner", nn.Linear(8, 16))
+        self.register_buffer(prefix + "scale", torch.tensor(2.0))
+        self.prefix = prefix
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        inner, scale = getattr(self, self.prefix + "inner"), getattr(self, self.prefix + "scale")
+        y = torch.relu(inner(x)) * scale * 2
+        heads = y.view(x.shape[0], 4, 4).transpose(1, 2)
+        return torch.softmax(y, -1), heads, (x - 1) / 3
+
+
+ROWS = {"x": {0: Dim("rows", max=100)}}
+
+
+def export(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> ExportedProgram:
+    program = torch.export.export(module.eval(), args, **kwargs)
+    return to_edge(program, keep=ExecutorchBackend.partitioner(options or {}).ops_to_not_decompose(program)[0])
+
+
+def lower(program: ExportedProgram, options: dict[str, Any] | None = None) -> list[LoweredBackendModule]:
+    lowered = lower_methods({"forward": program}, {"forward": ExecutorchBackend.partitioner(options or {})})
+    return get_lowered_backend_modules(lowered["forward"].program.graph_module)
+
+
+def lower_model(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> LoweredProgram:
+    """Return a whole model as it would be packaged."""
+    program = torch.export.export(module.eval(), args, **kwargs)
+    return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(options or {})]).to_program()
+
+
+def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tuple[set[str], dict[str, str]]:
+    """Return the operators that are taken, and why the others are not, by operator."""
+    result = ExecutorchBackend.partitioner(options or {}).partition(program)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    names = {node.name: str(operator_of(node)) for node in nodes}
+    tagged = {names[node.name] for node in nodes if "delegation_tag" in node.meta}
+    return tagged, {names[name]: reason for name, reason in result.reasons.items()}
+
+
+def write(result: PreprocessResult, folder: Path, name: str = "net") -> DelegateBlob:
+    path = folder / f"{name}.pte"
+    path.write_bytes(result.processed_bytes)
+    return DelegateBlob(path, result.info)
+
+
+def whole(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> PreprocessResult:
+    """Return what becomes of a module that is taken whole."""
+    (lowered,) = lower(export(module, *args, options=options, **kwargs), options)
+    return lowered.result
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What becomes of `Net`: its one partition, and the folder of a wheel."""
+
+    partition: LoweredBackendModule
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
+    lowered = lower_model(Net(), torch.ones(3, 8), dynamic_shapes=ROWS)
+    assert (list(logging.getLogger().handlers), logging.getLogger().level) == (handlers, level)
+    (partition,) = get_lowered_backend_modules(lowered.exported_program().graph_module)
+    return Made(partition, save_program(lowered, tmp_path_factory.mktemp("net") / "out"))
+
+
+@pytest.fixture(scope="module")
+def net(made: Made) -> PreprocessResult:
+    return made.partition.result
+
+
+# What is made of a partition.
+
+
+def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
+    assert net.suffix == "pte"
+    assert net.processed_bytes[4:6] == b"ET"
+    assert net.requirements == ("executorch>=1.4,<1.5",)
+    assert net.target is None
+    assert net.info["threads"] is None
+    assert len(net.info["passed"]) == 1
+    # in the order of the partition's graph: heads, softmax, the quotient
+    assert net.info["orders"] == [[0, 2, 1], None, None]
+
+
+def test_the_debug_map_covers_every_operation(made: Made) -> None:
+    nodes = [node for node in made.partition.original_module.graph.nodes if node.op == "call_function"]
+    assert len(nodes) == 9
+    assert made.partition.meta is not None
+    handles = made.partition.meta["debug_handle_map"]
+    assert handles == {"0:XnnpackBackend": tuple(sorted(node.meta["debug_handle"] for node in nodes))}
+
+
+def test_the_debug_map_tells_instructions_apart() -> None:
+    """A portable kernel between two delegates of XNNPACK: each has the handles of its own operations."""
+    module = Module(lambda self, x: (x.relu() * 2).erf().abs())
+    (partition,) = lower(export(module, torch.ones(3)), {"portable-operators": True})
+    assert partition.meta is not None
+    names = {
+        node.meta["debug_handle"]: str(operator_of(node))
+        for node in partition.original_module.graph.nodes
+        if node.op == "call_function"
+    }
+    assert {
+        instruction: [names[handle] for handle in handles]
+        for instruction, handles in partition.meta["debug_handle_map"].items()
+    } == {
+        "0:XnnpackBackend": ["aten.relu.default", "aten.mul.Tensor"],
+        "1:aten.erf": ["aten.erf.default"],
+        "2:XnnpackBackend": ["aten.abs.default"],
+    }
+
+
+def test_the_file_holds_no_path_of_the_build(net: PreprocessResult) -> None:
+    for path in (sys.prefix, sys.base_prefix, os.getcwd(), str(Path(torch.__file__).parent)):
+        assert path.encode() not in net.processed_bytes
+
+
+def test_every_dynamic_size_gives_eagers_numbers_and_strides(made: Made) -> None:
+    model, eager = hatch_lower.load(made.folder), Net().eval()
+    for rows in (0, 1, 2, 100):
+        x = torch.randn(rows, 8)
+        for result, expected in zip(model(x), eager(x), strict=True):
+            torch.testing.assert_close(result, expected.detach(), check_stride=True)
+
+
+def call(result: PreprocessResult, folder: Path, *args: Tensor) -> list[Tensor]:
+    return list(ExecutorchDelegate.load(write(result, folder), []).run(list(args)))
+
+
+def test_results_are_the_callers_own(net: PreprocessResult, tmp_path: Path) -> None:
+    delegate = ExecutorchDelegate.load(write(net, tmp_path), [])
+    given = [torch.ones(3, 8) if place in net.info["passed"] else 3 for place in range(net.info["inputs"])]
+    first = list(delegate.run(given))
+    kept = [each.clone() for each in first]
+    delegate.run([each * -1 for each in given])
+    assert all(torch.equal(one, other) for one, other in zip(first, kept, strict=True))
+
+
+def test_several_programs_and_threads_side_by_side(net: PreprocessResult, tmp_path: Path) -> None:
+    delegates = [ExecutorchDelegate.load(write(net, tmp_path, name), []) for name in "ab"]
+
+    def work(rows: int) -> bool:
+        given = [torch.full((rows, 8), 0.5) if i in net.info["passed"] else rows for i in range(net.info["inputs"])]
+        expected = [each.clone() for each in delegates[0].run(given)]
+        runs = (delegates[turn % 2].run(given) for turn in range(100))
+        return all(torch.equal(a, b) for results in runs for a, b in zip(results, expected, strict=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, (1, 30, 100, 7)))
+
+
+# Numbers.
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "aten.abs.default": torch.abs,
+    "aten.add.Tensor": lambda x: x + 1.5,
+    "aten.cat.default": lambda x: torch.cat([x, -x], 1),
+    "aten.ceil.default": torch.ceil,
+    "aten.clamp.default": lambda x: x.clamp(-1, 2),
+    "aten.cos.default": torch.cos,
+    "aten.div.Tensor": lambda x: x / 3,
+    "aten.exp.default": torch.exp,
+    "aten.floor.default": torch.floor,
+    "aten.gelu.default": nn.functional.gelu,
+    "aten.hardtanh.default": nn.functional.hardtanh,
+    "aten.leaky_relu.default": nn.functional.leaky_relu,
+    "aten.log.default": torch.log,
+    "aten.maximum.default": lambda x: torch.maximum(x, x.flip(1)),
+    "aten.minimum.default": lambda x: torch.minimum(x, x.flip(1)),
+    "aten.mul.Tensor": lambda x: x * 2,
+    "aten.neg.default": torch.neg,
+    "aten.constant_pad_nd.default": lambda x: nn.functional.pad(x, (1, 2), value=-7.0),
+    "aten.pow.Tensor_Scalar": lambda x: x**2,
+    "aten.relu.default": torch.relu,
+    "aten.rsqrt.default": torch.rsqrt,
+    "aten.sigmoid.default": torch.sigmoid,
+    "aten.sin.default": torch.sin,
+    "aten._softmax.default": lambda x: x.softmax(-1),
+    "aten.sqrt.default": torch.sqrt,
+    "aten.sub.Tensor": lambda x: x - x.abs(),
+    "aten.tanh.default": torch.tanh,
+}
+
+
+@pytest.fixture(scope="module")
+def elementwise() -> PreprocessResult:
+    """All of `UNARY` in one program: an output for each."""
+    module = Module(lambda self, x: tuple(each(x) for each in UNARY.values()))
+    options = {"finite-only": True, "portable-operators": True}
+    return whole(module, torch.ones(2, 8), options=options)
+
+
+def test_finite_numbers_are_eagers(elementwise: PreprocessResult, tmp_path: Path) -> None:
+    x = torch.randn(2, 8).abs() + 0.1
+    for name, result in zip(UNARY, call(elementwise, tmp_path, x), strict=True):
+        torch.testing.assert_close(result, UNARY[name](x), msg=name)
+
+
+def test_operators_with_other_special_values_are_those_that_are_listed(
+    elementwise: PreprocessResult, tmp_path: Path
+) -> None:
+    results = call(elementwise, tmp_path, SPECIAL)
+    same = {
+        name: torch.allclose(result, UNARY[name](SPECIAL), equal_nan=True)
+        for name, result in zip(UNARY, results, strict=True)
+    }
+    # which kernels run is for the machine to say: another may differ in fewer
+    assert {name for name, equal in same.items() if not equal} <= OTHER_SPECIAL_VALUES
+    assert not same["aten.exp.default"]
+
+
+def test_only_the_others_are_taken_unless_told_so() -> None:
+    program = export(Module(lambda self, x: tuple(each(x) for each in UNARY.values())), torch.ones(2, 8))
+    other = copy_program(program)
+    names, reasons = taken(program)
+    assert names == set(UNARY) - OTHER_SPECIAL_VALUES
+    assert reasons["aten.exp.default"] == (
+        "XNNPACK's `aten.exp.default` gives other results than eager for NaN or infinity: allow it with `finite-only`"
+    )
+    assert taken(other, {"finite-only": True})[0] == set(UNARY)
+
+
+def test_layers_with_weights_give_eagers_numbers_nan_included(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(
+        [
+            nn.Conv2d(3, 4, 3, padding=1, stride=2),
+            nn.Conv2d(3, 6, 3, groups=3),
+            nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last),
+            nn.ConvTranspose2d(3, 2, 2),
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+            nn.Linear(8, 5),
+            nn.PReLU(3),
+            nn.AdaptiveAvgPool2d(1),
+        ]
+    )
+    module = Module(lambda self, x: tuple(each(x) for each in self.layers), layers=layers).eval()
+    x = torch.randn(1, 3, 8, 8)
+    result = whole(module, x)
+    special = x.clone()
+    special[0, 0, 0, :3] = torch.tensor([NAN, INF, -INF])
+    channels_last = x.to(memory_format=torch.channels_last)
+    for given in (x, special, channels_last):
+        for index, (found, expected) in enumerate(zip(call(result, tmp_path, given), module(given), strict=True)):
+            torch.testing.assert_close(found, expected.detach(), equal_nan=True, msg=str(index), check_stride=False)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_weight_that_is_packed_may_be_used_otherwise_too(portable: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Module(
+        lambda self, x: (x @ self.w + 1, x @ self.w.t() - 1, x * self.w, nn.functional.linear(x, self.w)),
+        w=torch.randn(64, 64),
+    ).eval()
+    x = torch.randn(64, 64)
+    lowered = lower_model(module, x, options={"portable-operators": portable})
+    assert get_lowered_backend_modules(lowered.exported_program().graph_module)
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for _ in range(2):
+        for found, expected in zip(model(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_pool_whose_stride_is_left_out_is_taken(tmp_path: Path) -> None:
+    module = Module(lambda self, x: nn.functional.max_pool2d(x, 2))
+    x = torch.randn(2, 3, 6, 6)
+    (found,) = call(whole(module, x, options={"finite-only": True}), tmp_path, x)
+    torch.testing.assert_close(found, module(x))
+
+
+def test_portable_kernels_take_the_rest(tmp_path: Path) -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm, self.out = nn.Embedding(10, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
+            x = self.out(nn.functional.gelu(self.norm(self.table(ids)), approximate="tanh"))
+            return x, x.argmax(-1), ids + 1, (ids > 3).any()
+
+    torch.manual_seed(0)
+    module = Text().eval()
+    options = {"portable-operators": True}
+    result = whole(module, torch.zeros(2, 5, dtype=torch.long), options=options)
+    ids = torch.randint(0, 10, (2, 5))
+    for found, expected in zip(call(result, tmp_path, ids), module(ids), strict=True):
+        torch.testing.assert_close(found, expected.detach())
+    assert result.debug_handle_map is not None
+    assert "0:aten.embedding" in result.debug_handle_map
+    assert sum("XnnpackBackend" in str(each) for each in result.debug_handle_map) >= 1
+
+
+# What is not taken.
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1.0)
+        return x.relu() * self.count
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "operator", "reason"),
+    [
+        (Module(lambda self, x: x * 2), torch.ones(3, dtype=torch.long), "aten.mul.Tensor", "has the type int64"),
+        (Module(lambda self, x: x.relu()), torch.ones(3, dtype=torch.half), "aten.relu.default", "the type float16"),
+        (Module(lambda self, x: x.relu()), torch.ones(0, 3), "aten.relu.default", "XNNPACK takes no empty tensor"),
+        (
+            Module(lambda self, x: nn.functional.gelu(x, approximate="tanh")),
+            torch.ones(3),
+            "aten.gelu.default",
+            "XNNPACK has the exact `aten.gelu.default` only, not the approximation by tanh",
+        ),
+        (
+            Module(lambda self, x: x.softmax(0)),
+            torch.ones(3, 2),
+            "aten._softmax.default",
+            "XNNPACK does not take this call of `aten._softmax.default`: dim must be the last dim, "
+            "got dim = 0 for tensor of rank 2",
+        ),
+        (
+            Module(lambda self, x: x.clamp(max=INF)),
+            torch.ones(3),
+            "aten.clamp.default",
+            "ExecuTorch cannot write down an infinite argument of `aten.clamp.default` for XNNPACK",
+        ),
+        (Module(lambda self, x: x.erf()), torch.ones(3), "aten.erf.default", "XNNPACK has no kernel for"),
+        (Counter(), torch.ones(3), "aten.mul.Tensor", ""),
+        (Counter(), torch.ones(3), "aten.add.Tensor", "it uses `b_count`, which the program changes"),
+        (Module(lambda self, x: x.t()), torch.ones(3, 2), "aten.permute.default", "it computes nothing, and nothing"),
+        (Module(lambda self, x: x + torch.rand(3)), torch.ones(3), "aten.rand.default", "XNNPACK has no kernel for"),
+    ],
+)
+def test_what_is_not_taken_and_why(module: nn.Module, args: Tensor, operator: str, reason: str) -> None:
+    names, reasons = taken(export(module, args), {"finite-only": True})
+    assert (operator in names) is (not reason)
+    assert reason in reasons.get(operator, "")
+
+
+def test_a_size_without_a_bound_is_not_taken() -> None:
+    program = export(Net(), torch.ones(3, 8), dynamic_shapes={"x": {0: Dim("rows")}})
+    names, reasons = taken(program)
+    assert not names
+    assert reasons["aten.linear.default"] == (
+        "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
+    )
+
+
+def test_excluded_operators_are_not_taken() -> None:
+    names, reasons = taken(export(Net(), torch.ones(3, 8)), {"exclude": ["aten.relu.default"]})
+    assert "aten.linear.default" in names
+    assert reasons["aten.relu.default"] == "`aten.relu.default` is excluded by the recipe"
+
+
+def test_partitions_are_convex_around_what_is_not_taken() -> None:
+    program = export(Module(lambda self, x: (x.relu() + 1).erf() + x.relu() * 2), torch.ones(3))
+    result = ExecutorchBackend.partitioner({}).partition(program)
+    assert len(result.partition_tags) == 2
+
+
+def test_branches_of_control_flow_are_taken_and_control_flow_is_not(tmp_path: Path) -> None:
+    def branches(self: Any, x: Tensor) -> Tensor:
+        y = self.inner(x).relu() * self.scale
+        z = torch.cond(x.sum() > 0, lambda y: y * self.scale + 1, lambda y: (y - 1).abs(), (y,))
+        return z / 3 + y
+
+    torch.manual_seed(0)
+    module = Module(branches, inner=nn.Linear(4, 4), scale=torch.tensor(2.0)).eval()
+    lowered = lower_model(module, torch.ones(2, 4))
+    program = lowered.exported_program()
+    assert [len(get_lowered_backend_modules(program.graph_module))] + [
+        len(get_lowered_backend_modules(branch)) for _, branch, _ in get_control_flow_submodules(program.graph_module)
+    ] == [2, 1, 1]
+    assert lowered.reasons["forward"]["cond"] == "`cond` holds graphs of its own"
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    for x in (torch.ones(2, 4), -torch.ones(2, 4)):
+        torch.testing.assert_close(model(x), module(x).detach())
+
+
+def calls_of_partitioning(count: int, options: dict[str, Any]) -> int:
+    """Return how many calls and returns of functions it takes for a program of so many equal parts."""
+
+    def parts(self: Any, x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = ((x * self.scale + x).relu() @ self.weight).cumsum(0)
+        return x
+
+    program = export(Module(parts, scale=torch.tensor(2.0), weight=torch.ones(4, 4)), torch.ones(4, 4))
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        ExecutorchBackend.partitioner(options).partition(program)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_partitioning_is_linear(portable: bool) -> None:
+    options = {"finite-only": True, "portable-operators": portable}
+    calls_of_partitioning(1, options)  # imports
+    small, large = calls_of_partitioning(10, options), calls_of_partitioning(40, options)
+    assert large < 4.2 * small
+
+
+def test_asking_restricts_no_size() -> None:
+    program = export(Net(), torch.ones(3, 8), dynamic_shapes=ROWS)
+    (x,) = [node for node in program.graph.find_nodes(op="placeholder") if node.name == "x"]
+    guards = x.meta["val"].fake_mode.shape_env.guards
+    before = len(guards)
+    ExecutorchBackend.partitioner({}).partition(program)
+    assert len(guards) == before
+
+
+# The same bytes everywhere.
+
+FRESH = """
+import hashlib, json, sys
+sys.path.insert(0, sys.argv[1])
+from test_executorch import *
+result = whole(Net(sys.argv[2]), torch.ones(3, 8), dynamic_shapes={"x": {0: Dim(sys.argv[2] + "n", max=100)}})
+print(hashlib.sha256(result.processed_bytes).hexdigest(), json.dumps([dict(result.info), result.debug_handle_map]))
+"""
+
+
+def test_bytes_depend_on_no_process_folder_hash_seed_or_name(net: PreprocessResult, tmp_path: Path) -> None:
+    expected = f"{hashlib.sha256(net.processed_bytes).hexdigest()} {json.dumps([net.info, net.debug_handle_map])}"
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    command = [sys.executable, "-c", FRESH, str(Path(__file__).parent), "other"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == expected
+
+
+# Running without the compiler, and with threads.
+
+RUN = """
+import json, sys, torch, warnings
+from pathlib import Path
+from hatch_lower.backends.executorch.run import ExecutorchDelegate
+from hatch_lower.runtime.delegates import DelegateBlob
+info = json.loads(sys.argv[2])
+found = []
+def load(threads):
+    return ExecutorchDelegate.load(DelegateBlob(Path(sys.argv[1]), {**info, "threads": threads}), [])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    first = load(3)
+    from executorch.extension.pybindings import _portable_lib as library
+    found.append(library._threadpool_get_thread_count())
+    second = load(1)
+    found.append(library._threadpool_get_thread_count())
+    found.append([str(each.message) for each in caught])
+    given = [torch.ones(3, 8) if place in info["passed"] else 3 for place in range(info["inputs"])]
+    first.run(given), second.run(given)
+    del first, second
+    third = load(1)
+    found.append(library._threadpool_get_thread_count())
+    third.run(given)
+found.append([name for name in ("torchao", "executorch.exir", "executorch.backends") if name in sys.modules])
+print(json.dumps(found))
+"""
+
+
+def test_the_run_half_imports_no_compiler_and_sets_threads_while_no_program_is_loaded(
+    net: PreprocessResult, tmp_path: Path
+) -> None:
+    blob = write(net, tmp_path)
+    command = [sys.executable, "-c", RUN, str(blob.path), json.dumps(dict(net.info))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    warned = (
+        "ExecuTorch runs with 3 threads instead of 1: its pool belongs to the process, and a program that was loaded "
+        "before uses it"
+    )
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == [3, 3, [warned], 1, []]
+
+
+# What it says.
+
+
+def test_unknown_and_ill_typed_options_are_refused() -> None:
+    with pytest.raises(BackendError) as caught:
+        ExecutorchBackend.partitioner({"thread": 2, "threads": 0, "exclude": "x", "portable-operators": 1})
+    assert str(caught.value) == (
+        "the options of the backend `executorch` are wrong\n"
+        "  found: `thread` is no option: did you mean `threads`? known: `exclude`, `finite-only`, "
+        "`portable-operators`, `threads`\n"
+        "    `exclude` must be a list of strings such as `aten.relu.default`, but is 'x'\n"
+        "    `portable-operators` must be true or false, but is 1\n"
+        "    `threads` must be a number from 1 on, but is 0\n"
+        "  to do: correct them in the recipe's table for the backend `executorch`"
+    )
+
+
+def test_options_go_through_compile_specs() -> None:
+    options = {"threads": 2, "finite-only": True, "exclude": ["aten.relu.default"]}
+    (spec, *_) = (
+        ExecutorchBackend.partitioner(options).partition(export(Net(), torch.ones(3, 8))).partition_tags.values()
+    )
+    assert spec.backend_id == "executorch"
+    assert spec.compile_specs == [CompileSpec("finite-only", b"true\n"), CompileSpec("threads", b"2\n")]
+
+
+def test_the_fingerprint_names_executorch() -> None:
+    found = ExecutorchBackend.fingerprint([])
+    assert found["executorch"].startswith("1.4")
+    assert set(found) == {"backend", "executorch", "flatbuffers", "torchao"}
+
+
+def test_without_executorch_the_extra_is_named(
+    net: PreprocessResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "executorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "executorch", None)
+    with pytest.raises(BackendError, match="needs ExecuTorch") as caught:
+        ExecutorchBackend.partitioner({}).partition(export_plain())
+    assert 'pip install "hatch-lower[executorch]"' in str(caught.value)
+    with pytest.raises(ProgramError, match="needs ExecuTorch's runtime") as refused:
+        ExecutorchDelegate.load(write(net, tmp_path), [])
+    assert 'pip install "hatch-lower[executorch]"' in str(refused.value)
+
+
+def export_plain() -> ExportedProgram:
+    return to_edge(torch.export.export(Module(lambda self, x: x.relu()), (torch.ones(3),)))
+
+
+def test_damaged_files_and_plans_are_refused(net: PreprocessResult, tmp_path: Path) -> None:
+    blob = write(net, tmp_path)
+    blob.path.write_bytes(net.processed_bytes[:64])
+    with pytest.raises(ProgramError, match="cannot be loaded"):
+        ExecutorchDelegate.load(blob, [])
+    for damage in ({"inputs": 0}, {"orders": [[1]]}, {"threads": 0}, {"passed": None}):
+        with pytest.raises(ProgramError, match="the plan does not describe a partition"):
+            ExecutorchDelegate.load(DelegateBlob(blob.path, {**net.info, **damage}), [])

@@ -1,0 +1,615 @@
+"""The onnxruntime backend: what it takes, what it makes of it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+import hatch_lower
+from hatch_lower.backend.api import CompileSpec, PreprocessResult
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.saving import save_program
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+import onnx
+
+from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.generate_operators import (
+    examine,
+    examine_samples,
+    write_table,
+)
+from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate, bind_weights, read_info
+from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Net(nn.Module):
+    """A network with large and small weights, a buffer, attention, and a size in a view."""
+
+    def __init__(self, seed: int = 0, prefix: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.prefix = prefix
+        self.add_module(prefix + "inner", nn.Linear(32, 32))
+        self.add_module(prefix + "norm", nn.LayerNorm(32))
+        self.register_buffer(prefix + "scale", torch.tensor(2.0 + seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, norm, scale = (getattr(self, self.prefix + name) for name in ("inner", "norm", "scale"))
+        heads = norm(inner(x)).view(x.shape[0], x.shape[1], 4, 8).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return nn.functional.gelu(mixed.transpose(1, 2).reshape(x.shape)) * scale
+
+
+class Apply(nn.Module):
+    """Calls a function, whose tensors are buffers."""
+
+    def __init__(self, function: Callable[..., Any], **buffers: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args, **dict(self.named_buffers()))
+
+
+LENGTH = Dim("length", max=64)
+
+
+def lower(module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) -> LoweredProgram:
+    with torch.no_grad():
+        program = torch.export.export(copy.deepcopy(module).eval(), args, dynamic_shapes=dynamic, strict=False)
+        partitioner = OnnxruntimeBackend.partitioner(options)
+        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_program()
+
+
+def delegates(lowered: LoweredProgram) -> list[Any]:
+    return get_lowered_backend_modules(lowered.programs["forward"].graph_module)
+
+
+def check(
+    module: nn.Module, folder: Path, *calls: tuple[Any, ...], dynamic: Any = None, **options: Any
+) -> LoweredProgram:
+    """Lower, load, and compare all calls with eager."""
+    lowered = lower(module, *calls[0], dynamic=dynamic, **options)
+    model = hatch_lower.load(save_program(lowered, folder / "saved"))
+    eager = copy.deepcopy(module).eval()
+    for call in calls:
+        with torch.no_grad():
+            expected, given = eager(*copy.deepcopy(call)), model(*copy.deepcopy(call))
+        pytree.tree_map(assert_same, given, expected)
+    return lowered
+
+
+def assert_same(given: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    else:
+        assert given == expected
+        assert type(given) is type(expected)
+
+
+def net_result(seed: int = 0, prefix: str = "") -> PreprocessResult:
+    """Return what is made of the network as one partition."""
+    (delegate,) = delegates(lower(Net(seed, prefix), torch.randn(2, 5, 32), dynamic={"x": {1: LENGTH}}))
+    return OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+
+
+@pytest.fixture(scope="module")
+def net() -> PreprocessResult:
+    return net_result()
+
+
+def blob_of(result: PreprocessResult, folder: Path, **changed: Any) -> DelegateBlob:
+    path = folder / "partition.onnx"
+    path.write_bytes(result.processed_bytes)
+    stored = result.data_store_output
+    data = {name: memoryview(stored.buffers[entry.buffer_index]) for name, entry in stored.pte_data.items()}
+    return DelegateBlob(path, {**result.info, **changed}, data)
+
+
+# What comes out of a call.
+
+
+def test_a_network_is_one_model_that_gives_eagers_numbers_for_every_size(tmp_path: Path) -> None:
+    calls = [(torch.randn(2, length, 32),) for length in (5, 1, 64, 0)]
+    lowered = check(Net(), tmp_path, *calls, dynamic={"x": {1: LENGTH}})
+    assert len(delegates(lowered)) == 1
+    assert set(lowered.reasons["forward"].values()) == {"it computes a size of what is outside"}
+
+
+def test_convolutions_and_batch_norms_are_taken_with_their_buffers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    lowered = check(layers, tmp_path, (torch.randn(2, 3, 16, 16),), (torch.randn(2, 3, 16, 16),))
+    (reason,) = set(lowered.reasons["forward"].values())
+    assert "`aten.max_pool2d_with_indices.default` on float32" in reason
+    buffers = [name for each in delegates(lowered) for name in each.original_module.graph_signature.buffers]
+    assert len(buffers) == 2
+
+
+def several(x: Tensor, y: Tensor, kept: Tensor) -> Any:
+    total = x + kept
+    return {
+        "twice": (total, [total]),
+        "input": x,
+        "constant": kept * 2,
+        "flat": total.sum(),
+        "laid out": total.transpose(0, 1) * y.t(),
+        "column": total.t(),
+        "view": total.view(-1),
+        "parts": total.split(2),
+        "top": total.topk(2),
+        "nothing": None,
+        "number": 3,
+    }
+
+
+def test_outputs_of_every_kind_come_back_as_eager_gives_them(tmp_path: Path) -> None:
+    module = Apply(several, kept=torch.arange(20.0).reshape(5, 4))
+    check(module, tmp_path, (torch.randn(5, 4), torch.randn(5, 4)), (torch.ones(5, 4), torch.ones(5, 4)))
+
+
+def test_a_result_laid_out_in_another_order_has_eagers_strides(tmp_path: Path) -> None:
+    module = Apply(lambda x: torch.relu(x).permute(2, 0, 1))
+    lowered = lower(module, torch.randn(2, 3, 4))
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    x = torch.randn(2, 3, 4)
+    assert model(x).stride() == module(x).stride() == (1, 12, 4)
+    torch.testing.assert_close(model(x), module(x))
+
+
+def test_inputs_in_any_layout_and_with_gradients_are_taken(tmp_path: Path) -> None:
+    module = Apply(lambda x, y: torch.tanh(x) + y)
+    lowered = lower(module, torch.randn(4, 3).t(), torch.randn(3, 8)[:, ::2])
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    x, y = torch.randn(4, 3, requires_grad=True).t(), torch.randn(3, 8)[:, ::2]
+    torch.testing.assert_close(model(x, y), module(x, y).detach())
+
+
+def test_results_have_memory_of_their_own(tmp_path: Path) -> None:
+    (module,) = delegates(lower(Net(), torch.randn(2, 5, 32)))
+    made = OnnxruntimeBackend.preprocess(module.original_module, module.compile_specs)
+    delegate = OnnxruntimeDelegate.load(blob_of(made, tmp_path), [])
+    x = torch.randn(2, 5, 32)
+    (first,) = delegate.run([x])
+    kept = first.clone()
+    (second,) = delegate.run([torch.randn(2, 5, 32)])
+    assert torch.equal(first, kept)
+    first.zero_()
+    assert second.abs().sum() > 0
+    del delegate
+    assert torch.equal(second, second.clone())
+
+
+def arithmetic(x: Tensor, y: Tensor) -> Any:
+    return torch.where(x > y, x * y - y, x + 2), x.view(3, 2), x == y, x.to(torch.float32).sum(), torch.cat([x, y])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.int8, torch.float16, torch.float64])
+def test_numbers_of_every_type_are_eagers(dtype: torch.dtype, tmp_path: Path) -> None:
+    x, y = torch.tensor([[1, 2, 3], [4, 120, 6]]), torch.tensor([[3, 2, 1], [0, 5, 100]])
+    lowered = check(Apply(arithmetic), tmp_path, (x.to(dtype), y.to(dtype)))
+    assert delegates(lowered)
+
+
+def test_types_are_promoted_as_eager_does(tmp_path: Path) -> None:
+    module = Apply(lambda x, i, b: (x + i, i * 2.5, x * b, i + True, i / 3))
+    check(module, tmp_path, (torch.randn(2, 3), torch.arange(3), torch.tensor([True, False, True])))
+
+
+def special(x: Tensor) -> Any:
+    return (
+        torch.relu(x),
+        torch.softmax(x, -1),
+        x.clamp(-1, 1),
+        x.amax(-1),
+        torch.maximum(x, -x),
+        torch.isnan(x),
+        x.sum(),
+    )
+
+
+def test_nan_and_infinities_are_eagers(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[1.0, nan, 2.0], [inf, 1.0, -3.0], [-inf, -inf, -inf], [0.0, -0.0, inf]])
+    check(Apply(special), tmp_path, (x,))
+
+
+def test_tensors_without_elements_are_eagers(tmp_path: Path) -> None:
+    module = Apply(
+        lambda x, w: (x @ w, x.sum(0), torch.cat([x, x]), x.reshape(-1, 2, 2), torch.relu(x) + 1), w=torch.ones(4, 3)
+    )
+    rows = Dim("rows", min=0, max=9)
+    check(
+        module,
+        tmp_path,
+        (torch.randn(3, 4),),
+        (torch.randn(0, 4),),
+        (torch.randn(1, 4),),
+        dynamic={"args": ({0: rows},)},
+    )
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_rows_that_are_masked_whole_are_eagers(tmp_path: Path) -> None:
+    mask = torch.tensor([[True, False], [False, False]])
+    check(Apply(masked), tmp_path, (torch.randn(1, 2, 2, 4), mask))
+
+
+# What stays outside.
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(torch.relu(x))
+        return self.count * 2 + x
+
+
+def test_buffers_that_change_stay_in_the_program(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    lowered = check(Counter(), tmp_path, (x,))
+    assert [list(each.original_module.state_dict) for each in delegates(lowered)] == [[]]
+    model, eager = hatch_lower.load(tmp_path / "saved"), Counter()
+    for _ in range(3):
+        torch.testing.assert_close(model(x), eager(x))
+
+
+def outside(x: Tensor, bits: Tensor) -> Any:
+    branch = torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+    return torch.nonzero(x), torch.rand(3) * 0, branch, bits + bits, torch.relu(x)
+
+
+def test_what_cannot_be_taken_is_left_with_a_reason(tmp_path: Path) -> None:
+    lowered = lower(Apply(outside), torch.ones(3), torch.ones(2, dtype=torch.bfloat16), exclude=["aten.relu.default"])
+    found = set(lowered.reasons["forward"].values())
+    for wanted in (
+        "the result of `aten.nonzero.default` has a size that depends on its input's contents",
+        "ONNX Runtime has nothing that is known to give eager's results for `aten.rand.default`",
+        "`cond` holds graphs of its own",
+        "has the type bfloat16",
+        "`aten.relu.default` is excluded by the recipe",
+    ):
+        assert any(wanted in reason for reason in found), (wanted, found)
+
+
+def test_operations_without_a_kernel_are_known_before_a_model_is_made() -> None:
+    lowered = lower(Apply(torch.relu), torch.tensor([1, -1]))
+    assert delegates(lowered) == []
+    (reason,) = lowered.reasons["forward"].values()
+    assert reason == "ONNX Runtime is not known to give eager's results for `aten.relu.default` on int64, giving int64"
+
+
+def own_translations(x: Tensor, n: Tensor, condition: Tensor) -> Any:
+    return (
+        torch.where(condition, condition.flip(0), ~condition),
+        torch.where(condition, n, -n),
+        x.var(1),
+        x.var([0, 2], correction=0, keepdim=True),
+        x.std(),
+        x[:1].relu().squeeze((0, 1)),
+        nn.functional.group_norm(x, 2),
+    )
+
+
+def test_what_the_exporter_lacks_is_translated_here(tmp_path: Path) -> None:
+    call = torch.randn(3, 4, 2), torch.tensor([3, 4], dtype=torch.int16), torch.tensor([True, False])
+    lowered = check(Apply(own_translations), tmp_path, call, (call[0] * 3, call[1] + 1, ~call[2]))
+    (delegate,) = delegates(lowered)
+    taken = {str(node.target) for node in delegate.original_module.graph.nodes}
+    for name in ("where.self", "var.correction", "squeeze.dims", "native_group_norm.default"):
+        assert any(name in target for target in taken), (name, taken, lowered.reasons)
+
+
+def test_views_alone_are_no_partition() -> None:
+    lowered = lower(Apply(lambda x: x.view(3, 2).transpose(0, 1).unsqueeze(0)), torch.randn(2, 3))
+    assert delegates(lowered) == []
+    assert set(lowered.reasons["forward"].values()) == {"it computes nothing, and nothing beside it is taken"}
+
+
+def test_a_size_of_something_inside_is_computed_inside(tmp_path: Path) -> None:
+    module = Apply(lambda x: torch.cat([x, x * 2]).relu().reshape(-1, x.shape[0] * 2, 2))
+    rows = Dim("rows", max=9)
+    lowered = check(module, tmp_path, (torch.randn(3, 4),), (torch.randn(1, 4),), dynamic={"args": ({0: rows},)})
+    assert len(delegates(lowered)) == 1
+
+
+# The table of operators.
+
+SAMPLED = frozenset(["add", "where", "amax", "nn.functional.relu", "nn.functional.conv2d"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_what_the_table_says_is_so(dtype: torch.dtype) -> None:
+    found = examine_samples(dtype, SAMPLED)
+    claimed = {(name, each) for name, rows in operator_table().items() for each in rows}
+    assert found.failures
+    assert not claimed & found.failures.keys()
+    assert not claimed & {(name, each) for name, each in found.fitting if name in found.empty.keys() - not_empty()}
+    assert len(found.fitting & claimed) >= 4
+
+
+def test_operators_that_pass_over_nan_at_some_places_are_found_out() -> None:
+    aten = torch.ops.aten
+    calls = [(aten.amax.default, (torch.arange(6.0).reshape(2, 3), [1]), {}), (aten.relu.default, (torch.ones(2),), {})]
+    found = examine(calls)
+    assert found.fitting == {("aten.relu.default", "float32 > float32")}
+    assert "with NaN or infinities" in found.failures["aten.amax.default", "float32 > float32"]
+    assert "aten.amax.default" in operator_table()
+    assert "float32 > float32" not in operator_table()["aten.amax.default"]
+
+
+def test_operators_that_differ_without_elements_are_found_out() -> None:
+    found = examine([(torch.ops.aten.mean.default, (torch.ones(2),), {})])
+    assert found.empty.keys() == {"aten.mean.default"}
+    assert found.table()["not empty"] == ["aten.mean.default"]
+    assert "aten.mean.default" in not_empty()
+
+
+def test_an_operator_that_differs_without_elements_is_taken_where_there_are_some() -> None:
+    rows = Dim("rows", min=0, max=9)
+    taken = lower(Apply(lambda x: x.mean() * 2), torch.randn(3, 4))
+    assert len(delegates(taken)) == 1
+    left = lower(Apply(lambda x: x.mean() * 2), torch.randn(3, 4), dynamic={"args": ({0: rows},)})
+    assert any("of tensors without elements" in reason for reason in left.reasons["forward"].values())
+
+
+@pytest.mark.skipif("HATCH_LOWER_TEST_THOROUGH" not in os.environ, reason="takes minutes")
+def test_the_table_is_what_the_generator_writes(tmp_path: Path) -> None:
+    write_table(tmp_path / "operators.json", os.cpu_count() or 1)
+    assert json.loads((tmp_path / "operators.json").read_text()) == read_table()
+
+
+def test_the_table_knows_the_types_of_the_backend_only() -> None:
+    known = {str(dtype).removeprefix("torch.") for dtype in DTYPES} | {"none"}
+    assert {
+        word for rows in operator_table().values() for row in rows for word in row.replace(" > ", " ").split()
+    } <= known
+
+
+# What is in the result.
+
+
+def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
+    assert net.suffix == "onnx"
+    assert net.requirements == ("onnxruntime>=1.23,<2",)
+    assert net.target is None
+    assert net.info["providers"] == ["CPUExecutionProvider"]
+    assert net.info["threads"] == 0
+    assert [each["shape"] for each in net.info["weights"].values()] == [[32, 32]]
+
+
+def test_a_model_is_valid_and_holds_nothing_of_its_making(net: PreprocessResult) -> None:
+    model = onnx.load_from_string(net.processed_bytes)
+    assert [(each.domain, each.version) for each in model.opset_import] == [("", 20)]
+    assert (model.ir_version, model.producer_name, model.producer_version) == (10, "hatch-lower", "")
+    assert not model.metadata_props
+    assert not model.graph.metadata_props
+    for node in model.graph.node:
+        assert (node.doc_string, list(node.metadata_props)) == ("", [])
+    for text in ("torch", "inner", "norm", os.sep.join(Path(__file__).parts[-2:])):
+        assert text.encode() not in net.processed_bytes
+    weights = [each for each in model.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+    assert [each.name for each in weights] == ["w0"]
+    assert len(net.processed_bytes) < 4000
+
+
+def test_weights_lie_apart_once_and_transposed_as_the_model_takes_them(net: PreprocessResult) -> None:
+    (buffer,) = net.data_store_output.buffers
+    (entry,) = net.data_store_output.pte_data.values()
+    assert entry.alignment == 64
+    weight = torch.frombuffer(bytearray(buffer), dtype=torch.float32).view(32, 32)
+    assert torch.equal(weight, Net().inner.weight.detach().t())
+
+
+def test_equal_weights_are_kept_once() -> None:
+    weight = torch.randn(32, 32)
+    module = Apply(lambda x, one, other: x * one + x - other, one=weight, other=weight.clone())
+    (delegate,) = delegates(lower(module, torch.randn(32, 32)))
+    result = OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+    assert len(result.data_store_output.buffers) == 1
+
+
+def test_a_delegate_uses_the_mapped_weights_where_they_lie(net: PreprocessResult, tmp_path: Path) -> None:
+    blob = blob_of(net, tmp_path)
+    (view,) = blob.data.values()
+    (value,) = bind_weights(blob, read_info(blob).weights).values()
+    assert value.data_ptr() == numpy.frombuffer(view, numpy.uint8).ctypes.data
+
+
+def test_every_operation_is_in_the_debug_map(net: PreprocessResult) -> None:
+    (delegate,) = delegates(lower(Net(), torch.randn(2, 5, 32), dynamic={"x": {1: LENGTH}}))
+    graph = delegate.original_module.graph
+    wanted = {node.meta["debug_handle"] for node in graph.nodes if node.op == "call_function"}
+    assert net.debug_handle_map is not None
+    assert {handle for handles in net.debug_handle_map.values() for handle in handles} == wanted
+    names = {node.name for node in onnx.load_from_string(net.processed_bytes).graph.node}
+    assert set(net.debug_handle_map) <= {*names, "no node"}
+    (gelu,) = (node.meta["debug_handle"] for node in graph.nodes if "gelu" in str(node.target))
+    assert "Gelu" in str(next(name for name, handles in net.debug_handle_map.items() if gelu in handles))
+
+
+ELSEWHERE = """
+import hashlib, json, runpy, sys, warnings
+warnings.simplefilter("ignore")
+result = runpy.run_path(sys.argv[1])["net_result"](prefix=sys.argv[2])
+buffers = [hashlib.sha256(each).hexdigest() for each in result.data_store_output.buffers]
+print(json.dumps([hashlib.sha256(result.processed_bytes).hexdigest(), buffers, result.info, result.debug_handle_map]))
+"""
+
+
+def test_bytes_do_not_depend_on_names_folders_or_hash_seed(tmp_path: Path) -> None:
+    made = []
+    for seed, prefix in (("1", ""), ("77", "another_")):
+        folder = tmp_path / seed
+        folder.mkdir()
+        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": seed, "HOME": str(folder)}
+        command = [sys.executable, "-c", ELSEWHERE, __file__, prefix]
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+        made.append(json.loads(done.stdout.splitlines()[-1]))
+    assert made[0] == made[1]
+
+
+# Options, versions, and absent libraries.
+
+
+def test_options_are_checked_with_a_list_of_those_that_are_known() -> None:
+    with pytest.raises(BackendError) as caught:
+        OnnxruntimeBackend.partitioner({"thread": 2, "providers": ["CUDA"], "threads": -1, "exclude": "x"})
+    text = str(caught.value)
+    assert "`thread` is no option: did you mean `threads`?" in text or "`thread` is no option" in text
+    assert "`providers` holds 'CUDA'" in text
+    assert "`threads` must be a number of threads" in text
+    assert "`exclude` must be a list of strings" in text
+    assert "it knows `exclude`, `providers`, `threads`" in text
+
+
+def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    lowered = lower(Apply(torch.relu), torch.randn(3), threads=1, providers=providers)
+    (delegate,) = delegates(lowered)
+    result = OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+    assert result.requirements == ("onnxruntime-gpu>=1.23,<2",)
+    assert (result.info["threads"], result.info["providers"]) == (1, providers)
+    loaded = OnnxruntimeDelegate.load(blob_of(result, tmp_path), [])
+    assert loaded._session.get_session_options().intra_op_num_threads == 1
+    assert loaded._session.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_as_many_threads_as_torch_has_are_the_default(net: PreprocessResult, tmp_path: Path) -> None:
+    loaded = OnnxruntimeDelegate.load(blob_of(net, tmp_path), [])
+    assert loaded._session.get_session_options().intra_op_num_threads == torch.get_num_threads()
+
+
+def test_without_any_of_the_providers_a_program_is_refused(net: PreprocessResult, tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="none of the execution providers") as caught:
+        OnnxruntimeDelegate.load(blob_of(net, tmp_path, providers=["RocmExecutionProvider"]), [])
+    assert "wanted RocmExecutionProvider; installed" in str(caught.value)
+
+
+def test_the_fingerprint_names_what_shapes_the_bytes() -> None:
+    assert set(OnnxruntimeBackend.fingerprint([])) == {"backend", "onnx", "onnx-ir", "onnxscript", "onnxruntime"}
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the libraries of the extra not be found."""
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] in ("onnx", "onnxruntime", "onnxscript"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_build_without_the_libraries_names_the_extra() -> None:
+    with pytest.raises(BackendError) as caught:
+        OnnxruntimeBackend.partitioner({})
+    assert 'pip install "hatch-lower[onnxruntime]"' in str(caught.value)
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_program_without_onnx_runtime_names_the_extra(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError) as caught:
+        OnnxruntimeDelegate.load(DelegateBlob(tmp_path / "partition.onnx"), [])
+    assert 'pip install "hatch-lower[onnxruntime]"' in str(caught.value)
+
+
+# What is loaded.
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"inputs": [9]},
+        {"inputs": "x"},
+        {"results": 2},
+        {"outputs": [{"result": 1}]},
+        {"outputs": [{"input": 4}]},
+        {"outputs": [{}]},
+        {"weights": {"w0": {"data": "absent", "dtype": "float32", "shape": [32, 32]}}},
+        {"threads": None},
+    ],
+)
+def test_facts_that_do_not_fit_the_model_are_refused(
+    net: PreprocessResult, tmp_path: Path, changed: Mapping[str, Any]
+) -> None:
+    with pytest.raises(ProgramError, match="the plan does not describe a model"):
+        OnnxruntimeDelegate.load(blob_of(net, tmp_path, **changed), [])
+
+
+def test_a_damaged_model_is_refused(net: PreprocessResult, tmp_path: Path) -> None:
+    damaged = replace(net, processed_bytes=net.processed_bytes[: len(net.processed_bytes) // 2])
+    with pytest.raises(ProgramError, match="ONNX Runtime refuses a model"):
+        OnnxruntimeDelegate.load(blob_of(damaged, tmp_path), [])
+
+
+def test_several_models_run_side_by_side_in_several_threads(tmp_path: Path) -> None:
+    modules = [Net(seed).eval() for seed in range(3)]
+    models = [
+        hatch_lower.load(save_program(lower(module, torch.randn(2, 5, 32)), tmp_path / str(index)))
+        for index, module in enumerate(modules)
+    ]
+    inputs = [torch.randn(2, 5, 32) for _ in range(12)]
+
+    def run(index: int) -> bool:
+        with torch.no_grad():
+            given, expected = models[index % 3](inputs[index]), modules[index % 3](inputs[index])
+        return torch.allclose(given, expected, rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, list(range(12)) * 4))
+
+
+def test_specs_are_read_back() -> None:
+    specs: list[CompileSpec] = delegates(lower(Apply(torch.relu), torch.randn(3), threads=3))[0].compile_specs
+    assert {spec.key: json.loads(spec.value) for spec in specs} == {"providers": ["CPUExecutionProvider"], "threads": 3}
+    program: ExportedProgram = delegates(lower(Apply(torch.relu), torch.randn(3)))[0].original_module
+    with pytest.raises(BackendError, match="options of the backend `onnxruntime` are wrong"):
+        OnnxruntimeBackend.preprocess(program, [CompileSpec("color", b"1")])

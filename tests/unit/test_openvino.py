@@ -1,0 +1,680 @@
+"""The openvino backend: what it takes and computes, what it leaves, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.export import Dim
+
+from hatch_lower import load
+from hatch_lower.backend.partitioners.operators import operator_name
+from hatch_lower.backends.openvino.support import CLAIMS, NAN_LOSING
+from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.saving import save_program
+
+pytest.importorskip("openvino")
+
+from hatch_lower.backends.openvino.compile import OpenvinoBackend
+from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
+from hatch_lower.lowering.inspect import get_lowered_submodules
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+Case = Callable[[Tensor, Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+
+
+class Call(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any], **state: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in state.items():
+            self.register_buffer(name, value)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def lower(module: nn.Module, *inputs: Any, shapes: Any = None, **options: Any) -> LoweredProgram:
+    program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes)
+    manager = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({"threads": 1, **options})])
+    return manager.to_program()
+
+
+def delegates(lowered: LoweredProgram) -> list[LoweredBackendModule]:
+    (program,) = lowered.programs.values()
+    return [module for _, module, _ in get_lowered_submodules(program.graph_module)]
+
+
+def taken(lowered: LoweredProgram) -> set[str]:
+    nodes = [node for each in delegates(lowered) for node in each.original_module.graph_module.graph.nodes]
+    return {operator_name(node.target) for node in nodes if node.op == "call_function"}
+
+
+def reasons(lowered: LoweredProgram) -> dict[str, str]:
+    (found,) = lowered.reasons.values()
+    return dict(found)
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def both(function: Case) -> Case:
+    """Return a case that compares with a tensor, and with a number."""
+    return lambda x, y: (function(x, y), function(x, 2))
+
+
+# Every operator against eager, for each of its dtypes: a case is `f(x, y)` on tensors of 3 by 4 by 5.
+
+UNARY: Mapping[str, Case] = {
+    name: lambda x, y, function=function: function(x)
+    for name, function in {
+        **{
+            name: getattr(torch, name)
+            for name in words(
+                """abs acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log log10 log1p log2 reciprocal relu
+                round rsqrt sigmoid sin sinh sqrt tan tanh isnan isinf neg"""
+            )
+        },
+        **{name: getattr(F, name) for name in ("elu", "gelu", "hardtanh", "leaky_relu", "silu", "hardswish", "mish")},
+    }.items()
+}
+FLOATING: Mapping[str, Case] = {
+    **UNARY,
+    "gelu of tanh": lambda x, y: F.gelu(x, approximate="tanh"),
+    "div": lambda x, y: x / y,
+    "div by a number": lambda x, y: x / 3,
+    "div scalar": lambda x, y: torch.ops.aten.div.Scalar(x, 3.0),
+    "mul scalar": lambda x, y: torch.ops.aten.mul.Scalar(x, 3.0),
+    "add scalar": lambda x, y: torch.ops.aten.add.Scalar(x, 3.0),
+    "pow": lambda x, y: torch.pow(x, y),
+    "pow of a number": lambda x, y: torch.pow(2.0, y),
+    "square": lambda x, y: x**2,
+    "root": lambda x, y: x**0.5,
+    "clamp": lambda x, y: x.clamp(-1, 1.5),
+    "clamp min": lambda x, y: x.clamp(min=0),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+    "mean": lambda x, y: x.mean(),
+    "means": lambda x, y: x.mean((0, -1), keepdim=True),
+    "sum": lambda x, y: x.sum(),
+    "sums": lambda x, y: x.sum(1),
+    "prod": lambda x, y: x.prod(),
+    "prods": lambda x, y: x.prod(1),
+    "cumsum": lambda x, y: x.cumsum(1),
+    "var": lambda x, y: x.var(1),
+    "var of all": lambda x, y: x.var((0, 1), correction=0),
+    "norm": lambda x, y: torch.linalg.vector_norm(x, dim=1),
+    "softmax": lambda x, y: x.softmax(-1),
+    "softmax of 1": lambda x, y: x.softmax(1),
+    "log_softmax": lambda x, y: x.log_softmax(-1),
+    "argmax": lambda x, y: x.argmax(1),
+    "argmax of all": lambda x, y: x.argmax(),
+    "topk": lambda x, y: x.topk(2, -1),
+    "sort": lambda x, y: x.sort(1)[0],
+    "mm": lambda x, y: x[0] @ y[0].t(),
+    "bmm": lambda x, y: torch.bmm(x, y.transpose(1, 2)),
+    "addmm": lambda x, y: torch.addmm(x[0, :, :4], x[0], y[0].t(), beta=0.5, alpha=2),
+    "baddbmm": lambda x, y: torch.baddbmm(x[:, :, :4], x, y.transpose(1, 2)),
+    "einsum": lambda x, y: torch.einsum("bij,bkj->bik", x, y),
+    "linear": lambda x, y: F.linear(x, y[0], y[0, :, 0]),
+    "conv1d": lambda x, y: F.conv1d(x, y[:2, :4, :3], y[0, 0, :2], padding=1),
+    "conv2d": lambda x, y: F.conv2d(x[None], y[:, :3, None, :3], None, stride=2, padding=1),
+    "conv2d in groups": lambda x, y: F.conv2d(x[None], y[:, :1, None, :3], None, groups=3, padding="same"),
+    "conv_transpose2d": lambda x, y: F.conv_transpose2d(x[None], y[:3, :2, None, :2], None, stride=2),
+    "conv3d": lambda x, y: F.conv3d(x[None, None], y[None, None, :2, :2, :2]),
+    "max_pool2d": lambda x, y: F.max_pool2d(x[None], 2, 1, 1),
+    "max_pool2d up": lambda x, y: F.max_pool2d(x[None], 2, ceil_mode=True),
+    "max_pool3d": lambda x, y: F.max_pool3d(x[None, None], 2),
+    "avg_pool2d": lambda x, y: F.avg_pool2d(x[None], 2, 1, 1, count_include_pad=False),
+    "avg_pool3d": lambda x, y: F.avg_pool3d(x[None, None], 2),
+    "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(x[None], (3, 2)),
+    "adaptive_avg_pool3d": lambda x, y: F.adaptive_avg_pool3d(x[None, None], (2, 3, 2)),
+    "batch_norm": lambda x, y: F.batch_norm(x, y[0, :, 0], y[0, :, 1].abs(), y[0, :, 2], y[0, :, 3]),
+    "group_norm": lambda x, y: F.group_norm(x, 2, y[0, :, 0], y[0, :, 1]),
+    "layer_norm": lambda x, y: F.layer_norm(x, (5,), y[0, 0], y[0, 1]),
+    "upsample": lambda x, y: F.interpolate(x[None], scale_factor=2),
+    "upsample bilinear": lambda x, y: F.interpolate(x[None], size=(7, 9), mode="bilinear"),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None] + 1),
+    "causal attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None], is_causal=True),
+}
+NUMBERS: Mapping[str, Case] = {
+    "add": lambda x, y: x + y,
+    "add 2": lambda x, y: x + 2,
+    "alpha": lambda x, y: torch.add(x, y, alpha=2),
+    "sub": lambda x, y: x - y,
+    "from 2": lambda x, y: 2 - x,
+    "mul": lambda x, y: x * y,
+    "broadcast": lambda x, y: x * y[0:1] + y[:, :1, :1],
+    "a number's tensor": lambda x, y: x[0, 0, 0] + y[1, 1, 1],
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    **{name: both(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "masked_fill": lambda x, y: x.masked_fill(x > y, 1),
+    "full_like": lambda x, y: torch.full_like(x, 2) + x,
+    "ones": lambda x, y: x + torch.ones(5, dtype=x.dtype),
+    "arange": lambda x, y: x * torch.arange(5, dtype=x.dtype),
+}
+BOOLEAN: Mapping[str, Case] = {
+    "not": lambda x, y: torch.logical_not(x),
+    "bitwise not": lambda x, y: ~x,
+    "and": lambda x, y: (torch.logical_and(x, y), x & y),
+    "or": lambda x, y: (torch.logical_or(x, y), x | y),
+    "xor": lambda x, y: (torch.logical_xor(x, y), x ^ y),
+    "any": lambda x, y: (x.any(), x.any(1), torch.any(x, (0, 1))),
+    "all": lambda x, y: (x.all(), x.all(1)),
+    "float": lambda x, y: x.to(torch.float32),
+    "where": lambda x, y: torch.where(x, 1.5, 2.5),
+}
+MOVES: Mapping[str, Case] = {
+    "view": lambda x, y: x.view(12, 5),
+    "permute": lambda x, y: x.permute(2, 0, 1),
+    "transpose and view": lambda x, y: x.transpose(0, 1).reshape(-1),
+    "squeeze": lambda x, y: x[:1].squeeze(0).unsqueeze(1),
+    "expand": lambda x, y: x[:1].expand(3, 4, 5),
+    "slices": lambda x, y: (x[:, 1:3], x[:, ::2], x[:, -2:], x[:, -1]),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "stack": lambda x, y: torch.stack([x, y], 1),
+    "split": lambda x, y: x.split([1, 3], 1),
+    "repeat": lambda x, y: x.repeat(2, 1, 3),
+    "flip": lambda x, y: x.flip(1, 2),
+    "pad": lambda x, y: F.pad(x, (1, 2, 0, 1), value=1),
+    "clone": lambda x, y: x.clone(),
+    "detach": lambda x, y: x.detach(),
+    "index_select": lambda x, y: x.index_select(1, torch.tensor([0, 2, 1])),
+    "embedding": lambda x, y: F.embedding(torch.tensor([[1, 0], [3, 3]]), x[0]),
+}
+# a partition that only moves values is not taken: something beside the moves computes
+COMPUTING: Mapping[torch.dtype, Case] = {
+    torch.bool: lambda x, y: x & y,
+    torch.int8: lambda x, y: x.to(torch.float32).sigmoid(),
+    torch.uint8: lambda x, y: x.to(torch.float32).sigmoid(),
+}
+GROUPS: Mapping[torch.dtype, tuple[Mapping[str, Case], ...]] = {
+    torch.float32: (FLOATING, NUMBERS, MOVES),
+    torch.int32: (NUMBERS, MOVES),
+    torch.bool: (BOOLEAN, MOVES),
+    torch.uint8: (MOVES, {"float": COMPUTING[torch.uint8]}),
+    torch.int8: (MOVES, {"float": COMPUTING[torch.int8]}),
+}
+SPECIAL = (float("inf"), float("-inf"), 0.0, -0.0, 1e4, -1e4, 0.5, -0.5, 1.5, 2.5, -2.5)
+INFINITE = {"softmax", "softmax of 1", "log_softmax", "attention", "causal attention"}
+NOT_A_NUMBER = INFINITE | {"argmax", "argmax of all", "clamp", "clamp min", "exp", "hardtanh", "max_pool2d"}
+NOT_A_NUMBER |= {"max_pool2d up", "max_pool3d", "maximum", "minimum", "relu", "sort", "topk"}
+"""Cases in which eager gives NaN and `NAN_LOSING` does not: where inf is subtracted from inf, and for NaN."""
+
+
+def samples(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Return ordinary inputs and, of floats, some with infinities and NaN; of integers, some that overflow."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 5, generator=generator) * 2
+    y = torch.rand(3, 4, 5, generator=generator) * 2 + 0.2
+    if dtype is torch.bool:
+        return [(x > 0, y > 1), (y > 1, x > 0)]
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        wide = torch.randint(limits.min, limits.max, (3, 4, 5), generator=generator)
+        return [((x * 10).abs().to(dtype), (y * 3).to(dtype)), (wide.to(dtype), (y * 3).to(dtype))]
+    return [(x.to(dtype), y.to(dtype))]
+
+
+def special(*, nan: bool) -> tuple[Tensor, Tensor]:
+    """Return inputs with infinities, each in a row of its own, and NaN."""
+    ((x, y),) = samples(torch.float32)
+    x = x.clone()
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    if nan:
+        x[2, 3, 4] = float("nan")
+    return x, y
+
+
+def difference(found: Any, expected: Any) -> str:
+    """Return how a result is not what eager gives, or an empty string."""
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if expected.is_floating_point() else {"rtol": 0.0, "atol": 0.0}
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def differences(model: Any, cases: Mapping[str, Case], x: Tensor, y: Tensor) -> dict[str, str]:
+    """Return the cases that give something else than eager, and how."""
+    found = iter(model(x, y))
+    told = {name: [difference(next(found), each) for each in flat(case(x, y))] for name, case in cases.items()}
+    return {name: "; ".join(filter(None, texts)) for name, texts in told.items() if any(texts)}
+
+
+def flat(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else [each for item in value for each in flat(item)]
+
+
+@pytest.mark.parametrize("dtype", list(GROUPS), ids=str)
+def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Path) -> None:
+    cases = {name: case for group in GROUPS[dtype] for name, case in group.items()}
+    net = Call(lambda x, y: tuple(flat([case(x, y) for case in cases.values()])))
+    lowered = lower(net, *samples(dtype)[0])
+    outside = {name: reason for name, reason in reasons(lowered).items() if "only moves" not in reason}
+    assert outside == {}
+    model = load(save_program(lowered, tmp_path / "program"))
+    for x, y in samples(dtype):
+        before = x.clone(), y.clone()
+        assert differences(model, cases, x, y) == {}
+        assert torch.equal(x, before[0])
+        assert torch.equal(y, before[1])
+    if dtype is torch.float32:
+        assert set(differences(model, cases, *special(nan=False))) <= INFINITE
+        assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
+        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN
+    if dtype is torch.bool:
+        assert taken(lowered) >= SEEN_IN_BOOLEAN
+
+
+SEEN_IN_BOOLEAN = {
+    f"aten.{name}"
+    for name in words(
+        """_to_copy.default any.default any.dim any.dims bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor
+        bitwise_xor.Tensor logical_and.default logical_not.default logical_or.default logical_xor.default"""
+    )
+}
+"""All others that are listed are in the samples of float32."""
+
+
+def test_exact_nan_leaves_out_what_loses_a_nan() -> None:
+    def net(x: Tensor) -> Tensor:
+        return torch.relu(x.sin() * 2) + 1
+
+    lowered = lower(Call(net), torch.ones(3), exact_nan=True)
+    assert reasons(lowered) == {
+        "aten_relu_default": "`aten.relu.default` may give a number for NaN or NaN for a number, "
+        "and the recipe wants `exact_nan`"
+    }
+    assert "aten.relu.default" in NAN_LOSING & taken(lower(Call(net), torch.ones(3)))
+
+
+# Sizes, outputs, state.
+
+
+def test_sizes_are_symbolic_and_may_be_0(tmp_path: Path) -> None:
+    def net(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows = x.shape[0]
+        return (
+            x.view(rows, 2, 4).sin(),
+            torch.cat([x, x * 2]).view(2 * rows, 8),
+            y.cos(),
+            x.sum(0) + y.mean(0).sum(),
+            x.prod(0),
+        )
+
+    shapes = ({0: Dim("rows", max=64)}, {1: Dim("columns", min=1, max=9)})
+    lowered = lower(Call(net), torch.ones(3, 8), torch.ones(2, 5), shapes=(shapes,))
+    assert len(delegates(lowered)) == 1
+    model = load(save_program(lowered, tmp_path / "program"))
+    for rows, columns in ((3, 5), (1, 1), (64, 9), (0, 2)):
+        x, y = torch.randn(rows, 8), torch.randn(2, columns)
+        for found, expected in zip(model(x, y), net(x, y), strict=True):
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_an_average_that_may_be_of_nothing_is_left() -> None:
+    shapes = ({0: Dim("rows", max=64)},)
+    lowered = lower(Call(lambda x: (x.sin().mean(0), x.mean(1))), torch.ones(3, 8), shapes=(shapes,))
+    assert reasons(lowered) == {"aten_mean_dim": "the average of nothing is another, and a symbolic size may be 0"}
+
+
+def test_attention_over_a_symbolic_number_of_keys_is_decomposed(tmp_path: Path) -> None:
+    def net(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    lowered = lower(Call(net), torch.randn(1, 2, 5, 8), shapes=(({2: Dim("length", max=64)},),))
+    assert "aten.scaled_dot_product_attention.default" not in taken(lowered)
+    assert "aten.bmm.default" in taken(lowered)
+    model = load(save_program(lowered, tmp_path / "program"))
+    for length in (1, 4, 64, 1, 33):  # OpenVINO's own attention is wrong from 16 keys on, if the first call had one
+        x = torch.randn(1, 2, length, 8)
+        torch.testing.assert_close(model(x), net(x))
+
+
+@pytest.mark.parametrize("kind", ["product", "layer", "convolution"])
+def test_a_weight_that_is_used_both_ways_round_is_packed_for_one(kind: str, tmp_path: Path) -> None:
+    shape = (4, 4, 3, 3) if kind == "convolution" else (4, 4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(shape))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            if kind == "convolution":
+                return F.conv2d(x, self.weight), F.conv_transpose2d(x, self.weight), F.conv2d(x + 1, self.weight)
+            if kind == "layer":
+                return (
+                    x @ self.weight,
+                    F.linear(x, self.weight),
+                    F.linear(x, self.weight.t()),
+                    F.linear(-x, self.weight),
+                )
+            return x @ self.weight, x @ self.weight.t(), (x + 1) @ self.weight
+
+    net, x = Net(), torch.randn(1, 4, 9, 9) if kind == "convolution" else torch.randn(2, 4)
+    lowered = lower(net, x)
+    told = [reason for reason in reasons(lowered).values() if "packs a weight once" in reason]
+    assert len(told) == {"product": 1, "layer": 2, "convolution": 1}[kind]
+    model = load(save_program(lowered, tmp_path / "program"))
+    for found, expected in zip(model(x), net(x), strict=True):
+        torch.testing.assert_close(found, expected.detach())
+
+
+def test_outputs_are_those_of_eager_with_its_strides(tmp_path: Path) -> None:
+    def net(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.exp()
+        return y, x, y, y.permute(0, 2, 1), y.transpose(0, 2).contiguous(), y.sum(), x[0], x.view(-1)
+
+    model = load(save_program(lower(Call(net), torch.ones(2, 3, 4)), tmp_path / "program"))
+    x = torch.randn(2, 3, 4)
+    first, second = model(x), model(x + 1)
+    for results, given in ((first, x), (second, x + 1)):
+        for found, expected in zip(results, net(given), strict=True):
+            torch.testing.assert_close(found, expected)
+            assert found.stride() == expected.stride()
+
+
+def test_inputs_may_lie_as_they_like(tmp_path: Path) -> None:
+    program = lower(Call(lambda x: x * 2 + 1), torch.ones(4, 3).t())
+    model = load(save_program(program, tmp_path / "program"))
+    x = torch.randn(4, 3).t()
+    torch.testing.assert_close(model(x), x * 2 + 1)
+
+
+def test_int64_stays_outside_unless_it_is_an_index(tmp_path: Path) -> None:
+    table = torch.randn(7, 3)
+
+    def net(ids: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+        return F.embedding(ids[:, 1:].reshape(-1), table).tanh(), wide * 3 + (wide > 2**40)
+
+    ids, wide = torch.randint(0, 7, (2, 4)), torch.tensor([2**41, 5, -(2**61)])
+    lowered = lower(Call(net), ids, wide)
+    assert {"aten.embedding.default", "aten.slice.Tensor", "aten.tanh.default"} <= taken(lowered)
+    assert reasons(lowered)["aten_mul_tensor"] == "its result is int64"
+    model = load(save_program(lowered, tmp_path / "program"))
+    for found, expected in zip(model(ids, wide), net(ids, wide), strict=True):
+        assert torch.equal(found, expected) or found.is_floating_point()
+        torch.testing.assert_close(found, expected)
+
+
+def test_state_control_flow_and_sizes_of_contents_stay_outside(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            self.count.add_(x.sin())
+            chosen = torch.cond(x.sum() > 0, lambda y: y.cos() * 2, lambda y: y.exp(), (x,))
+            return self.count * 2 + chosen, x[x > 0] * 2
+
+    lowered = lower(Net(), torch.ones(3))
+    told = reasons(lowered)
+    assert any("holds graphs of its own" in reason for reason in told.values())
+    model, net = load(save_program(lowered, tmp_path / "program")), Net()
+    for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([-1.0, -2.0, 3.0]), torch.ones(3)):
+        for found, expected in zip(model(x), net(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64], ids=str)
+def test_dtypes_that_openvino_computes_in_another_are_left(dtype: torch.dtype) -> None:
+    lowered = lower(Call(lambda x: x.sin() * 2), torch.ones(3, dtype=dtype))
+    assert delegates(lowered) == []
+    name = str(dtype).removeprefix("torch.")
+    assert set(reasons(lowered).values()) == {f"its result is {name}"}
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_attention_that_sees_nothing_is_0(kind: str, tmp_path: Path) -> None:
+    def net(x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x, mask = torch.randn(1, 2, 5, 8), torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    mask[..., 2, :] = False
+    if kind == "float":
+        mask = torch.zeros(1, 1, 5, 5).masked_fill(~mask, float("-inf"))
+    lowered = lower(Call(net), x, mask)
+    assert "aten.scaled_dot_product_attention.default" in taken(lowered)
+    model = load(save_program(lowered, tmp_path / "program"))
+    torch.testing.assert_close(model(x, mask), net(x, mask))
+
+
+def test_what_only_moves_values_is_not_worth_a_call() -> None:
+    lowered = lower(Call(lambda x: x.permute(1, 0)[:, 1:]), torch.ones(3, 4))
+    assert delegates(lowered) == []
+    assert set(reasons(lowered).values()) == {"it only moves values, and nothing beside it is taken"}
+
+
+def test_an_excluded_operator_is_left() -> None:
+    lowered = lower(Call(lambda x: x.sin().cos()), torch.ones(3), exclude=["aten.cos.default"])
+    assert taken(lowered) == {"aten.sin.default"}
+    assert reasons(lowered) == {"aten_cos_default": "`aten.cos.default` is excluded by the recipe"}
+
+
+# What is made of a partition.
+
+
+class Net(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(64, 64)
+        self.norm = nn.LayerNorm(64)
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.last(F.gelu(self.norm(self.first(x)))), -1)
+
+
+def lower_net(seed: int = 0) -> LoweredProgram:
+    return lower(Net(seed), torch.ones(3, 64), shapes={"x": {0: Dim("rows", max=100)}}, threads=2)
+
+
+def digests(lowered: LoweredProgram) -> list[str]:
+    (delegate,) = delegates(lowered)
+    contents = [delegate.processed_bytes, *delegate.named_data_store_output.buffers]
+    return [hashlib.sha256(each).hexdigest() for each in contents]
+
+
+def test_a_result_says_what_the_wheel_must_know() -> None:
+    (delegate,) = delegates(lower_net())
+    result = delegate.result
+    (buffer,) = delegate.named_data_store_output.buffers
+    (name,) = delegate.named_data_store_output.pte_data
+    assert (result.suffix, result.requirements, result.target) == ("xml", ("openvino>=2026.0,<2027",), None)
+    assert dict(result.info) == {
+        "device": "CPU",
+        "threads": 2,
+        "weights": name,
+        "inputs": 1,
+        "passed": [0],
+        "outputs": [0],
+        "results": [[]],
+    }
+    assert len(buffer) >= 64 * 64 * 4
+    assert delegate.named_data_store_output.pte_data[name].alignment == 64
+    for each in (sys.prefix, os.getcwd(), "2026", "/tmp"):
+        assert each.encode() not in result.processed_bytes
+
+
+def test_every_operation_is_in_the_debug_map() -> None:
+    (delegate,) = delegates(lower_net())
+    assert delegate.meta is not None
+    found = delegate.meta["debug_handle_map"]
+    nodes = [node for node in delegate.original_module.graph.nodes if node.op == "call_function"]
+    assert {handle for each in found.values() for handle in each} == {node.meta["debug_handle"] for node in nodes}
+    gelu = next(node for node in nodes if operator_name(node.target) == "aten.gelu.default")
+    (name,) = (name for name, handles in found.items() if name.endswith("/Gelu"))
+    assert found[name] == (gelu.meta["debug_handle"],)
+
+
+ELSEWHERE = """
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+test = runpy.run_path(sys.argv[1])
+print(*test["digests"](test["lower_net"]()))
+"""
+
+
+def test_bytes_do_not_depend_on_the_process(tmp_path: Path) -> None:
+    here = digests(lower_net())
+    assert digests(lower_net()) == here
+    assert digests(lower_net(seed=1)) != here
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", ELSEWHERE, __file__]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == here
+
+
+# The run half.
+
+
+@pytest.fixture(scope="module")
+def blob(tmp_path_factory: pytest.TempPathFactory) -> DelegateBlob:
+    (delegate,) = delegates(lower_net())
+    path = tmp_path_factory.mktemp("blob") / "net.xml"
+    path.write_bytes(delegate.processed_bytes)
+    (buffer,) = delegate.named_data_store_output.buffers
+    return DelegateBlob(path, delegate.result.info, {delegate.result.info["weights"]: memoryview(buffer)})
+
+
+def test_weights_are_used_where_they_are_mapped(blob: DelegateBlob) -> None:
+    delegate = OpenvinoDelegate.load(blob, ())
+    (view,) = blob.data.values()
+    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
+    assert delegate._weights.data.ctypes.data == address
+
+
+def test_several_models_and_threads_at_once(blob: DelegateBlob) -> None:
+    models, net = [OpenvinoDelegate.load(blob, ()) for _ in range(2)], Net().eval()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for rows in range(1, 30):
+            x = torch.randn(rows, 64)
+            (found,) = models[number % 2].run([x])
+            if not torch.allclose(found, net(x).detach(), atol=1e-5):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+
+
+def test_a_result_is_not_changed_by_the_next_call(blob: DelegateBlob) -> None:
+    delegate = OpenvinoDelegate.load(blob, ())
+    (first,) = delegate.run([torch.ones(2, 64)])
+    kept = first.clone()
+    delegate.run([torch.zeros(2, 64)])
+    assert torch.equal(first, kept)
+
+
+def changed(blob: DelegateBlob, **values: Any) -> DelegateBlob:
+    return DelegateBlob(blob.path, {**blob.info, **values}, blob.data)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"passed": [1]}, "inputs [1] of 1"),
+        ({"outputs": [1]}, "outputs [1]"),
+        ({"results": [[0, 2]]}, "orders ((0, 2),)"),
+        ({"weights": "others"}, "no named data `others`"),
+        ({"threads": None}, "TypeError"),
+    ],
+)
+def test_damaged_facts_are_refused(blob: DelegateBlob, values: dict[str, Any], found: str) -> None:
+    with pytest.raises(
+        ProgramError, match="the plan does not describe a partition of the backend `openvino`"
+    ) as caught:
+        read_info(changed(blob, **values))
+    assert found in caught.value.found
+
+
+def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.xml"
+    damaged.write_bytes(blob.path.read_bytes()[:200])
+    for each in (DelegateBlob(damaged, blob.info, blob.data), changed(blob, device="TPU")):
+        with pytest.raises(ProgramError, match="OpenVINO cannot load a partition"):
+            OpenvinoDelegate.load(each, ())
+
+
+# What it says.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"thread": 1}, "`thread` is no option: did you mean `threads`?"),
+        ({"threads": -1}, "`threads` must be a number from 0"),
+        ({"device": 1}, "`device` must be a name"),
+        ({"exclude": "aten.sin.default"}, "`exclude` must be a list of strings"),
+        ({"exact_nan": 1}, "`exact_nan` must be true or false"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError, match="the options of the backend `openvino` are wrong") as caught:
+        OpenvinoBackend.partitioner(options)
+    assert message in caught.value.found
+
+
+def test_an_absent_library_is_named(blob: DelegateBlob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    for call, error in (
+        (lambda: OpenvinoBackend.partitioner({}), BackendError),
+        (lambda: OpenvinoBackend.fingerprint([]), BackendError),
+        (lambda: OpenvinoDelegate.load(blob, ()), ProgramError),
+    ):
+        with pytest.raises(error, match="needs the OpenVINO library") as caught:
+            call()
+        assert 'pip install "hatch-lower[openvino]"' in caught.value.hint
+
+
+def test_the_version_is_in_the_key() -> None:
+    found = OpenvinoBackend.fingerprint([])
+    assert set(found) == {"openvino", "backend"}
+    assert found["openvino"].startswith("2026.")
+
+
+def test_the_run_half_is_light_and_sends_nothing(modules_after: Callable[[str], set[str]]) -> None:
+    code = "from hatch_lower.backends.openvino import run, library; library.engine()"
+    loaded = modules_after(code)
+    assert "openvino" in loaded
+    assert not [name for name in loaded if name.startswith("openvino_telemetry")]
+    assert not {"hatch_lower.backend.api", "hatch_lower.edge.ops", "torch._dynamo"} & loaded

@@ -1,0 +1,245 @@
+"""The kit for backends: what it says of the shipped ones, and of backends that get one thing wrong each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from support import sabotage
+
+from hatch_lower.errors import BackendError, InputError
+from hatch_lower.testing import Exports, Report, check_backend, trial_names
+from hatch_lower.testing.bench import Subject
+from hatch_lower.testing.case import Tolerance
+from hatch_lower.testing.kit import Kit
+from hatch_lower.testing.running import first_difference
+from hatch_lower.testing.suite import backend_tests
+
+pytestmark = pytest.mark.torch
+
+THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
+ELSEWHERE = "checks/bytes are the same in other processes"
+BRIEF = [
+    "operators/perceptron",
+    "operators/arithmetic float32",
+    "operators/arithmetic float16",
+    "outputs/several",
+    "constants/every kind",
+    "symbolic sizes/batch",
+    "state/counted",
+    "control flow/cond",
+    *(name for name in trial_names("checks/*") if name != ELSEWHERE),
+]
+"""Something of everything; what starts other processes is left to those tests that are about it."""
+
+FEW = ["operators/perceptron", "operators/arithmetic float16", "constants/every kind", "state/counted"]
+"""For a backend that gets something wrong, with the checks that find it."""
+
+QUICK = [name for name in trial_names() if not name.startswith("operators/") or name.endswith(("float32", "bool"))]
+QUICK.remove(ELSEWHERE)
+"""What every run tries. Exporting takes longest; `HATCH_LOWER_TEST_THOROUGH=1` adds the operators of other dtypes."""
+
+EXPORTS = Exports()
+"""The exported programs, which all tests share."""
+
+test_reference = backend_tests("reference", checks_inputs=True, only="*" if THOROUGH else QUICK, exports=EXPORTS)
+
+
+def test_null_is_lowered_and_packaged_and_not_run() -> None:
+    report = check_backend("null", computes=False, only=BRIEF, exports=EXPORTS)
+    assert report.ok, str(report)
+    details = {each.detail for each in report.outcomes if each.group == "operators"}
+    assert details == {"all operations in 1 partition; lowered, packaged and loaded, but not run"}
+    assert "the backend computes nothing" in {each.detail for each in report.with_status("not claimed")}
+
+
+AOTI = [
+    *("operators/fused", "state/counted"),
+    *(f"checks/{each}*" for each in ("the partitioner", "every debug", "unknown", "wrong", "weights are", "results")),
+    *("checks/clones*", "checks/calls*"),
+]
+"""Two programs, compiled side by side, and the checks that compile nothing more: each library takes seconds."""
+
+
+@pytest.mark.slow
+def test_aoti_passes() -> None:
+    report = check_backend("aoti", only="*" if THOROUGH else AOTI)
+    assert report.ok, str(report)
+    claimed = [each for each in report.outcomes if each.group != "checks"]
+    assert THOROUGH or {each.status for each in claimed} == {"passed"}
+
+
+BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
+    "nothing is wrong": ("ReferenceLike", {"delegate": sabotage.ReferenceDelegate}, set()),
+    "nothing is wrong, and weights are bound": ("Bound", {"delegate": sabotage.BoundDelegate}, set()),
+    "a wrong number": (
+        "ReferenceLike",
+        {"delegate": sabotage.WrongNumberDelegate},
+        {"operators/arithmetic float16"},
+    ),
+    "results are the engine's memory": (
+        "ReferenceLike",
+        {"delegate": sabotage.EngineMemoryDelegate},
+        {"checks/results are kept"},
+    ),
+    "a dropped handle": (
+        "DroppedHandle",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/every debug handle is accounted for"},
+    ),
+    "a constant that is not in the key": (
+        "Peeking",
+        {"delegate": sabotage.BoundDelegate},
+        {"checks/every constant is in result or key"},
+    ),
+    "an option that is not in the key": (
+        "Levelled",
+        {"delegate": sabotage.ReferenceDelegate, "variations": {"level": [3]}},
+        {"checks/every option is in result or key"},
+    ),
+    "an option without effect": (
+        "Idle",
+        {"delegate": sabotage.ReferenceDelegate, "variations": {"level": [3]}},
+        {"checks/every option is in result or key", "checks/unknown options are refused"},
+    ),
+    "frozen state": ("Freezing", {"delegate": sabotage.FreezingDelegate}, {"state/counted"}),
+    "a partitioner that is quadratic": (
+        "Quadratic",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/the partitioner is linear"},
+    ),
+    "a partitioner that writes": (
+        "Writing",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/the partitioner leaves the program as it was"},
+    ),
+    "copied weights": (
+        "Bound",
+        {"delegate": sabotage.CopyingDelegate},
+        {"checks/weights are bound and not copied", "checks/weights stay mapped"},
+    ),
+    "wrong inputs are taken": (
+        "ReferenceLike",
+        {"delegate": sabotage.AnyInputDelegate, "checks_inputs": True},
+        {"checks/the delegate refuses wrong inputs"},
+    ),
+    "one call at a time": ("ReferenceLike", {"delegate": sabotage.OneCallDelegate}, {"checks/calls from threads"}),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
+    backend_id, arguments, expected = BACKENDS[name]
+    only = BRIEF if THOROUGH or not expected else [*FEW, *sorted(expected)]
+    report = check_backend(backend_id, only=only, exports=EXPORTS, **arguments)
+    assert {each.name for each in report.failures} == expected, str(report)
+    assert report.ok is not bool(expected)
+    assert not report.with_status("refused")
+
+
+def test_bytes_that_depend_on_the_hash_seed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hatch_lower.testing.determinism.SEEDS", ("1",))  # each is a process that imports torch
+    report = check_backend(
+        "HashedBytes",
+        delegate=sabotage.ReferenceDelegate,
+        only=["operators/arithmetic float32", "checks/bytes*"],
+        exports=EXPORTS,
+    )
+    (failure,) = report.failures
+    assert failure.name == ELSEWHERE
+    assert failure.detail.startswith("equal partitions give other bytes or facts in a process with PYTHONHASHSEED=")
+
+
+def refusing(program: object, specs: object) -> Any:
+    raise BackendError("this engine has no perceptrons", found="a product")
+
+
+def test_what_a_backend_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(refusing))
+    report = check_backend(
+        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
+    )
+    assert [(each.status, each.detail) for each in report.outcomes] == [
+        ("refused", "this engine has no perceptrons (a product)")
+    ]
+    assert not report.ok
+
+
+def test_other_exceptions_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(lambda program, specs: 1 / 0))
+    report = check_backend(
+        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
+    )
+    assert [(each.status, each.detail) for each in report.outcomes] == [
+        ("failed", "ZeroDivisionError: division by zero")
+    ]
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        trial_names("operator/*")
+    assert str(caught.value) == (
+        "no program or check of the kit has such a name\n  found: operator/*\n  to do: `*` stands for any text"
+    )
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(BackendError, match="there is no backend `referenz`"):
+        check_backend("referenz")
+
+
+def test_there_are_some_hundred_programs_with_names_of_their_own() -> None:
+    names = trial_names()
+    assert len(names) == len(set(names)) > 110
+    groups = {name.partition("/")[0] for name in names}
+    assert groups == {
+        *("operators", "shapes", "symbolic sizes", "values", "outputs", "aliases"),
+        *("constants", "state", "control flow", "checks"),
+    }
+
+
+def test_the_report_is_a_table() -> None:
+    report = check_backend("reference", only=["operators/perceptron", "checks/unknown*"], exports=EXPORTS)
+    assert isinstance(report, Report)
+    assert str(report).splitlines() == [
+        "backend `reference`",
+        "",
+        "operators",
+        "  perceptron                   passed       all operations in 1 partition",
+        "",
+        "checks",
+        "  unknown options are refused  passed",
+        "",
+        "2 passed, 0 not claimed, 0 refused, 0 failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "difference"),
+    [
+        (torch.ones(2), torch.ones(2), ""),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), ""),
+        (torch.ones(2), torch.ones(3), "output 0: float32[2] instead of float32[3]"),
+        (torch.ones(2), torch.ones(2).double(), "output 0: float32[2] instead of float64[2]"),
+        (
+            torch.tensor([1, 2]),
+            torch.tensor([1, 3]),
+            "output 0: 2 instead of 3 at [1] (1 of 2 numbers differ)",
+        ),
+        ([torch.ones(1), 3], [torch.ones(1), 4], "output 1: 3 instead of 4"),
+        ([3], [True], "output 0: 3 instead of True"),
+    ],
+)
+def test_differences_are_said(found: Any, expected: Any, difference: str) -> None:
+    assert first_difference(found, expected, Tolerance()) == difference
+
+
+def test_a_kit_leaves_no_files() -> None:
+    with Kit(Subject("reference"), "operators/perceptron", EXPORTS) as kit:
+        kit.report()
+        folder = kit.folder
+        assert list(folder.iterdir())
+    assert not folder.exists()
