@@ -33,6 +33,9 @@ from hatch_lower.unchanged import Known
 
 __all__ = ["explained", "export_models"]
 
+TRIMMING_S = 10.0
+"""How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves."""
+
 
 def export_models(
     settings: Settings,
@@ -98,6 +101,8 @@ def export_models(
     except LowerError:
         forget_suspects(store, [request.folder for request in requests])
         raise
+    finally:
+        trimming.join(TRIMMING_S)  # a process that ends in its midst would leave an unfinished file in the cache
 
 
 def import_writer() -> None:

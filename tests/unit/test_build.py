@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -273,6 +274,23 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
         "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
     )
     assert not (shop.work / "models" / "small" / "request.json").exists()
+
+
+def test_a_build_that_fails_at_once_leaves_no_trim_in_its_midst(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = threading.Event()
+
+    def fail(*_: Any, **__: Any) -> list[Answer]:
+        raise LowerError("the build process could not be started")
+
+    def trim(*_: Any) -> None:
+        time.sleep(0.5)
+        trimmed.set()
+
+    monkeypatch.setattr("hatch_lower.exporting.run_children", fail)
+    monkeypatch.setattr("hatch_lower.exporting.maybe_trim", trim)
+    with pytest.raises(LowerError):
+        shop.build(shop.settings("small"))
+    assert trimmed.is_set()
 
 
 @pytest.mark.torch
