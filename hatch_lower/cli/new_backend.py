@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import keyword
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,26 +124,30 @@ def rename(text: str, names: Names) -> str:
 
 
 def write_backend(names: Names, folder: Path) -> list[Path]:
-    """Write a new backend; return its files.
+    """Write a new backend; return its files. There is the whole folder afterwards, or none.
 
     Raises:
         ConfigError: if the folder exists.
         ProcessError: if the system refuses to write there.
     """
-    files = {folder / path: text for path, text in sorted(render(names).items())}
-    try:
-        folder.mkdir(parents=True)
-        for path, text in files.items():
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, "utf-8")
-    except FileExistsError as error:
+    if os.path.lexists(folder):
         raise ConfigError(
             "the folder for the new backend is there already",
             where=str(folder),
             hint="name one that does not exist with `--directory`",
-        ) from error
+        )
+    files = sorted(render(names).items())
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".hatch-lower-", dir=folder.parent) as beside:
+            unfinished = Path(beside, "unfinished")  # not `beside`, which nobody else may read
+            for path, text in files:
+                place = unfinished / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text, "utf-8")
+            unfinished.rename(folder)
     except OSError as error:
         raise refused_error(error, str(folder)) or ProcessError(
             "the new backend cannot be written", where=str(error.filename or folder), found=error.strerror or str(error)
         ) from error
-    return list(files)
+    return [folder / path for path, _ in files]

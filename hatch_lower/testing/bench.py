@@ -50,6 +50,7 @@ class Subject:
         checks_inputs: whether the delegate itself refuses what the runtime would not hand to it.
         packed_copies: how many copies of the weights the engine makes for its own kernels.
         tolerance: between its numbers and eager's.
+        flushes_subnormals: whether its kernels count subnormal numbers as 0.
     """
 
     backend_id: str
@@ -60,6 +61,7 @@ class Subject:
     checks_inputs: bool = False
     packed_copies: int = 0
     tolerance: Tolerance = field(default_factory=Tolerance)
+    flushes_subnormals: bool = False
 
 
 class Exports:
@@ -172,14 +174,20 @@ class Bench:
                 for each in plan.all_partitions()
             ]
 
-    def results(self, requests: Sequence[Request]) -> list[tuple[str, PreprocessResult]]:
-        """Lower partitions without a cache; return the key and the result of each.
+    def keyed(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
+        """Return the key of each request with it.
 
         The backend's code is no part of these keys: it is that of this process, even if its files change.
         """
         with quiet():
-            keys = [self._key(each) for each in requests]
-            return [(key, each.result) for key, each in zip(keys, preprocess_all(requests, None), strict=True)]
+            return [(self._key(each), each) for each in requests]
+
+    def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
+        """Lower partitions without a cache; return the key of each, and the digest of its result."""
+        keyed = self.keyed(requests)  # before a backend may write into what it is given
+        with quiet():
+            responses = preprocess_all(requests, None)
+        return [(key, result_digest(each.result)) for (key, _), each in zip(keyed, responses, strict=True)]
 
     def _key(self, request: Request) -> str:
         components = key_of(request, self._fingerprints).components()

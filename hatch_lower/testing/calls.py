@@ -112,6 +112,7 @@ def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ..
     )
     yield "a dimension too many", (first[None], *rest)
     yield "another size", (torch.cat([first, first], -1), *rest)
+    yield "a number instead of a tensor", (1.0, *rest)
     yield "an argument too few", rest
     yield "an argument too many", (*right, first)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hatch_lower.graph.canonical import structure_digest
-from hatch_lower.testing.bench import Bench, result_digest
+from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import sample
 from hatch_lower.testing.report import Fault
@@ -29,7 +29,7 @@ def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]
     for case in cases:
         requests = bench.requests(bench.edge(case))
         partitions = [structure_digest(each.local.program) for each in requests]
-        results = [result_digest(result) for _, result in bench.results(requests)]
+        results = [digest for _, digest in bench.results(requests)]
         found[case.name] = [list(each) for each in zip(partitions, results, strict=True)]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from hatch_lower.backend.api import Partitioner
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.lowering.preprocess import Request
 from hatch_lower.lowering.wishes import Wishes
-from hatch_lower.testing.bench import Bench, export, quiet, result_digest
+from hatch_lower.testing.bench import Bench, export, quiet
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import probe, sample
 from hatch_lower.testing.programs.state import EVERY_CONSTANT
@@ -40,14 +41,29 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
         raise NotClaimedError("the backend takes no program with constants")
     program = export(case)  # its tensors are changed, so it is no other check's
     edge = to_edge_for(program, bench.partitioner())
-    known = results_of(bench, edge, bench.partitioner())
+    known = dict(bench.results(bench.requests(edge)))
+    with changed(program, targets):
+        keyed = refuse_other_results(bench, known, edge, "the change of all constants") != known.keys()
     for target in targets:
         with changed(program, [target]):
-            found = results_of(bench, edge, bench.partitioner())
-            refuse_other_results(known, found, f"the constant `{target}`")
+            if keyed:  # else no constant is in a key, and one changes no more than all of them do
+                refuse_other_results(bench, known, edge, f"the constant `{target}`")
             if bench.subject.computes:
                 compare_changed(bench, case, program, edge, target)
     return f"{len(targets)} constants of `{case.name}`"
+
+
+def refuse_other_results(bench: Bench, known: Mapping[str, str], edge: ExportedProgram, what: str) -> set[str]:
+    """Lower those partitions of a program again that have a known key; return the keys of all.
+
+    Raises:
+        Fault: if a known key now stands for another result.
+    """
+    keyed = dict(bench.keyed(bench.requests(edge)))
+    again = bench.results([request for key, request in keyed.items() if key in known])
+    if any(known[key] != digest for key, digest in again):
+        raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
+    return set(keyed)
 
 
 def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: ExportedProgram, target: str) -> None:
@@ -90,17 +106,6 @@ def to_edge_for(program: ExportedProgram, partitioner: Partitioner) -> ExportedP
         return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
 
 
-def results_of(bench: Bench, edge: ExportedProgram, partitioner: Partitioner) -> dict[str, str]:
-    """Return key to digest of the result of each partition."""
-    return {key: result_digest(each) for key, each in bench.results(bench.requests(edge, partitioner))}
-
-
-def refuse_other_results(known: Mapping[str, str], found: Mapping[str, str], what: str) -> None:
-    """Raise `Fault` if a key stands for two results."""
-    if any(found[key] != known[key] for key in found.keys() & known.keys()):
-        raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
-
-
 def check_options(bench: Bench, cases: Sequence[Case]) -> str:
     """Give each option other values.
 
@@ -111,28 +116,36 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
     variations = bench.subject.variations
     if not variations:
         raise NotClaimedError("no `variations` were given")
-    programs = [bench.exports.program(case) for case in sample(bench, cases)]
-    options = dict(bench.subject.options)
-    known = all_results(bench, programs, options)
+    chosen = sample(bench, cases)
+    own = dict(bench.subject.options)
+    known = requests_with(bench, chosen, own).keys()
     for name, values in variations.items():
         for value in values:
-            found = all_results(bench, programs, {**options, name: value})
             what = f"the option `{name} = {value!r}`"
-            refuse_other_results(known, found, what)
+            other = {**own, name: value}
+            found = requests_with(bench, chosen, other).keys()
+            # what is in the key need not be compiled to be told apart
+            if results_with(bench, chosen, own, found & known) != results_with(bench, chosen, other, found & known):
+                raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
             if found == known:
                 raise Fault(f"{what} changes neither a result nor a key")
     return ", ".join(f"`{name}`" for name in variations)
 
 
-def all_results(bench: Bench, programs: Sequence[ExportedProgram], options: Mapping[str, Any]) -> dict[str, str]:
-    """Return key to digest of the result of each partition of some programs."""
+def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any]) -> dict[str, Request]:
+    """Return key to request of each partition that programs have with some options."""
     partitioner = bench.partitioner(options)
-    found: dict[str, str] = {}
-    for program in programs:
-        results = results_of(bench, to_edge_for(program, partitioner), partitioner)
-        refuse_other_results(found, results, f"something beside the options {dict(options)}")
-        found |= results
-    return found
+    with quiet():
+        programs = [bench.exports.edge(case, partitioner) for case in cases]
+    return {key: request for each in programs for key, request in bench.keyed(bench.requests(each, partitioner))}
+
+
+def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any], keys: Set[str]) -> dict[str, str]:
+    """Return key to digest of the result of some of the partitions that programs have with some options."""
+    if not keys:
+        return {}
+    requests = requests_with(bench, cases, options)
+    return dict(bench.results([requests[key] for key in sorted(keys)]))
 
 
 def check_unknown_option(bench: Bench, cases: Sequence[Case]) -> str:

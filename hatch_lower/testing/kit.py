@@ -170,6 +170,7 @@ def check_backend(
     checks_inputs: bool = False,
     packed_copies: int = 0,
     tolerance: Tolerance | None = None,
+    flushes_subnormals: bool = False,
     only: str | Sequence[str] = "*",
     exports: Exports | None = None,
 ) -> Report:
@@ -184,6 +185,8 @@ def check_backend(
         checks_inputs: whether the run half itself refuses inputs that the runtime would not hand to it.
         packed_copies: how many copies of large weights the engine makes for its own kernels.
         tolerance: how far its numbers may be from eager's; wider for half precision.
+        flushes_subnormals: whether its kernels count subnormal numbers as 0: a result may then be eager's, or the one
+            that eager gives where it flushes them too.
         only: patterns of names of programs and checks (`operators/*float32`), where not all are wanted.
         exports: exported programs, to share among several calls.
 
@@ -200,6 +203,7 @@ def check_backend(
         checks_inputs,
         packed_copies,
         tolerance or Tolerance(),
+        flushes_subnormals,
     )
     with Kit(subject, only, exports) as kit:
         return kit.report()

@@ -133,20 +133,24 @@ def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
     """Compare the handles of the operations of all partitions with those in their debug maps.
 
     Raises:
-        Fault: if an operation that computes tensors is in no entry, or an entry has a handle of something else.
+        Fault: if an operation that computes tensors is in no entry, an entry has a handle of something else, or only
+            some partitions have a debug map.
         NotClaimedError: if the backend gives no debug maps.
     """
     claimed = bench.claimed(cases)
-    with_map = 0
+    with_map, without = 0, []
     for case in claimed:
         for partition in bench.partitions(case):
             given = (partition.meta or {}).get("debug_handle_map")
             if given is None:
+                without.append(case.name)
                 continue
             with_map += 1
             compare_handles(case, partition, {handle for handles in given.values() for handle in handles})
     if not with_map:
         raise NotClaimedError("the backend takes nothing" if not claimed else "the backend gives no debug map")
+    if without:
+        raise Fault(f"`{without[0]}`: a partition has no debug map, as others have")
     return f"{with_map} partitions"
 
 

@@ -19,6 +19,8 @@ __all__ = ["hatch_lower_kit", "pytest_addoption", "pytest_configure", "pytest_ge
 
 SUITE = Path(__file__).with_name("suite.py")
 ARGUMENT = "hatch_lower_trial"
+FACTS = ("variations", "computes", "checks_inputs", "packed_copies", "flushes_subnormals")
+"""Arguments of `check_backend` that a command line may give."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=json_object,
         default={},
         help="options of that backend, as a recipe gives them: '{\"fuse\": false}'",
+    )
+    group.addoption(
+        "--hatch-lower-facts",
+        metavar="JSON",
+        type=json_object,
+        default={},
+        help=f"what else there is to say of it ({', '.join(FACTS)}): '{{\"packed_copies\": 1}}'",
     )
     group.addoption(
         "--hatch-lower-only", metavar="PATTERN", default="*", help="run those programs and checks that the pattern fits"
@@ -49,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect the kit instead of this project's tests, or beside the files that the command line names.
 
     Raises:
-        pytest.UsageError: if there is no such backend, or the pattern fits nothing.
+        pytest.UsageError: if there is no such backend or fact, or the pattern fits nothing.
     """
     backend_id = config.getoption("hatch_lower_backend")
     if not backend_id:
@@ -63,6 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
         trial_names(config.getoption("hatch_lower_only"))
     except LowerError as error:
         raise pytest.UsageError(str(error)) from error
+    unknown = sorted(set(config.getoption("hatch_lower_facts")) - set(FACTS))
+    if unknown:
+        raise pytest.UsageError(f"--hatch-lower-facts: there is no `{unknown[0]}`; there are {', '.join(FACTS)}")
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     config.args = [*(config.args if named else []), str(SUITE)]
 
@@ -82,7 +94,9 @@ def hatch_lower_kit(request: pytest.FixtureRequest) -> Any:
     from hatch_lower.testing.kit import Kit
 
     option = request.config.getoption
+    facts = option("hatch_lower_facts")
+    subject = Subject(option("hatch_lower_backend"), option("hatch_lower_options"), **facts)
     kit: Kit
-    with Kit(Subject(option("hatch_lower_backend"), option("hatch_lower_options")), option("hatch_lower_only")) as kit:
+    with Kit(subject, option("hatch_lower_only")) as kit:
         kit.prepare()
         yield kit

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case, Tolerance
 from hatch_lower.testing.report import Fault, NotClaimedError
 
-__all__ = ["Call", "eager_calls", "first_difference", "run_case", "words"]
+__all__ = ["Call", "eager_calls", "first_difference", "run_case", "subnormals_flushed", "words"]
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -50,10 +51,14 @@ def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
     Raises:
         Fault: if something differs.
     """
-    for number, call in enumerate(eager_calls(case.module(), case.arguments()), 1):
+    wanted = [eager_calls(case.module(), case.arguments())]
+    if bench.subject.flushes_subnormals:
+        with subnormals_flushed():
+            wanted.append(eager_calls(case.module(), case.arguments()))
+    for number, (call, *others) in enumerate(zip(*wanted, strict=True), 1):
         given = call.copied()
         found = loaded(*given)
-        difference = first_difference(found, call.result, bench.subject.tolerance)
+        difference = first_difference(found, call.result, bench.subject.tolerance, *(each.result for each in others))
         if difference:
             raise Fault(f"call {number}, {difference}")
         difference = first_difference(given, call.after, bench.subject.tolerance)
@@ -110,19 +115,36 @@ def eager_calls(module: torch.nn.Module, calls: tuple[tuple[Any, ...], ...]) -> 
     return made
 
 
-def first_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
+@contextmanager
+def subnormals_flushed() -> Iterator[None]:
+    """Let torch count subnormal numbers as 0 in this thread, as an engine does whose processor is told so."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def first_difference(found: Any, expected: Any, tolerance: Tolerance, *others: Any) -> str:
     """Return where and how two results differ first; empty if they agree.
 
     Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance.
+
+    Args:
+        found: the result.
+        expected: what it should be.
+        tolerance: of floating point.
+        others: results of the same structure, with whose tensors those of the result may agree instead.
     """
     one, left = pytree.tree_flatten(found)
     other, right = pytree.tree_flatten(expected)
     if left != right:
         return f"the structure {left} instead of {right}"
-    for index, (given, wanted) in enumerate(zip(one, other, strict=True)):
-        difference = leaf_difference(given, wanted, tolerance)
-        if difference:
-            return f"output {index}: {difference}"
+    leaves = [other, *(pytree.tree_leaves(each) for each in others)]
+    for index, (given, *wanted) in enumerate(zip(one, *leaves, strict=True)):
+        differences = [leaf_difference(given, each, tolerance) for each in wanted]
+        if all(differences):
+            return f"output {index}: {differences[0]}"
     return ""
 
 

@@ -28,6 +28,7 @@ def backend_tests(
     checks_inputs: bool = False,
     packed_copies: int = 0,
     tolerance: Tolerance | None = None,
+    flushes_subnormals: bool = False,
     only: str | Sequence[str] = "*",
     exports: Exports | None = None,
 ) -> Callable[[str], None]:
@@ -45,6 +46,7 @@ def backend_tests(
         checks_inputs,
         packed_copies,
         tolerance or Tolerance(),
+        flushes_subnormals,
     )
     names = trial_names(only)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from support.scenarios import copy_project, only, sha256, unpack
 from support.venv import run
 
-pytest.importorskip("openvino")
-pytest.importorskip("onnxruntime")
+if None in (find_spec("openvino"), find_spec("onnxruntime")):
+    pytest.skip("the engines are not installed", allow_module_level=True)
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -50,10 +51,11 @@ for recipe in sys.argv[1:]:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A wheel, and what its build said."""
+    """A wheel, what its build said, and the home folder that it had."""
 
     wheel: Path
     told: str
+    home: Path
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +69,12 @@ def site(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_in(folder: Path, seed: str) -> Build:
-    """Build a copy of the project in a folder, with a cache that is empty."""
+    """Build a copy of the project in a folder, with a cache and a home folder that are empty."""
     project = copy_project("engines", folder)
-    done = project.build(environment={"PYTHONHASHSEED": seed}).check()
-    return Build(only(project.dist, "*.whl"), done.output)
+    home = folder / "home"
+    home.mkdir()
+    done = project.build(environment={"PYTHONHASHSEED": seed, "HOME": str(home)}).check()
+    return Build(only(project.dist, "*.whl"), done.output, home)
 
 
 def debug_of(site: Path, recipe: str) -> Mapping[str, Any]:
@@ -88,6 +92,8 @@ def test_each_backend_takes_its_part_and_what_one_wants_whole_stays_whole(site: 
         delegate = debug["delegates"][place]
         handles = sorted({handle for handles in delegate["map"].values() for handle in handles})
         found.append((delegate["backend"], tuple(debug["handles"][str(handle)]["op"] for handle in handles)))
+        if delegate["backend"] == "openvino" and ATTENTION in found[-1][1]:
+            assert "ScaledDotProductAttention" in {name.partition("/")[2] for name in delegate["map"]}
     assert found == TAKEN[recipe]
     assert debug["undelegated"] == []
 
@@ -103,9 +109,15 @@ def test_the_summary_says_who_took_what(build: Build) -> None:
         assert [line for line in lines if line.startswith(f"engines forward {recipe} 11 11 {len(parts)} ")], recipe
 
 
-def test_the_wheel_gives_what_eager_gives(site: Path) -> None:
-    done = run([sys.executable, "-W", "error", "-c", CALL, "default", "both"], environment={"PYTHONPATH": str(site)})
+def test_the_wheel_gives_what_eager_gives(site: Path, tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": str(site), "HOME": str(tmp_path)}
+    done = run([sys.executable, "-W", "error", "-c", CALL, "default", "both"], environment=environment)
     assert done.check().stdout.splitlines() == ["default ['openvino']", "both ['onnxruntime', 'openvino']"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_leaves_nothing_in_the_home_folder(build: Build) -> None:
+    assert list(build.home.iterdir()) == []
 
 
 def test_the_wheel_requires_each_engine(site: Path) -> None:

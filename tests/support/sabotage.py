@@ -103,6 +103,48 @@ class OneCallDelegate(ReferenceDelegate):
         return super().run(self.inputs)
 
 
+class LastLoadedDelegate(ReferenceDelegate):
+    """Every instance of a blob runs with the state of the one that was loaded last."""
+
+    last: ClassVar[dict[str, Delegate]] = {}
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> LastLoadedDelegate:
+        made = super().load(blob, constants)
+        made.name = blob.path.name
+        cls.last[made.name] = made
+        return made
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        return ReferenceDelegate.run(self.last[self.name], inputs)
+
+
+class Counting(BackendDetails):
+    """Puts into its result how many there were before."""
+
+    made: ClassVar[int] = 0
+
+    @classmethod
+    def preprocess(cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        cls.made += 1
+        result = ReferenceBackend.preprocess(edge_program, compile_specs)
+        return replace(result, info={**result.info, "made": cls.made})
+
+    partitioner = ReferenceLike.__dict__["partitioner"]
+
+
+class SometimesMapped(BackendDetails):
+    """Gives a debug map for its larger partitions only."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        result = ReferenceBackend.preprocess(edge_program, compile_specs)
+        assert result.debug_handle_map is not None
+        return result if len(result.debug_handle_map) > 5 else replace(result, debug_handle_map=None)
+
+    partitioner = ReferenceLike.__dict__["partitioner"]
+
+
 class HashedBytes(BackendDetails):
     """Puts a number into its result that each process chooses anew."""
 

@@ -35,6 +35,7 @@ from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_l
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.saving import save_program
+from hatch_lower.testing import Exports, backend_tests, trial_names
 
 pytest.importorskip("executorch")
 
@@ -44,6 +45,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
 ]
 
+THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
 NAN, INF = float("nan"), float("inf")
 SPECIAL = torch.tensor([[NAN, INF, -INF, 0.0, -0.0, 1.0, 1e30, -1e30], [3.5, -3.5, 88.0, -50.0, 3e38, NAN, -2.5, 2.5]])
 
@@ -234,6 +236,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "aten.exp.default": torch.exp,
     "aten.floor.default": torch.floor,
     "aten.gelu.default": nn.functional.gelu,
+    "aten.hardswish.default": nn.functional.hardswish,
     "aten.hardtanh.default": nn.functional.hardtanh,
     "aten.leaky_relu.default": nn.functional.leaky_relu,
     "aten.log.default": torch.log,
@@ -331,6 +334,21 @@ def test_a_weight_that_is_packed_may_be_used_otherwise_too(portable: bool, tmp_p
     for _ in range(2):
         for found, expected in zip(model(x), module(x), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def test_subnormal_numbers_count_as_zero_exactly_as_torch_flushes_them(tmp_path: Path) -> None:
+    """The kit below is told so: its `flushes_subnormals`."""
+    module = Module(lambda self, x: (x * 3e38, x / x, x + x))
+    x = torch.tensor([1e-40, -1e-40, 0.5, 2e-38])
+    eager = module(x)
+    torch.set_flush_denormal(True)
+    try:
+        flushed = module(x)
+    finally:
+        torch.set_flush_denormal(False)
+    for found, expected, other in zip(call(whole(module, x), tmp_path, x), flushed, eager, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+        assert not torch.allclose(found, other, rtol=1e-6, atol=0)
 
 
 def test_a_pool_whose_stride_is_left_out_is_taken(tmp_path: Path) -> None:
@@ -477,9 +495,8 @@ def calls_of_partitioning(count: int, options: dict[str, Any]) -> int:
     return calls
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_partitioning_is_linear(portable: bool) -> None:
-    options = {"finite-only": True, "portable-operators": portable}
+def test_partitioning_is_linear() -> None:
+    options = {"finite-only": True, "portable-operators": True}
     calls_of_partitioning(1, options)  # imports
     small, large = calls_of_partitioning(10, options), calls_of_partitioning(40, options)
     assert large < 4.2 * small
@@ -614,3 +631,52 @@ def test_damaged_files_and_plans_are_refused(net: PreprocessResult, tmp_path: Pa
     for damage in ({"inputs": 0}, {"orders": [[1]]}, {"threads": 0}, {"passed": None}):
         with pytest.raises(ProgramError, match="the plan does not describe a partition"):
             ExecutorchDelegate.load(DelegateBlob(blob.path, {**net.info, **damage}), [])
+
+
+# The kit; what takes longest runs with `HATCH_LOWER_TEST_THOROUGH=1` only.
+
+EXPORTS = Exports()
+COSTLY = (
+    *("checks/the partitioner is linear", "checks/bytes are the same twice"),
+    *("checks/bytes are the same in other processes", "checks/every constant is in result or key"),
+)
+"""Other tests here look at most of this too."""
+QUICK = [
+    *("operators/perceptron", "operators/fused", "operators/functions float32", "operators/attention"),
+    *("shapes/views", "symbolic sizes/two", "symbolic sizes/empty batch", "outputs/several"),
+    *("values/odd numbers in arithmetic", "values/odd numbers in functions", "constants/every kind", "state/counted"),
+    *(name for name in trial_names("checks/*") if name not in COSTLY),
+]
+VARIATIONS: dict[str, list[Any]] = {
+    "exclude": [["aten.relu.default"]],
+    "finite-only": [True],
+    "portable-operators": [True],
+    "threads": [2],
+}
+
+test_kit = backend_tests(
+    "executorch",
+    variations=VARIATIONS,
+    packed_copies=1,
+    flushes_subnormals=True,
+    only="*" if THOROUGH else QUICK,
+    exports=EXPORTS,
+)
+
+test_kit_with_portable_operators = backend_tests(
+    "executorch",
+    {"portable-operators": True},
+    packed_copies=1,
+    flushes_subnormals=True,
+    only="*" if THOROUGH else ["operators/functions float32", "operators/embedding", "shapes/empty tensors"],
+    exports=EXPORTS,
+)
+
+test_kit_for_finite_numbers = backend_tests(
+    "executorch",
+    {"finite-only": True, "portable-operators": True},
+    packed_copies=1,
+    flushes_subnormals=True,
+    only=[name for name in trial_names() if not name.startswith("values/odd")] if THOROUGH else ["operators/pooling *"],
+    exports=EXPORTS,
+)

@@ -77,8 +77,17 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["new-backend", "engine", "--directory", str(tmp_path / "file" / "new")])
     assert done.exit_code == 1
     assert done.stderr == (
-        f"error: the new backend cannot be written\n  where: {tmp_path}/file/new\n  found: Not a directory\n"
+        f"error: the new backend cannot be written\n  where: {tmp_path}/file\n  found: File exists\n"
     )
+
+
+def test_nothing_is_left_of_a_backend_that_cannot_be_written_whole(tmp_path: Path) -> None:
+    name = "long" * 70
+    done = CliRunner().invoke(main, ["new-backend", name, "--directory", str(tmp_path / "new")])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: the new backend cannot be written\n  where: ")
+    assert done.stderr.endswith(f"{name}_backend\n  found: File name too long\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "My", "my-engine", "1st", "a__b", "_a", "a_", "a.b", "a b", "../a", "class", "é"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,28 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.export import Dim
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram
 
 from hatch_lower import load
 from hatch_lower.backend.partitioners.operators import operator_name
-from hatch_lower.backends.openvino.support import CLAIMS, NAN_LOSING
+from hatch_lower.backends.aoti.support import KEPT_OPERATORS
+from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
+from hatch_lower.backends.openvino.composites import COMPOSITES
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.saving import save_program
 
-pytest.importorskip("openvino")
+if find_spec("openvino") is None:
+    pytest.skip("OpenVINO is not installed", allow_module_level=True)
 
+from hatch_lower.backends.openvino import run
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
+from hatch_lower.backends.openvino.library import engine
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
+from hatch_lower.backends.reference.compile import ReferencePartitioner
 from hatch_lower.lowering.inspect import get_lowered_submodules
 
 pytestmark = [
@@ -71,8 +79,24 @@ def delegates(lowered: LoweredProgram) -> list[LoweredBackendModule]:
 
 
 def taken(lowered: LoweredProgram) -> set[str]:
-    nodes = [node for each in delegates(lowered) for node in each.original_module.graph_module.graph.nodes]
-    return {operator_name(node.target) for node in nodes if node.op == "call_function"}
+    return {name for each in delegates(lowered) for name in operators_of(each)}
+
+
+def operators_of(delegate: LoweredBackendModule) -> list[str]:
+    nodes = delegate.original_module.graph_module.graph.nodes
+    return [operator_name(node.target) for node in nodes if node.op == "call_function"]
+
+
+def debug_map_of(delegate: LoweredBackendModule) -> Mapping[str, tuple[int, ...]]:
+    assert delegate.meta is not None
+    found: Mapping[str, tuple[int, ...]] = delegate.meta["debug_handle_map"]
+    return found
+
+
+def every_handle_is_known(delegate: LoweredBackendModule) -> bool:
+    nodes = [node for node in delegate.original_module.graph.nodes if node.op == "call_function"]
+    known = {handle for handles in debug_map_of(delegate).values() for handle in handles}
+    return known == {node.meta["debug_handle"] for node in nodes}
 
 
 def reasons(lowered: LoweredProgram) -> dict[str, str]:
@@ -290,7 +314,7 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
     if dtype is torch.float32:
         assert set(differences(model, cases, *special(nan=False))) <= INFINITE
         assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
-        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN
+        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN | WHOLE
     if dtype is torch.bool:
         assert taken(lowered) >= SEEN_IN_BOOLEAN
 
@@ -303,6 +327,10 @@ SEEN_IN_BOOLEAN = {
     )
 }
 """All others that are listed are in the samples of float32."""
+
+
+WHOLE = {str(op) for op in COMPOSITES} | {"aten.hardswish.default", "aten.silu.default"}
+"""Operators that are only there where another backend wants them."""
 
 
 def test_exact_nan_leaves_out_what_loses_a_nan() -> None:
@@ -482,6 +510,50 @@ def test_an_excluded_operator_is_left() -> None:
     assert reasons(lowered) == {"aten_cos_default": "`aten.cos.default` is excluded by the recipe"}
 
 
+class Wanting(ReferencePartitioner):
+    """Takes what is left, and wants some operators whole."""
+
+    def __init__(self, *operators: OpOverload) -> None:
+        super().__init__()
+        self.operators = list(operators)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], None]:
+        return self.operators, None
+
+
+def test_what_a_backend_wants_whole_is_whole_whoever_comes_first() -> None:
+    def net(x: Tensor, weight: Tensor) -> Tensor:
+        query = F.linear(x, weight)
+        return F.elu(F.group_norm(F.scaled_dot_product_attention(query, x, x), 2))
+
+    program = torch.export.export(Call(net), (torch.randn(1, 2, 5, 8), torch.randn(8, 8)))
+    ours, other = OpenvinoBackend.partitioner({}), Wanting(torch.ops.aten.group_norm.default)
+    mine = ["aten.linear.default", "aten.scaled_dot_product_attention.default"]
+    theirs, last = ["aten.group_norm.default"], ["aten.elu.default"]
+    for partitioners, expected in (
+        ([ours, other], [("openvino", mine), ("reference", theirs), ("openvino", last)]),
+        ([other, ours], [("reference", mine + theirs + last)]),
+    ):
+        lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+        assert [(each.backend_id, operators_of(each)) for each in delegates(lowered)] == expected
+
+
+def test_composites_that_another_backend_wants_whole_are_taken(tmp_path: Path) -> None:
+    names = words("conv1d conv2d conv3d hardswish layer_norm log_softmax max_pool2d silu softmax")
+    cases = {name: FLOATING[name] for name in names}
+    net = Call(lambda x, y: tuple(flat([case(x, y) for case in cases.values()])))
+    program = torch.export.export(net, samples(torch.float32)[0])
+    partitioners = [OpenvinoBackend.partitioner({"threads": 1}), Wanting(*COMPOSITES, *KEPT_OPERATORS)]
+    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+    assert taken(lowered) >= WHOLE
+    assert {each.backend_id for each in delegates(lowered)} == {"openvino"}
+    assert all(map(every_handle_is_known, delegates(lowered)))
+    model = load(save_program(lowered, tmp_path / "program"))
+    assert differences(model, cases, *samples(torch.float32)[0]) == {}
+    assert set(differences(model, cases, *special(nan=False))) <= INFINITE
+    assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
+
+
 # What is made of a partition.
 
 
@@ -530,11 +602,10 @@ def test_a_result_says_what_the_wheel_must_know() -> None:
 
 def test_every_operation_is_in_the_debug_map() -> None:
     (delegate,) = delegates(lower_net())
-    assert delegate.meta is not None
-    found = delegate.meta["debug_handle_map"]
-    nodes = [node for node in delegate.original_module.graph.nodes if node.op == "call_function"]
-    assert {handle for each in found.values() for handle in each} == {node.meta["debug_handle"] for node in nodes}
+    assert every_handle_is_known(delegate)
+    nodes = delegate.original_module.graph.nodes
     gelu = next(node for node in nodes if operator_name(node.target) == "aten.gelu.default")
+    found = debug_map_of(delegate)
     (name,) = (name for name, handles in found.items() if name.endswith("/Gelu"))
     assert found[name] == (gelu.meta["debug_handle"],)
 
@@ -576,6 +647,37 @@ def test_weights_are_used_where_they_are_mapped(blob: DelegateBlob) -> None:
     (view,) = blob.data.values()
     address = np.frombuffer(view, dtype=np.uint8).ctypes.data
     assert delegate._weights.data.ctypes.data == address
+
+
+@pytest.mark.parametrize("device", ["CPU", "AUTO"])
+def test_device_and_threads_are_those_of_the_recipe(blob: DelegateBlob, device: str) -> None:
+    delegate = OpenvinoDelegate.load(changed(blob, device=device), ())
+    assert delegate._compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
+    if device == "CPU":
+        assert delegate._compiled.get_property("INFERENCE_NUM_THREADS") == 2
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(delegate.run([x])[0], Net().eval()(x).detach())
+
+
+def test_a_model_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    class Counting:
+        """The engine, which notes what it compiles for."""
+
+        read_model = staticmethod(engine().read_model)
+
+        def compile_model(self, model: Any, *rest: Any) -> Any:
+            compiled.append(rest[0])
+            return engine().compile_model(model, *rest)
+
+    monkeypatch.setattr(run, "engine", Counting)
+    model = load(save_program(lower_net(), tmp_path / "program"))
+    for rows in (1, 5, 100):
+        x = torch.randn(rows, 64)
+        for each in (model, model.clone()):
+            torch.testing.assert_close(each(x), Net().eval()(x).detach())
+    assert compiled == ["CPU"]
 
 
 def test_several_models_and_threads_at_once(blob: DelegateBlob) -> None:

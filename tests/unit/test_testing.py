@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import sabotage
 
+import hatch_lower.testing
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.testing import Exports, Report, check_backend, trial_names
 from hatch_lower.testing.bench import Subject
 from hatch_lower.testing.case import Tolerance
 from hatch_lower.testing.kit import Kit
-from hatch_lower.testing.running import first_difference
+from hatch_lower.testing.running import first_difference, subnormals_flushed
 from hatch_lower.testing.suite import backend_tests
 
 pytestmark = pytest.mark.torch
@@ -45,7 +47,9 @@ QUICK.remove(ELSEWHERE)
 EXPORTS = Exports()
 """The exported programs, which all tests share."""
 
-test_reference = backend_tests("reference", checks_inputs=True, only="*" if THOROUGH else QUICK, exports=EXPORTS)
+test_reference = backend_tests(
+    "reference", checks_inputs=True, packed_copies=1, only="*" if THOROUGH else QUICK, exports=EXPORTS
+)
 
 
 def test_null_is_lowered_and_packaged_and_not_run() -> None:
@@ -58,15 +62,17 @@ def test_null_is_lowered_and_packaged_and_not_run() -> None:
 
 AOTI = [
     *("operators/fused", "state/counted"),
-    *(f"checks/{each}*" for each in ("the partitioner", "every debug", "unknown", "wrong", "weights are", "results")),
-    *("checks/clones*", "checks/calls*"),
+    *(f"checks/{each}*" for each in ("the partitioner", "every debug", "every option", "unknown", "wrong")),
+    *("checks/weights are*", "checks/results*", "checks/clones*", "checks/calls*"),
 ]
 """Two programs, compiled side by side, and the checks that compile nothing more: each library takes seconds."""
+AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]]}
+"""Other values of all its options; each changes every partition of the two programs, so that nothing is compiled."""
 
 
 @pytest.mark.slow
 def test_aoti_passes() -> None:
-    report = check_backend("aoti", only="*" if THOROUGH else AOTI)
+    report = check_backend("aoti", variations=AOTI_VARIATIONS, only="*" if THOROUGH else AOTI, exports=EXPORTS)
     assert report.ok, str(report)
     claimed = [each for each in report.outcomes if each.group != "checks"]
     assert THOROUGH or {each.status for each in claimed} == {"passed"}
@@ -74,7 +80,11 @@ def test_aoti_passes() -> None:
 
 BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
     "nothing is wrong": ("ReferenceLike", {"delegate": sabotage.ReferenceDelegate}, set()),
-    "nothing is wrong, and weights are bound": ("Bound", {"delegate": sabotage.BoundDelegate}, set()),
+    "nothing is wrong, and weights are bound": (
+        "Bound",
+        {"delegate": sabotage.BoundDelegate, "packed_copies": 0},
+        set(),
+    ),
     "a wrong number": (
         "ReferenceLike",
         {"delegate": sabotage.WrongNumberDelegate},
@@ -84,6 +94,21 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
         "ReferenceLike",
         {"delegate": sabotage.EngineMemoryDelegate},
         {"checks/results are kept"},
+    ),
+    "no debug map for some": (
+        "SometimesMapped",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/every debug handle is accounted for"},
+    ),
+    "other bytes each time": (
+        "Counting",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/bytes are the same twice", "checks/every constant is in result or key"},
+    ),
+    "state that instances share": (
+        "Freezing",
+        {"delegate": sabotage.LastLoadedDelegate},
+        {"checks/clones and others beside it"},
     ),
     "a dropped handle": (
         "DroppedHandle",
@@ -118,7 +143,7 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
     ),
     "copied weights": (
         "Bound",
-        {"delegate": sabotage.CopyingDelegate},
+        {"delegate": sabotage.CopyingDelegate, "packed_copies": 0},
         {"checks/weights are bound and not copied", "checks/weights stay mapped"},
     ),
     "wrong inputs are taken": (
@@ -134,7 +159,7 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
 def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     backend_id, arguments, expected = BACKENDS[name]
     only = BRIEF if THOROUGH or not expected else [*FEW, *sorted(expected)]
-    report = check_backend(backend_id, only=only, exports=EXPORTS, **arguments)
+    report = check_backend(backend_id, only=only, exports=EXPORTS, **{"packed_copies": 1, **arguments})
     assert {each.name for each in report.failures} == expected, str(report)
     assert report.ok is not bool(expected)
     assert not report.with_status("refused")
@@ -191,6 +216,23 @@ def test_an_unknown_backend_is_refused() -> None:
         check_backend("referenz")
 
 
+def test_the_page_names_all_that_is_public() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+    assert hatch_lower.testing.__all__ == sorted(hatch_lower.testing.__all__)
+    for name in hatch_lower.testing.__all__:
+        assert getattr(hatch_lower.testing, name) is not None
+        assert f"\n| `{name}" in page
+    with pytest.raises(AttributeError, match=r"^module 'hatch_lower.testing' has no attribute 'Kit'$"):
+        hatch_lower.testing.Kit  # noqa: B018
+
+
+def test_the_page_has_all_groups_and_checks() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+    for name in trial_names():
+        group, _, rest = name.partition("/")
+        assert (f"| {rest} |" if group == "checks" else f"`{group}`") in page
+
+
 def test_there_are_some_hundred_programs_with_names_of_their_own() -> None:
     names = trial_names()
     assert len(names) == len(set(names)) > 110
@@ -235,6 +277,20 @@ def test_the_report_is_a_table() -> None:
 )
 def test_differences_are_said(found: Any, expected: Any, difference: str) -> None:
     assert first_difference(found, expected, Tolerance()) == difference
+
+
+def test_each_tensor_may_agree_with_another_result() -> None:
+    found, expected, other = [torch.zeros(1), torch.ones(1)], [torch.ones(1), torch.ones(1)], [torch.zeros(1)] * 2
+    assert first_difference(found, expected, Tolerance()).startswith("output 0: 0.0 instead of 1.0")
+    assert first_difference(found, expected, Tolerance(), other) == ""
+    assert first_difference(found, [torch.ones(1)] * 2, Tolerance(), [torch.ones(1)] * 2).startswith("output 0: ")
+
+
+def test_subnormal_numbers_are_flushed_for_a_while_only() -> None:
+    small = torch.tensor([1e-40])
+    with subnormals_flushed():
+        assert (small * 1).item() == 0
+    assert (small * 1).item() > 0
 
 
 def test_a_kit_leaves_no_files() -> None:

@@ -67,6 +67,19 @@ def test_options_that_are_no_json_object_are_refused(tmp_path: Path, options: st
     assert f"--hatch-lower-options: invalid json_object value: '{options}'" in said
 
 
+def test_a_backend_that_does_not_compute_says_so_on_the_command_line(tmp_path: Path) -> None:
+    named = ("--hatch-lower-backend", "null", "--hatch-lower-only", "operators/perceptron")
+    status, said = run_pytest(tmp_path, *named, "--hatch-lower-facts", '{"computes": false}')
+    assert status == 0, said
+    assert "1 passed" in said
+
+
+def test_facts_that_there_are_not_are_refused(tmp_path: Path) -> None:
+    status, said = run_pytest(tmp_path, "--hatch-lower-backend", "null", "--hatch-lower-facts", '{"compute": false}')
+    assert status == pytest.ExitCode.USAGE_ERROR, said
+    assert "ERROR: --hatch-lower-facts: there is no `compute`; there are variations, computes, checks_inputs, " in said
+
+
 def test_the_plugin_imports_nothing_heavy(modules_after: Callable[[str], set[str]]) -> None:
     modules = modules_after("import hatch_lower.testing.plugin")
     ours = {name for name in modules if name.startswith("hatch_lower")}

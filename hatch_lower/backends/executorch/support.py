@@ -45,6 +45,7 @@ OTHER_SPECIAL_VALUES = frozenset(
         "aten.cos.default",
         "aten.exp.default",
         "aten.gelu.default",
+        "aten.hardswish.default",
         "aten.log.default",
         "aten.max_pool2d.default",
         "aten.maximum.default",

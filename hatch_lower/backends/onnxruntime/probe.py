@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
-import onnxruntime
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.support import aten_operator, walk
-from hatch_lower.backends.onnxruntime.translate import translate_graph, write_result
+from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 __all__ = ["Prober", "call_model", "make_session"]
 
@@ -73,6 +76,7 @@ def call_model(graph: Graph) -> bytes:
         BackendError: if it cannot be translated.
     """
     model, values = translate_graph(GraphModule({}, graph))
+    allow_zero_sizes(model.graph)
     model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
     results = [value for value in walk(values["n"]) if isinstance(value, ir.Value)]
     # a call that gives its input back names the input after itself
@@ -84,12 +88,13 @@ def call_model(graph: Graph) -> bytes:
     return bytes(ir.to_proto(model).SerializeToString())
 
 
-def make_session(model: bytes) -> onnxruntime.InferenceSession:
+def make_session(model: bytes) -> InferenceSession:
     """Return a session on the CPU with one thread, made fast: the model is not optimised.
 
     Raises:
         Exception: ONNX Runtime's own, if the model is wrong or a kernel is missing.
     """
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
@@ -37,13 +38,13 @@ class OnnxruntimeDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
-        """Make a session of the model; large weights stay where they are mapped.
+        """Make a session of the model. It is handed large weights where they are mapped, and may copy them.
 
         Raises:
             ProgramError: if ONNX Runtime is not installed, has none of the wanted providers, or refuses the model.
         """
         try:
-            import onnxruntime
+            onnxruntime = import_onnxruntime()
         except ImportError as error:
             raise ProgramError(
                 "the program needs ONNX Runtime, which cannot be imported",

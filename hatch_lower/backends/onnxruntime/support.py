@@ -233,6 +233,12 @@ def limit_attention(given: Mapping[str, Any]) -> str:
     return ""
 
 
+def limit_convolution(given: Mapping[str, Any]) -> str:
+    """What ONNX Runtime says only when it runs: an output is padded by less than the stride."""
+    padded = given["transposed"] and max(given["output_padding"], default=0) >= min(given["stride"], default=1)
+    return "a transposed convolution with an output padding as large as the stride is not taken" if padded else ""
+
+
 def limit_product(given: Mapping[str, Any]) -> str:
     """The translation multiplies by other factors than eager where both are given."""
     return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
@@ -255,6 +261,7 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyTy
         torch.ops.aten.addmm.default: limit_product,
         torch.ops.aten.amax.default: limit_reduction,
         torch.ops.aten.amin.default: limit_reduction,
+        torch.ops.aten.convolution.default: limit_convolution,
         torch.ops.aten.index.Tensor: limit_index,
         torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
     }

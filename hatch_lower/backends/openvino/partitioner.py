@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.partitioners.constants import tag_constant_data
 from hatch_lower.backend.partitioners.grouping import group_nodes
+from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
 from hatch_lower.backends.openvino.options import Options
 from hatch_lower.backends.openvino.support import (
-    KEPT_OPERATORS,
     Support,
     arguments,
     is_move,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.backends.openvino.composites import COMPOSITES, WITH_INDICES, taken_apart
+from hatch_lower.backends.openvino.support import arguments
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -146,7 +149,12 @@ class Writer:
             target = torch_operator(node.target)
             if target in MIRRORED:
                 target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
+            elif target in COMPOSITES:
+                given = torch.fx.map_arg(arguments(node), self.values.__getitem__)
+                (target, args), kwargs = taken_apart(target, given, node.meta["val"].dim()), {}
             self.values[node] = self.graph.create_node("call_function", target, args, kwargs, name=f"n{index}")
+            if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
+                self.values[node] = self._call(getitem, self.values[node], 0)
             if target is aten.scaled_dot_product_attention.default:
                 self._clear_masked_rows(node)
         return tuple(handles)
@@ -163,6 +171,10 @@ class Writer:
         self.constants[name] = value
         return self.graph.create_node("get_attr", name, name=name)
 
+    def _call(self, target: Any, *args: Any) -> Node:
+        """Write an operation that the partition does not have."""
+        return self.graph.create_node("call_function", target, args, name=f"m{len(self.graph.nodes)}")
+
     def _clear_masked_rows(self, node: Node) -> None:
         """Let attention that sees nothing be 0, as in eager; OpenVINO has NaN there."""
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
@@ -171,16 +183,12 @@ class Writer:
         attention = self.values[node]
         dtype = mask.meta["val"].dtype
 
-        def call(target: Any, *args: Any) -> Node:
-            name = f"m{len(self.graph.nodes)}"
-            return self.graph.create_node("call_function", target, args, name=name)
-
         seen = self.values[mask]
         if dtype is not torch.bool:
-            seen = call(aten.ne.Tensor, seen, self._constant(torch.tensor(float("-inf"), dtype=dtype)))
-        seen = call(aten.any.dim, seen, -1, True)
+            seen = self._call(aten.ne.Tensor, seen, self._constant(torch.tensor(float("-inf"), dtype=dtype)))
+        seen = self._call(aten.any.dim, seen, -1, True)
         nothing = self._constant(torch.tensor(0.0, dtype=node.meta["val"].dtype))
-        self.values[node] = call(aten.where.self, seen, attention, nothing)
+        self.values[node] = self._call(aten.where.self, seen, attention, nothing)
 
     def _write_result(self, value: Node) -> None:
         """Write a result so that, in memory, its dimensions lie as eager has them."""

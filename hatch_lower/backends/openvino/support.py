@@ -1,14 +1,8 @@
-"""Which operations OpenVINO computes as eager does.
-
-Its frontend knows more operators than are listed here. Those that are not listed gave something else than eager in the
-samples that tests/unit/test_openvino.py keeps, or are rare. On the CPU the library computes float64 as float32 and
-int64 as int32, so float64 is left to others, and int64 is taken where the values are indices or sizes only.
-"""
+"""Why OpenVINO does not take an operation: its operator, its dtypes, its arguments or its weight."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -18,132 +12,23 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
+from hatch_lower.backends.openvino.claims import (
+    ATTENTION,
+    AVERAGES,
+    BOOLEAN,
+    CLAIMS,
+    CONDITIONS,
+    FLOATING,
+    INDICES,
+    NAN_LOSING,
+    WEIGHTS,
+    Claim,
+)
 from hatch_lower.backends.openvino.options import Options
 
-__all__ = [
-    "CLAIMS",
-    "KEPT_OPERATORS",
-    "NAN_LOSING",
-    "Claim",
-    "Support",
-    "arguments",
-    "is_move",
-    "is_result",
-    "is_square",
-    "why_not_operation",
-]
+__all__ = ["Support", "arguments", "is_move", "is_result", "is_square", "why_not_operation"]
 
-FLOATING = frozenset({torch.float32})
-BOOLEAN = frozenset({torch.bool})
-NUMBERS = FLOATING | {torch.int32}
-CONDITIONS = frozenset({"condition", "attn_mask"})
-INDICES = frozenset({torch.int32, torch.int64})
-STORED = NUMBERS | BOOLEAN | {torch.uint8, torch.int8}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What an operator may be called with.
-
-    Args:
-        takes: dtypes of its tensors.
-        indices: names of arguments that hold indices, of int32 or int64; also results may then be int64.
-        first_only: of its results, only the first may be used.
-        moves: it computes nothing; int64 passes through it if it becomes an index in the end.
-    """
-
-    takes: frozenset[torch.dtype]
-    indices: tuple[str, ...] = ()
-    first_only: bool = False
-    moves: bool = False
-
-
-def listed(names: str, claim: Claim) -> dict[str, Claim]:
-    """Return a claim for each ATen overload of a list; without an overload's name it is the default one."""
-    return {f"aten.{name}" if "." in name else f"aten.{name}.default": claim for name in names.split()}
-
-
-CLAIMS: Mapping[str, Claim] = {
-    **listed(
-        """
-        _adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax abs acos acosh addmm asin asinh atan
-        atanh avg_pool2d avg_pool3d bmm ceil clamp convolution cos cosh cumsum div.Scalar div.Tensor elu erf exp
-        floor gelu hardtanh leaky_relu linalg_vector_norm linear log log10 log1p log2 mean mean.dim mm pow.Scalar
-        pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int reciprocal relu round rsqrt scaled_dot_product_attention
-        sigmoid sin sinh sqrt sum.dim_IntList tan tanh upsample_bilinear2d.vec upsample_nearest2d.vec
-        var.correction
-        """,
-        Claim(FLOATING),
-    ),
-    **listed("add.Scalar add.Tensor maximum minimum mul.Scalar mul.Tensor neg sub.Tensor", Claim(NUMBERS)),
-    **listed("argmax sort topk", Claim(FLOATING, indices=("result",))),
-    **listed(
-        """
-        _native_batch_norm_legit_no_training max_pool2d_with_indices max_pool3d_with_indices native_group_norm
-        native_layer_norm
-        """,
-        Claim(FLOATING, indices=("result",), first_only=True),
-    ),
-    **listed(
-        """
-        eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor le.Scalar le.Tensor lt.Scalar lt.Tensor ne.Scalar
-        ne.Tensor
-        """,
-        Claim(NUMBERS),
-    ),
-    **listed("isinf isnan", Claim(FLOATING)),
-    **listed(
-        """
-        any any.dim any.dims bitwise_and.Tensor bitwise_not bitwise_or.Tensor bitwise_xor.Tensor logical_and logical_not
-        logical_or logical_xor
-        """,
-        Claim(BOOLEAN),
-    ),
-    **listed("_to_copy", Claim(STORED)),
-    **listed("where.self", Claim(STORED - BOOLEAN)),
-    **listed("embedding", Claim(STORED, indices=("indices",))),
-    **listed("index_select", Claim(STORED, indices=("index",), moves=True)),
-    **listed(
-        """
-        alias arange.start_step cat clone constant_pad_nd expand flip full full_like permute repeat scalar_tensor
-        select.int slice.Tensor split_with_sizes squeeze.dims unsqueeze view
-        """,
-        Claim(STORED, moves=True),
-    ),
-}
-"""By the name of an overload. A test compares each of them with eager, for each of its dtypes."""
-
-NAN_LOSING = frozenset(
-    listed(
-        """
-        _log_softmax _softmax argmax clamp div.Tensor exp hardtanh max_pool2d_with_indices max_pool3d_with_indices
-        maximum minimum relu scaled_dot_product_attention sort topk
-        """,
-        Claim(FLOATING),
-    )
-)
-"""Operators that may give a number where eager gives NaN, the other way round, or order it elsewhere.
-
-Few networks do without them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
-"""
-
-WEIGHTS: Mapping[str, str] = {
-    "aten.addmm.default": "mat2",
-    "aten.bmm.default": "mat2",
-    "aten.convolution.default": "weight",
-    "aten.linear.default": "weight",
-    "aten.mm.default": "mat2",
-}
-"""The argument of a product that OpenVINO packs, if it is a constant."""
-
-ATTENTION = "aten.scaled_dot_product_attention.default"
-AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim", "aten.var.correction"})
-
-KEPT_OPERATORS: tuple[OpOverload, ...] = (
-    torch.ops.aten.scaled_dot_product_attention.default,
-    torch.ops.aten.linear.default,
-)
-"""Composites with kernels of their own."""
+CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
 
 class Support:
@@ -263,6 +148,8 @@ def why_not_call(name: str, node: Node) -> str:
     given = arguments(node)
     if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
         return f"this form of `{name}` has no counterpart"
+    if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
+        return "a convolution without a batch is left"
     if given.get("dropout_p"):
         return f"`{name}` draws random numbers"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
@@ -312,7 +199,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
 def is_square(weight: Node, name: str) -> bool:
     """Return whether a product's packed weight has the same sizes when it is turned round."""
     shape = weight.meta["val"].shape
-    left, right = (shape[0], shape[1]) if name == "aten.convolution.default" else (shape[-2], shape[-1])
+    left, right = (shape[0], shape[1]) if name.startswith("aten.conv") else (shape[-2], shape[-1])
     return not (isinstance(left, int) and isinstance(right, int) and left != right)
 
 

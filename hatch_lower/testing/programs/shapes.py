@@ -187,6 +187,10 @@ def twice_the_same(self: Any, x: Tensor) -> Any:
     return found, found, found + 1
 
 
+def given_twice(self: Any, x: Tensor, y: Tensor) -> Any:
+    return torch.sin(x) + y, x * y, y - 1
+
+
 def views_of_inputs(self: Any, x: Tensor) -> Any:
     return x.view(-1), x.t(), x[0], torch.sin(x)
 
@@ -250,6 +254,9 @@ def value_cases() -> Iterator[Case]:
     yield Case("outputs/an input that nothing uses", lambda data: module(unused_input), once(two))
     yield Case("aliases/input returned", lambda data: module(input_returned), once(two))
     yield Case("aliases/one tensor twice", lambda data: module(twice_the_same), once(one))
+    yield Case(
+        "aliases/one tensor as two inputs", lambda data: module(given_twice), lambda data: (two(data), one(data) * 2)
+    )
     yield Case("aliases/views of inputs", lambda data: module(views_of_inputs), once(one))
     yield Case("aliases/views of results", lambda data: module(views_of_results), once(one))
     yield Case(

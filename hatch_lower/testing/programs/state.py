@@ -24,13 +24,13 @@ SIDE = 2048
 def every_kind(self: Any, x: Tensor) -> Any:
     found = x * self.parameter + self.buffer
     found = found + self.table * torch.tensor([0.5, 1.5, 2.5])
-    return found * self.point - self.turned.sum(0), x + self.one, self.other * 2
+    return found * self.point - self.turned.sum(0), x + self.one, self.other * 2, x * self.unsaved
 
 
 def every_constant(data: Data) -> torch.nn.Module:
-    """Return a module with a parameter, a buffer, a tied pair, a constant tensor, a 0-d, an unused, a turned one."""
+    """Return a module with a constant of each kind; one of them is unused, and two are one tensor."""
     tied = torch.nn.Parameter(data.draw(3))
-    return module(
+    made = module(
         every_kind,
         parameter=torch.nn.Parameter(data.draw(3)),
         buffer=data.draw(3),
@@ -41,6 +41,8 @@ def every_constant(data: Data) -> torch.nn.Module:
         other=tied,
         unused=torch.nn.Parameter(data.draw(5)),
     )
+    made.register_buffer("unsaved", data.draw(3), persistent=False)
+    return made
 
 
 def scaled(self: Any, x: Tensor) -> Any:
@@ -69,6 +71,10 @@ def unused(self: Any, x: Tensor) -> Any:
 
 def turned(self: Any, x: Tensor) -> Any:
     return x * self.turned, x + self.step, x * self.wide
+
+
+def overlapping(self: Any, x: Tensor) -> Any:
+    return x + self.whole, x * self.row, (x @ self.whole)[:, 1:] - self.corner
 
 
 def of_other_dtypes(self: Any, x: Tensor) -> Any:
@@ -165,6 +171,12 @@ def state_cases() -> Iterator[Case]:
         ),
         calls(2),
     )
+
+    def make_overlapping(data: Data) -> torch.nn.Module:
+        whole = data.draw(3, 3)
+        return module(overlapping, whole=parameter(whole), row=whole[1], corner=whole[1, 1:])
+
+    yield Case("constants/of one storage", make_overlapping, sizes(((3, 3),), ((3, 3),)))
     yield Case(
         "constants/other dtypes",
         lambda data: module(

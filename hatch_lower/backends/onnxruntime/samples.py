@@ -1,0 +1,255 @@
+"""Calls of operators that are compared with eager: those of torch's own samples, some of our own, and variants of both.
+
+The same calls come out in every run: what is drawn at random is seeded, and which calls of an operator are taken does
+not depend on what other operators are looked at.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, walk, why_not_arguments
+
+__all__ = [
+    "Call",
+    "calls_without_elements",
+    "has_elements",
+    "is_compared",
+    "own_calls",
+    "sample_calls",
+    "special_calls",
+]
+
+Call: TypeAlias = tuple[OpOverload, Any, Any]
+"""An operator, its arguments, and those by name."""
+
+SAMPLES = 30
+"""How many samples of each of torch's functions are run."""
+CALLS_OF_ONE_KIND = 4
+"""How many calls are compared of an operator with a combination of dtypes, of each dtype of torch's samples."""
+EMPTY_CALLS_OF_ONE_KIND = 1
+NAN, INFINITY = float("nan"), float("inf")
+TENSORS_WITH_SPECIALS = 4
+FINITE_ONLY = frozenset({torch.ops.aten.scaled_dot_product_attention.default})
+"""Torch's own kernels of attention do not agree on NaN: that for the CPU gives 0 where the plain formula gives NaN."""
+NOT_INFINITE = frozenset({torch.ops.aten.gelu.default})
+"""Eager's gelu of float32 gives NaN for infinity; ONNX Runtime gives infinity, as eager does for other dtypes."""
+FINITE_PARAMETERS = frozenset(
+    {torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_group_norm.default}
+)
+"""Normalisations are computed in another order of factors, which shows where a weight is infinite."""
+
+
+def is_compared(op: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Return whether the backend might take such a call, whatever its dtypes are found to give."""
+    tensors = [each for each in walk((args, kwargs)) if isinstance(each, torch.Tensor)]
+    known = all(each.dtype in DTYPES and each.layout is torch.strided for each in tensors)
+    return known and not why_not_arguments(op, args, kwargs)
+
+
+def has_elements(*values: Any) -> bool:
+    """Return whether all tensors among some values have elements."""
+    return all(each.numel() for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor))
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the different calls of some operators, also those that composites are made of.
+
+    Tensors are kept as they are when a call is made; what comes after may change them.
+
+    Args:
+        wanted: the operators.
+    """
+
+    def __init__(self, wanted: frozenset[OpOverload]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wanted = wanted
+        self.calls: dict[tuple[str, str, bool], dict[str, Call]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func not in self.wanted or not is_compared(func, args, given):
+            return func(*args, **given)
+        kept = pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), (args, given))
+        result = func(*args, **given)
+        kind = str(func), combination_of(func, args, given, result), has_elements(args, given, result)
+        shapes = pytree.tree_map_only(torch.Tensor, lambda each: tuple(each.shape), (args, given))
+        self.calls.setdefault(kind, {}).setdefault(repr(shapes), (func, *kept))
+        return result
+
+
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """Let memory that nobody has written be the same in each run, as long as the context lasts."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def sample_calls(ops: Iterable[OpOverload], dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls of operators that torch's samples of a dtype make.
+
+    Args:
+        ops: which operators.
+        dtype: of the samples; their calls may have others, too.
+    """
+    from torch.testing._internal import common_methods_invocations
+
+    op_db: list[Any] = common_methods_invocations.op_db
+    recorder = Recorder(frozenset(ops))
+    for info in op_db:
+        if dtype not in info.supported_dtypes("cpu"):
+            continue
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        # a sample that this torch cannot run ends those of its function
+        with suppress(Exception), reproducible(), torch.no_grad():
+            for sample in islice(info.sample_inputs("cpu", dtype, requires_grad=False), SAMPLES):
+                with recorder:
+                    info(sample.input, *sample.args, **sample.kwargs)
+    for (_, _, full), calls in sorted(recorder.calls.items()):
+        yield from spread(list(calls.values()), CALLS_OF_ONE_KIND if full else EMPTY_CALLS_OF_ONE_KIND)
+
+
+def spread(calls: Sequence[Call], count: int) -> list[Call]:
+    """Return some calls, as far from each other as can be: neighbours are of one function and much alike."""
+    if len(calls) <= count:
+        return list(calls)
+    return [calls[index * len(calls) // count] for index in range(count)]
+
+
+def own_calls() -> Iterator[Call]:
+    """Yield calls that torch's samples lack."""
+    torch.manual_seed(0)
+    yield from conversions()
+    for dtype in DTYPES:
+        yield from movements(dtype)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        yield from computations(dtype)
+
+
+def conversions() -> Iterator[Call]:
+    """Yield calls from each dtype to each."""
+    aten = torch.ops.aten
+    for source in DTYPES:
+        for target in DTYPES:
+            values = torch.tensor([[0, 1, 2], [3, 5, 100]]).to(source)
+            yield aten._to_copy.default, (values,), {"dtype": target}
+            yield aten.scalar_tensor.default, (1,), {"dtype": target}
+
+
+def movements(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls that take elements of any dtype from place to place."""
+    aten = torch.ops.aten
+    values = torch.arange(24).reshape(1, 2, 3, 4, 1).to(dtype)
+    places = torch.tensor([[1, 0], [-1, 1]]), torch.tensor([0, 1])
+    yield aten.squeeze.dims, (values, [0]), {}
+    yield aten.squeeze.dims, (values, [0, 1, -1]), {}
+    for dims in ([1], [-2, 2], [0, 1, 2, 3, 4]):
+        for reduction in (aten.amax.default, aten.amin.default):
+            yield reduction, (values, dims), {}
+            yield reduction, (values, dims, True), {}
+    for indices in ([places[1]], [None, places[0]], [places[1] * 0, places[1]], [None, None, None, places[1]]):
+        yield aten.index.Tensor, (values, indices), {}
+    yield aten.squeeze.dim, (values, 0), {}
+    yield aten.squeeze.dim, (values, 1), {}
+    for condition in (values > 3, values[0, 0, 0, 0] > -1):
+        yield aten.where.self, (condition, values, values.flip(3)), {}
+
+
+def computations(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls of what networks are made of."""
+    aten = torch.ops.aten
+    x, w, b = (torch.randn(*shape).to(dtype) for shape in ((2, 5, 8), (6, 8), (6,)))
+    for given in (x, x[0], x[0, 0]):
+        yield aten.linear.default, (given, w, b), {}
+        yield aten.linear.default, (given, w), {}
+    yield aten.layer_norm.default, (x, [8], torch.rand(8).to(dtype), torch.randn(8).to(dtype)), {}
+    yield aten.layer_norm.default, (x, [5, 8]), {}
+    yield aten.layer_norm.default, (x, [8], None, None, 1e-3), {}
+    for reduced in ([1], [-1, 0], None):
+        for correction in (None, 0, 1, 2.5, 9):
+            yield aten.var.correction, (x, reduced), {"correction": correction}
+            yield aten.var.correction, (x, reduced), {"correction": correction, "keepdim": True}
+    yield aten.gelu.default, (x,), {}
+    yield aten.gelu.default, (x,), {"approximate": "tanh"}
+    yield aten.addmm.default, (b, x[0], w.t()), {}
+    yield aten.addmm.default, (torch.randn(5, 6).to(dtype), x[0], w.t()), {}
+    image, ones = torch.randn(2, 6, 4, 3).to(dtype), torch.rand(6).to(dtype) + 0.5
+    for given in (image, image[..., 0], image[..., 0, 0]):
+        yield aten._native_batch_norm_legit_no_training.default, (given, ones, b, b, ones, 0.1, 1e-5), {}
+        yield aten._native_batch_norm_legit_no_training.default, (given, None, None, b, ones, 0.1, 1e-3), {}
+    for groups in (1, 2, 6):
+        yield aten.native_group_norm.default, (image, ones, b, 2, 6, 12, groups, 1e-5), {}
+        yield aten.native_group_norm.default, (image, None, None, 2, 6, 12, groups, 1e-3), {}
+    for factors in ([2.0, 2.0], [0.5, 1.5]):
+        yield aten.upsample_nearest2d.vec, (image, None, factors), {}
+        yield aten.upsample_bilinear2d.vec, (image, None, False, factors), {}
+        yield aten.upsample_bilinear2d.vec, (image, [5, 7], True, None), {}
+    q, k, v = (torch.randn(2, 3, length, 4).to(dtype) for length in (5, 7, 7))
+    yield aten.scaled_dot_product_attention.default, (q, k, v), {}
+    yield aten.scaled_dot_product_attention.default, (q, k, v), {"scale": 0.3}
+    yield aten.scaled_dot_product_attention.default, (q, q, q, None, 0.0, True), {}
+    yield aten.scaled_dot_product_attention.default, (q, k, v, None, 0.0, True), {}
+    yield aten.scaled_dot_product_attention.default, (k, q, q, None, 0.0, True), {}
+
+
+def special_calls(op: OpOverload, args: Any, kwargs: Any) -> Iterator[Call]:
+    """Yield a call with NaN, each infinity, or the extremes of its integers at several places of each of its tensors.
+
+    Kernels pass over NaN at some places only: the greatest element may be NaN if the first is, and not if another is.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    numbers = [
+        index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dtype != torch.bool
+    ]
+    for index in numbers[: 1 if op in FINITE_PARAMETERS else TENSORS_WITH_SPECIALS]:
+        for values in special_values(op, leaves[index]):
+            changed = leaves[index].detach().clone(memory_format=torch.contiguous_format)
+            changed.view(-1)[list(values)] = torch.tensor(list(values.values()), dtype=changed.dtype)
+            given, named = pytree.tree_unflatten([*leaves[:index], changed, *leaves[index + 1 :]], spec)
+            yield op, given, named
+
+
+def special_values(op: OpOverload, tensor: torch.Tensor) -> list[dict[int, float]]:
+    """Return values by their places in a tensor."""
+    last = tensor.numel() - 1
+    if not tensor.is_floating_point():
+        # not the least one: eager's division of it by -1 ends the process
+        extremes = torch.iinfo(tensor.dtype)
+        return [{0: extremes.max, last: -extremes.max if extremes.min else 0}]
+    if op in FINITE_ONLY:
+        return []
+    places: list[dict[int, float]] = [{0: NAN}, {last // 2: NAN}, {last: NAN}]
+    if op not in NOT_INFINITE:
+        places += [{0: INFINITY, last: -INFINITY}, {last // 2: INFINITY}, {last // 2: -INFINITY}]
+        places += [dict.fromkeys(range(last + 1), -INFINITY)]
+    return places
+
+
+def calls_without_elements(op: OpOverload, args: Any, kwargs: Any) -> Iterator[Call]:
+    """Yield a call with the first, and one with the last dimension of its tensors cut to no elements."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    for dim in (0, -1) if shapes else ():
+        size = shapes[0][dim]
+        cut = [
+            leaf.narrow(dim, 0, 0) if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[dim] == size else leaf
+            for leaf in leaves
+        ]
+        given, named = pytree.tree_unflatten(cut, spec)
+        yield op, given, named

@@ -1,0 +1,82 @@
+"""Composites that another backend wants whole, in the operators that OpenVINO's frontend knows.
+
+What one backend of a recipe keeps whole is whole for all, so a convolution comes here in one form or the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+__all__ = ["COMPOSITES", "WITH_INDICES", "taken_apart"]
+
+aten = torch.ops.aten
+Call = tuple[OpOverload, tuple[Any, ...]]
+
+
+def taken_apart(composite: OpOverload, given: Mapping[str, Any], rank: int) -> Call:
+    """Return the operator that computes a composite, and its arguments.
+
+    Args:
+        composite: one of `COMPOSITES`.
+        given: the arguments that it is called with, by name.
+        rank: the number of its result's dimensions.
+    """
+    defaults = {each.name: each.default_value for each in composite._schema.arguments}
+    return COMPOSITES[composite]({**defaults, **given}, rank)
+
+
+def convolution(given: Mapping[str, Any], rank: int) -> Call:
+    """Return the general form of a convolution."""
+    count = rank - 2
+    sizes = (for_each(given[name], count) for name in ("stride", "padding", "dilation"))
+    tensors = (given["input"], given["weight"], given["bias"])
+    return aten.convolution.default, (*tensors, *sizes, False, [0] * count, given["groups"])
+
+
+def for_each(value: Any, count: int) -> list[int]:
+    """Return one number for each dimension."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def layer_norm(given: Mapping[str, Any], rank: int) -> Call:
+    """Return a normalisation that gives mean and deviation, too."""
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    return aten.native_layer_norm.default, tuple(given[name] for name in names)
+
+
+def max_pool(given: Mapping[str, Any], rank: int) -> Call:
+    """Return a pooling that gives indices, too."""
+    sizes = (for_each(given[name], 2) for name in ("kernel_size", "stride", "padding", "dilation"))
+    return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
+
+
+def softmax(given: Mapping[str, Any], rank: int) -> Call:
+    """Return a softmax that does not change the type."""
+    return aten._softmax.default, (given["self"], given["dim"], False)
+
+
+def log_softmax(given: Mapping[str, Any], rank: int) -> Call:
+    """Return a logarithm of a softmax that does not change the type."""
+    return aten._log_softmax.default, (given["self"], given["dim"], False)
+
+
+COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, Any], int], Call]] = MappingProxyType(
+    {
+        aten.conv1d.default: convolution,
+        aten.conv2d.default: convolution,
+        aten.conv3d.default: convolution,
+        aten.layer_norm.default: layer_norm,
+        aten.log_softmax.int: log_softmax,
+        aten.max_pool2d.default: max_pool,
+        aten.softmax.int: softmax,
+    }
+)
+
+WITH_INDICES = frozenset({aten.native_layer_norm.default, aten.max_pool2d_with_indices.default})
+"""Operators of whose results only the first is that of a composite."""
