@@ -196,8 +196,10 @@ def execute_plan(
     codes = {name: compile_method(plan, name, is_locked=is_locked) for name in plan.methods}
     data = map_data(plan, folder)
     layouts = MappingProxyType({name: each.layout for name, each in data_files(plan).items() if each.layout})
+    files = MappingProxyType({name: folder / each.file for name, each in data_files(plan).items()})
     blobs = tuple(
-        DelegateBlob(folder / each.file, MappingProxyType(dict(each.info)), data, layouts) for each in plan.delegates
+        DelegateBlob(folder / each.file, MappingProxyType(dict(each.info)), data, layouts, files)
+        for each in plan.delegates
     )
     program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
     with torch.inference_mode(False):

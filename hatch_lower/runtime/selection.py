@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import warnings
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ class DelegateKinds:
 
     def missing_reason(self, backend: str) -> str | None:
         """Return why a backend's programs cannot run, or `None` if its run half is there."""
+        if self._given is None and self._point(backend) is not None:
+            return None
         known = self._names()
         return None if backend in known else f"the delegate `{backend}` is not installed; {nearest(backend, known)}"
 
@@ -48,7 +51,8 @@ class DelegateKinds:
             )
         if self._given is not None:
             return self._given[backend]
-        point = self._entry_points()[backend]
+        point = self._point(backend)
+        assert point is not None
         try:
             kind = point.load()
         except Exception as error:
@@ -60,6 +64,15 @@ class DelegateKinds:
         if not isinstance(kind, type) or not issubclass(kind, Delegate):
             raise ProgramError(f"the delegate `{backend}` is no `Delegate`", where=point.value, found=repr(kind))
         return kind
+
+    def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
+        """Return a run half's entry point; for those that come with hatch-lower no other distribution is read."""
+        if self._points is None:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it is run from its sources
+                own = importlib.metadata.distribution("hatch-lower").entry_points
+                for each in own.select(group=DELEGATE_GROUP, name=backend):
+                    return each
+        return self._entry_points().get(backend)
 
     def _names(self) -> list[str]:
         return list(self._given if self._given is not None else self._entry_points())

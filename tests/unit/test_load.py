@@ -32,6 +32,7 @@ from support.plans import (
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
+from hatch_lower.runtime.selection import DelegateKinds
 
 pytestmark = pytest.mark.torch
 
@@ -372,6 +373,11 @@ def test_delegates_come_from_entry_points(site: Path) -> None:
         },
     )
     assert load("digits")(torch.ones(4)).tolist() == [2.0] * 4
+
+
+def test_the_name_of_a_shipped_delegate_means_the_shipped_one(site: Path) -> None:
+    install(site, "other", {"hatch_lower.delegates": {"reference": "support.plans:Doubling"}})
+    assert DelegateKinds().load("reference").__module__ == "hatch_lower.backends.reference.run"
 
 
 @pytest.mark.parametrize(

@@ -333,14 +333,14 @@ WHOLE = {str(op) for op in COMPOSITES} | {"aten.hardswish.default", "aten.silu.d
 """Operators that are only there where another backend wants them."""
 
 
-def test_exact_nan_leaves_out_what_loses_a_nan() -> None:
+def test_a_model_for_all_numbers_leaves_out_what_loses_a_nan() -> None:
     def net(x: Tensor) -> Tensor:
         return torch.relu(x.sin() * 2) + 1
 
-    lowered = lower(Call(net), torch.ones(3), exact_nan=True)
+    lowered = lower(Call(net), torch.ones(3), **{"finite-only": False})
     assert reasons(lowered) == {
         "aten_relu_default": "`aten.relu.default` may give a number for NaN or NaN for a number, "
-        "and the recipe wants `exact_nan`"
+        "and `finite-only` is false"
     }
     assert "aten.relu.default" in NAN_LOSING & taken(lower(Call(net), torch.ones(3)))
 
@@ -747,7 +747,7 @@ def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, tmp_path: Path
         ({"threads": -1}, "`threads` must be a number from 0"),
         ({"device": 1}, "`device` must be a name"),
         ({"exclude": "aten.sin.default"}, "`exclude` must be a list of strings"),
-        ({"exact_nan": 1}, "`exact_nan` must be true or false"),
+        ({"finite-only": 1}, "`finite-only` must be true or false"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

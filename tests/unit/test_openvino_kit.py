@@ -21,7 +21,7 @@ THOROUGH = "HATCH_LOWER_TEST_THOROUGH" in os.environ
 EXPORTS = Exports()
 
 ALL = [name for name in trial_names() if not name.startswith("values/odd numbers")]
-"""All but what differs from eager by default: with `exact_nan`, nothing does."""
+"""All but what differs from eager by default: with `finite-only = false`, nothing does."""
 
 QUICK = [
     *("operators/perceptron", "operators/attention", "operators/fused", "operators/embedding"),
@@ -35,15 +35,15 @@ QUICK = [
 test_kit = backend_tests(
     "openvino",
     {"threads": 1},
-    variations={"threads": [2], "device": ["AUTO"], "exclude": [["aten.mul.Tensor"]], "exact_nan": [True]},
+    variations={"threads": [2], "device": ["AUTO"], "exclude": [["aten.mul.Tensor"]], "finite-only": [False]},
     packed_copies=1,  # kernels that want another layout make a copy of their weights
     only=ALL if THOROUGH else QUICK,
     exports=EXPORTS,
 )
 
-test_kit_with_exact_nan = backend_tests(
+test_kit_for_all_numbers = backend_tests(
     "openvino",
-    {"exact_nan": True},
+    {"finite-only": False},
     packed_copies=1,
     only="*" if THOROUGH else "values/*",
     exports=EXPORTS,

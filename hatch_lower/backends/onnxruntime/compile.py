@@ -11,7 +11,6 @@ from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, Pr
 from hatch_lower.backend.named_data import NamedDataStore
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
-from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import BackendError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "CPUExecutionProvider": "onnxruntime",
 }
 RANGE = ">=1.23,<2"
-"""ONNX Runtime reads older models for ever; since 1.23 it holds weights as values, such as it is handed here."""
+"""ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried."""
 
 
 class OnnxruntimeBackend(BackendDetails):
@@ -52,12 +51,10 @@ class OnnxruntimeBackend(BackendDetails):
 
         translated = translate(edge_program)
         store = NamedDataStore()
-        weights: dict[str, dict[str, Any]] = {}
-        for name, tensor in translated.weights.items():
-            contents = tensor.tobytes()
-            key = f"onnxruntime-{sha256_bytes(contents)[:32]}"  # by content: a name stands for one in all delegates
+        # named by content: a name stands for one in all delegates
+        weights = {f"onnxruntime-{digest[:32]}": contents for digest, contents in translated.weights.items()}
+        for key, contents in weights.items():
             store.add_named_data(key, contents, alignment=ALIGNMENT)
-            weights[name] = {"data": key, "dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),
@@ -69,7 +66,7 @@ class OnnxruntimeBackend(BackendDetails):
                 "inputs": list(translated.inputs),
                 "results": translated.results,
                 "outputs": [dict(each) for each in translated.outputs],
-                "weights": weights,
+                "weights": list(weights),
                 "providers": list(options.providers),
                 "threads": options.threads,
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["OnnxruntimeDelegate"]
 
 HINT = "build the wheel again"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -25,20 +27,18 @@ class OnnxruntimeDelegate(Delegate):
 
     Args:
         session: the session.
-        weights: what its weights lie in; kept as long as the session is.
         info: what the compile half knows of inputs and outputs.
     """
 
-    def __init__(self, session: InferenceSession, weights: Sequence[Any], info: CallInfo) -> None:
+    def __init__(self, session: InferenceSession, info: CallInfo) -> None:
         self._session = session
-        self._weights = weights
         self._run = session.run
         self._info = info
         self._names = [f"y{index}" for index in range(info.results)]
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
-        """Make a session of the model. It is handed large weights where they are mapped, and may copy them.
+        """Make a session of the model. It maps the files of large weights; those that it packs it copies.
 
         Raises:
             ProgramError: if ONNX Runtime is not installed, has none of the wanted providers, or refuses the model.
@@ -68,11 +68,10 @@ class OnnxruntimeDelegate(Delegate):
         options.inter_op_num_threads = 1
         options.use_deterministic_compute = True
         options.log_severity_level = 3
-        weights = bind_weights(blob, info.weights)
-        if weights:
-            options.add_external_initializers(list(weights), list(weights.values()))
+        if info.weights:
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(find_weights(blob, info.weights)))
         try:
-            session = onnxruntime.InferenceSession(str(blob.path), options, providers=providers)
+            session = onnxruntime.InferenceSession(blob.path.read_bytes(), options, providers=providers)
         except Exception as error:
             raise ProgramError(
                 "ONNX Runtime refuses a model",
@@ -84,7 +83,7 @@ class OnnxruntimeDelegate(Delegate):
         wanted = [f"x{position}" for position in info.inputs], [f"y{index}" for index in range(info.results)]
         if names != wanted:
             raise description_error(blob, f"a model with the inputs {names[0]} and the outputs {names[1]}")
-        return cls(session, list(weights.values()), info)
+        return cls(session, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run the model; the outputs have memory of their own."""
@@ -111,7 +110,7 @@ class CallInfo:
         inputs: positions of the inputs that the model takes.
         results: how many results the model has.
         outputs: how each output is made, as the compile half writes it.
-        weights: how each large weight lies in the named data.
+        weights: the names of the large weights in the named data.
         providers: the execution providers to use, the best first.
         threads: how many threads a session has; 0: as many as torch.
     """
@@ -122,7 +121,7 @@ class CallInfo:
         inputs: list[int],
         results: int,
         outputs: list[dict[str, Any]],
-        weights: dict[str, dict[str, Any]],
+        weights: list[str],
         providers: list[str],
         threads: int,
     ) -> None:
@@ -163,23 +162,16 @@ def make_output(output: Mapping[str, Any], inputs: Sequence[Any], tensors: Seque
     return inputs[output["input"]] if "input" in output else output["literal"]
 
 
-def bind_weights(blob: DelegateBlob, weights: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ONNX Runtime's values for the large weights, in the memory of the mapped files.
+def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
+    """Return the folder in which the files of the large weights really lie: ONNX Runtime follows no link out of it.
 
     Raises:
-        ProgramError: if a weight is missing, or has another size.
+        ProgramError: if a weight is missing.
     """
-    import numpy
-    from onnxruntime import OrtValue
-
-    found = {}
-    for name, weight in weights.items():
-        try:
-            array = numpy.frombuffer(blob.data[weight["data"]], dtype=weight["dtype"]).reshape(weight["shape"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise description_error(blob, f"the weight `{name}`: {type(error).__name__}: {error}") from error
-        found[name] = OrtValue.ortvalue_from_numpy(array)
-    return found
+    missing = [name for name in weights if name not in blob.files]
+    if missing:
+        raise description_error(blob, f"the weights {missing}, which are not in the named data")
+    return blob.files[weights[0]].resolve().parent
 
 
 def read_info(blob: DelegateBlob) -> CallInfo:
@@ -195,7 +187,7 @@ def read_info(blob: DelegateBlob) -> CallInfo:
             [int(each) for each in info["inputs"]],
             int(info["results"]),
             [dict(each) for each in info["outputs"]],
-            {str(name): dict(each) for name, each in info["weights"].items()},
+            [str(each) for each in info["weights"]],
             [str(each) for each in info["providers"]],
             int(info["threads"]),
         )

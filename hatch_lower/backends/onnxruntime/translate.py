@@ -25,6 +25,7 @@ from torch.onnx._internal.fx import passes
 
 from hatch_lower.backends.onnxruntime.copied import CanonicalCopy
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
+from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import BackendError
 
 __all__ = [
@@ -53,7 +54,7 @@ class Translated:
 
     Args:
         model: its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, ….
-        weights: the large weights `w0`, `w1`, ….
+        weights: the contents of the large weights, by the sha256 of each.
         given: the number of the partition's user inputs.
         inputs: positions of those of them that the model takes.
         results: how many results the model has.
@@ -63,7 +64,7 @@ class Translated:
     """
 
     model: bytes
-    weights: Mapping[str, ir.TensorProtocol]
+    weights: Mapping[str, bytes]
     given: int
     inputs: tuple[int, ...]
     results: int
@@ -196,10 +197,10 @@ def allow_zero_sizes(graph: ir.Graph) -> None:
     """Let a size of 0 that is computed mean 0 in a reshape, as it does in torch, not the input's own size."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
         shape = node.inputs[1] if node.op_type == "Reshape" else None
-        if shape is None or shape.const_value is not None:
+        if shape is None or ir.convenience.get_const_tensor(shape) is not None:
             continue
         producer = shape.producer()
-        parts = [] if producer is None else [value.const_value for value in producer.inputs if value is not None]
+        parts = [] if producer is None else [ir.convenience.get_const_tensor(value) for value in producer.inputs if value]
         if not any((part.numpy() == 0).any() for part in parts if part is not None):
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
 
@@ -262,16 +263,17 @@ def is_large(value: ir.Value) -> bool:
     return value.is_initializer() and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES
 
 
-def take_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    """Take the contents of large weights out of the model, and return them by name."""
-    weights: dict[str, ir.TensorProtocol] = {}
+def take_weights(graph: ir.Graph) -> dict[str, bytes]:
+    """Take the contents of large weights out of the model, and return them by sha256, after which their files are named."""
+    weights: dict[str, bytes] = {}
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and is_large(value):
-            name = str(value.name)
-            weights[name] = tensor
+            contents = tensor.tobytes()
+            digest = sha256_bytes(contents)
+            weights[digest] = contents
             value.const_value = ir.ExternalTensor(
-                name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+                f"{digest}.bin", 0, len(contents), tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=value.name
             )
         elif tensor is not None:
             value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)

@@ -70,7 +70,7 @@ class OpenvinoBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `device`, `threads`, `exclude` and `exact_nan`.
+        """Return the partitioner for the options `device`, `threads`, `exclude` and `finite-only`.
 
         Raises:
             BackendError: if an option is unknown or ill-typed, or OpenVINO is not installed.

@@ -13,7 +13,7 @@ from hatch_lower.errors import BackendError, nearest
 
 __all__ = ["Options", "options_from_specs", "parse_options"]
 
-KNOWN = ("device", "exact_nan", "exclude", "threads")
+KNOWN = ("device", "exclude", "finite-only", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Options:
         device: OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`).
         threads: how many threads a call uses; 0: as many as OpenVINO chooses.
         exclude: ATen overloads (`aten.gelu.default`) that are left to others.
-        exact_nan: leave out the operators whose kernels turn a NaN into a number.
+        finite: the model computes with finite numbers only; else operators whose kernels lose a NaN are left out.
     """
 
     device: str = "CPU"
     threads: int = 0
     exclude: tuple[str, ...] = ()
-    exact_nan: bool = False
+    finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
         """Return what shapes the result of one partition; which nodes it has is not among it."""
@@ -56,16 +56,16 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     exclude = options.get("exclude", [])
     if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
         problems.append(f"`exclude` must be a list of strings such as `aten.gelu.default`, but is {exclude!r}")
-    exact_nan = options.get("exact_nan", False)
-    if not isinstance(exact_nan, bool):
-        problems.append(f"`exact_nan` must be true or false, but is {exact_nan!r}")
+    finite = options.get("finite-only", True)
+    if not isinstance(finite, bool):
+        problems.append(f"`finite-only` must be true or false, but is {finite!r}")
     if problems:
         raise BackendError(
             "the options of the backend `openvino` are wrong",
             found="\n".join(problems),
             hint="correct them in the recipe's table for the backend `openvino`",
         )
-    return Options(device, threads, tuple(sorted(set(exclude))), exact_nan)
+    return Options(device, threads, tuple(sorted(set(exclude))), finite)
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:

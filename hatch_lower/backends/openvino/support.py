@@ -88,8 +88,8 @@ def why_not_operation(node: Node, options: Options, indices: Collection[Node] = 
     claim = CLAIMS.get(name)
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
-    if options.exact_nan and name in NAN_LOSING:
-        return f"`{name}` may give a number for NaN or NaN for a number, and the recipe wants `exact_nan`"
+    if not options.finite and name in NAN_LOSING:
+        return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
     passed = claim.moves and node in indices
     return why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed) or why_not_call(name, node)
 
