@@ -33,6 +33,10 @@ ALLOWED = {
     "export/discover.py": IMPORTS,
     "runtime/eager.py": IMPORTS,
     "runtime/containers.py": IMPORTS,
+    # whether the engine's libraries are there; the kit's own names, and the backend that its caller names
+    "backends/onnxruntime/compile.py": IMPORTS,
+    "testing/__init__.py": IMPORTS,
+    "testing/elsewhere.py": IMPORTS,
     # the program of an installed wheel, its digest and the permissions of its place compared before
     "backends/aoti/run.py": {"torch._C._aoti"},
     # libraries that are in the process already, and a tensor's memory

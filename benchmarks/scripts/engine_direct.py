@@ -48,7 +48,6 @@ def open_openvino(path: Path, info: dict[str, Any], data: dict[str, Path]) -> Ca
 
 
 def open_onnxruntime(path: Path, info: dict[str, Any], data: dict[str, Path]) -> Call:
-    import numpy
     import onnxruntime
     import torch
 
@@ -56,18 +55,12 @@ def open_onnxruntime(path: Path, info: dict[str, Any], data: dict[str, Path]) ->
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
-    arrays = {
-        name: numpy.memmap(data[each["data"]], each["dtype"], "r", shape=tuple(each["shape"]))
-        for name, each in info["weights"].items()
-    }
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(each) for each in arrays.values()]
-    if values:
-        options.add_external_initializers(list(arrays), values)
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    kept = [arrays, values]  # as long as the session
+    if info["weights"]:
+        folder = str(data[info["weights"][0]].parent)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
 
     def call(inputs: Sequence[Any]) -> Any:
-        assert kept
         return session.run(None, {f"x{place}": inputs[place].numpy() for place in info["inputs"]})
 
     return call
@@ -82,7 +75,7 @@ def open_executorch(path: Path, info: dict[str, Any], data: dict[str, Path]) -> 
 
     def call(inputs: Sequence[Any]) -> Any:
         assert kept
-        return method.call([inputs[place] for place in info["passed"]], True)
+        return method.call([inputs[place].contiguous() for place in info["passed"]], True)  # it takes no other
 
     return call
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph, Node
@@ -14,7 +15,7 @@ from hatch_lower.backends.onnxruntime.support import aten_operator
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
-__all__ = ["CanonicalCopy"]
+__all__ = ["CanonicalCopy", "count_dimensions"]
 
 
 class CanonicalCopy:
@@ -119,3 +120,21 @@ def memory_order(value: Any) -> tuple[int, ...] | None:
             return None
         expected *= int(sizes[dim])
     return None if order == tuple(range(len(sizes))) else order
+
+
+def count_dimensions(graph: Graph) -> None:
+    """Count the dimensions of reductions from the first.
+
+    ONNX Runtime does not reduce those that are counted from the last where a tensor has no elements.
+    """
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or torch.Tag.reduction not in node.target.tags:
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        dims = {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("dim")
+        if dims is None:
+            continue
+        rank = node.args[0].meta["val"].ndim or 1
+        dims = dims % rank if isinstance(dims, int) else [dim % rank for dim in dims]
+        node.args = tuple(dims if name == "dim" else each for name, each in zip(names, node.args, strict=False))
+        node.kwargs = {name: dims if name == "dim" else each for name, each in node.kwargs.items()}

@@ -173,13 +173,13 @@ class Findings:
         fitting: operators and combinations of dtypes whose calls gave eager's results.
         failures: why other combinations did not, by operator and combination.
         refused: why calls of other combinations make no session, by operator and combination.
-        empty: why operators do not give eager's results for tensors without elements.
+        empty: why combinations do not give eager's results for tensors without elements, by operator and combination.
     """
 
     fitting: set[tuple[str, str]] = field(default_factory=set)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
-    empty: dict[str, str] = field(default_factory=dict)
+    empty: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, other: Findings) -> None:
         """Take what was found for other calls; a failure counts more than calls that fit."""
@@ -195,14 +195,14 @@ class Findings:
             return
         key = str(op), combination_of(op, args, kwargs, expected)
         full = has_elements(args, kwargs, expected[0] if op in FIRST_ONLY else expected)
-        if key in self.failures or (not full and str(op) in self.empty):
+        if key in self.failures or (not full and key in self.empty):
             return
         checker = make_checker(op, args, kwargs, expected)
         if isinstance(checker, str):
             self.refused[key] = checker
         elif not full:
             if why := checker.why_different(args, kwargs, expected):
-                self.empty[str(op)] = why
+                self.empty[key] = why
         elif why := check_call(checker, args, kwargs, expected):
             self.failures[key] = why
             self.fitting.discard(key)
@@ -216,7 +216,7 @@ class Findings:
         operators: dict[str, list[str]] = {}
         for name, combination in sorted(self.fitting):
             operators.setdefault(name, []).append(combination)
-        return {"operators": operators, "not empty": sorted(operators.keys() & self.empty.keys())}
+        return {"operators": operators, "not empty": sorted({name for name, _ in self.fitting & self.empty.keys()})}
 
 
 def examine(calls: Iterable[Call]) -> Findings:
@@ -262,5 +262,5 @@ if __name__ == "__main__":
     for (name, combination), reason in sorted(everything.refused.items()):
         if (name, combination) not in everything.fitting:
             print(f"{name} {combination} is refused: {reason[:200]}")
-    for name, reason in sorted(everything.empty.items()):
-        print(f"{name} without elements: {reason[:200]}")
+    for (name, combination), reason in sorted(everything.empty.items()):
+        print(f"{name} {combination} without elements: {reason[:200]}")

@@ -28,6 +28,7 @@ __all__ = [
     "own_calls",
     "sample_calls",
     "special_calls",
+    "spread",
 ]
 
 Call: TypeAlias = tuple[OpOverload, Any, Any]
@@ -126,10 +127,18 @@ def sample_calls(ops: Iterable[OpOverload], dtype: torch.dtype) -> Iterator[Call
 
 
 def spread(calls: Sequence[Call], count: int) -> list[Call]:
-    """Return some calls, as far from each other as can be: neighbours are of one function and much alike."""
+    """Return some calls, as far from each other as can be: neighbours are of one function and much alike.
+
+    Of each set of arguments that are given, there is one at least.
+    """
     if len(calls) <= count:
         return list(calls)
-    return [calls[index * len(calls) // count] for index in range(count)]
+    taken = {index * len(calls) // count for index in range(count)}
+    forms: dict[Any, list[int]] = {}
+    for index, (_, args, kwargs) in enumerate(calls):
+        forms.setdefault((*map(type, args), *sorted(kwargs)), []).append(index)
+    taken |= {places[len(places) // 2] for places in forms.values() if not taken.intersection(places)}
+    return [calls[index] for index in sorted(taken)]
 
 
 def own_calls() -> Iterator[Call]:
@@ -138,6 +147,7 @@ def own_calls() -> Iterator[Call]:
     yield from conversions()
     for dtype in DTYPES:
         yield from movements(dtype)
+        yield from comparisons(dtype)
     for dtype in (torch.float16, torch.float32, torch.float64):
         yield from computations(dtype)
 
@@ -150,6 +160,13 @@ def conversions() -> Iterator[Call]:
             values = torch.tensor([[0, 1, 2], [3, 5, 100]]).to(source)
             yield aten._to_copy.default, (values,), {"dtype": target}
             yield aten.scalar_tensor.default, (1,), {"dtype": target}
+
+
+def comparisons(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield comparisons with numbers."""
+    aten = torch.ops.aten
+    for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge):
+        yield packet.Scalar, (torch.tensor([[0, 1, 2], [3, 5, 100]]).to(dtype), 2), {}
 
 
 def movements(dtype: torch.dtype) -> Iterator[Call]:
@@ -185,6 +202,11 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
         for correction in (None, 0, 1, 2.5, 9):
             yield aten.var.correction, (x, reduced), {"correction": correction}
             yield aten.var.correction, (x, reduced), {"correction": correction, "keepdim": True}
+    for reduced in ([2], [-1, -2], [0]):
+        yield aten.mean.dim, (x, reduced), {}
+        yield aten.mean.dim, (x, reduced, True), {}
+    for power in (2, 3, -1, 2.0, 1.5):
+        yield aten.pow.Tensor_Scalar, (x, power), {}
     yield aten.gelu.default, (x,), {}
     yield aten.gelu.default, (x,), {"approximate": "tanh"}
     yield aten.addmm.default, (b, x[0], w.t()), {}

@@ -7,6 +7,7 @@ kernels; `generate_operators.py` finds that out by running calls of every operat
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -249,6 +250,18 @@ def limit_reduction(given: Mapping[str, Any]) -> str:
     return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
 
 
+def limit_norm(given: Mapping[str, Any]) -> str:
+    """Without dimensions, the translation keeps none; the greatest magnitude passes over NaN."""
+    if math.isinf(given["ord"]) or (given["dim"] is None and given["keepdim"]):
+        return "a norm by the greatest magnitude, or over all dimensions and keeping them, is not taken"
+    return ""
+
+
+def limit_power(given: Mapping[str, Any]) -> str:
+    """Eager takes the root, which is NaN for negative infinity; ONNX Runtime gives infinity, or 0 for the inverse."""
+    return "a root written as a power is not taken" if given["exponent"] in (0.5, -0.5) else ""
+
+
 def limit_index(given: Mapping[str, Any]) -> str:
     """With a mask, the size of the result depends on its contents."""
     indices = [getattr(each, "meta", {}).get("val", each) for each in given["indices"] if each is not None]
@@ -263,6 +276,8 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyTy
         torch.ops.aten.amin.default: limit_reduction,
         torch.ops.aten.convolution.default: limit_convolution,
         torch.ops.aten.index.Tensor: limit_index,
+        torch.ops.aten.linalg_vector_norm.default: limit_norm,
+        torch.ops.aten.pow.Tensor_Scalar: limit_power,
         torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
     }
 )

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
-from hatch_lower.backends.onnxruntime.copied import CanonicalCopy
+from hatch_lower.backends.onnxruntime.copied import CanonicalCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import BackendError
@@ -113,12 +113,13 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     """Return the operations of a graph in a model without inputs and outputs, and the values of its nodes by name.
 
     Args:
-        module: is changed: conversions of dtypes are made explicit.
+        module: is changed: conversions of dtypes are made explicit, and dimensions counted from the first.
 
     Raises:
         BackendError: if an operator cannot be translated.
     """
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
+    count_dimensions(module.graph)
     try:
         with quiet():
             passes.InsertTypePromotion(module).run()
@@ -200,7 +201,8 @@ def allow_zero_sizes(graph: ir.Graph) -> None:
         if shape is None or ir.convenience.get_const_tensor(shape) is not None:
             continue
         producer = shape.producer()
-        parts = [] if producer is None else [ir.convenience.get_const_tensor(value) for value in producer.inputs if value]
+        inputs = () if producer is None else producer.inputs
+        parts = [ir.convenience.get_const_tensor(value) for value in inputs if value is not None]
         if not any((part.numpy() == 0).any() for part in parts if part is not None):
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
 
@@ -264,7 +266,7 @@ def is_large(value: ir.Value) -> bool:
 
 
 def take_weights(graph: ir.Graph) -> dict[str, bytes]:
-    """Take the contents of large weights out of the model, and return them by sha256, after which their files are named."""
+    """Take the contents of large weights out of the model, and return them by the sha256 that names their files."""
     weights: dict[str, bytes] = {}
     for value in graph.initializers.values():
         tensor = value.const_value
@@ -272,8 +274,9 @@ def take_weights(graph: ir.Graph) -> dict[str, bytes]:
             contents = tensor.tobytes()
             digest = sha256_bytes(contents)
             weights[digest] = contents
+            shape = ir.Shape(tensor.numpy().shape)
             value.const_value = ir.ExternalTensor(
-                f"{digest}.bin", 0, len(contents), tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=value.name
+                f"{digest}.bin", 0, len(contents), tensor.dtype, shape=shape, name=str(value.name)
             )
         elif tensor is not None:
             value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)

@@ -49,20 +49,50 @@ def variance(
     """Eager divides by no less than 0 where there are fewer elements than are subtracted."""
     shape: Any = self.shape
     rank = len(shape)
-    dims = [each % rank for each in dim] if dim else list(range(rank))
-    axes = op.Constant(value_ints=dims)
+    axes = op.Constant(value_ints=list(dim or range(rank)))
     # as eager, which adds up halves as floats
     wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
     distance = op.Sub(wide, op.ReduceMean(wide, axes))
     total = op.ReduceSum(op.Mul(distance, distance), axes, keepdims=int(keepdim))
-    count = op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), wide)
+    count = count_elements(self, axes, wide)
     subtracted = op.CastLike(op.Constant(value_float=float(1 if correction is None else correction)), wide)
     zero = op.CastLike(op.Constant(value_float=0.0), wide)
     return op.CastLike(op.Div(total, op.Max(op.Sub(count, subtracted), zero)), self)
 
 
+def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
+    """Eager's mean of no elements is NaN, ONNX Runtime's 0."""
+    shape: Any = self.shape
+    if not shape:
+        return op.Identity(self)
+    dims = list(dim or range(len(shape)))
+    axes = op.Constant(value_ints=dims)
+    if all(isinstance(shape[each], int) and shape[each] for each in dims):
+        return op.ReduceMean(self, axes, keepdims=int(keepdim))
+    wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
+    total = op.ReduceSum(wide, axes, keepdims=int(keepdim))
+    return op.CastLike(op.Div(total, count_elements(self, axes, wide)), self)
+
+
+def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Any:
+    """Of no elements, none is true; the greatest of none is the least number there is."""
+    shape: Any = self.shape
+    truth = op.Cast(self, to=ir.DataType.BOOL)
+    if not shape:
+        return truth
+    greatest = op.ReduceMax(op.Cast(truth, to=ir.DataType.INT64), op.Constant(value_ints=[dim]), keepdims=int(keepdim))
+    return op.Greater(greatest, op.Constant(value_int=0))
+
+
+def count_elements(self: Any, axes: Any, like: Any) -> Any:
+    """Return how many elements a reduction takes together, in the dtype of another tensor."""
+    return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
+
+
 TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
+        torch.ops.aten.any.dim: any_dim,
+        torch.ops.aten.mean.dim: mean_dim,
         torch.ops.aten.squeeze.dim: squeeze_dim,
         torch.ops.aten.squeeze.dims: squeeze_dims,
         torch.ops.aten.var.correction: variance,
