@@ -34,6 +34,11 @@ class TensorLayout:
     dim_order: tuple[int, ...]
 
     @classmethod
+    def of_bytes(cls, size: int) -> TensorLayout:
+        """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""
+        return cls("uint8", (size,), (0,))
+
+    @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorLayout:
         """Return the layout of a tensor that fills its memory without gaps.
 

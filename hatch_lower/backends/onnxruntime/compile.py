@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore
+from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
 from hatch_lower.errors import BackendError
@@ -54,7 +54,8 @@ class OnnxruntimeBackend(BackendDetails):
         # named by content: a name stands for one in all delegates
         weights = {f"onnxruntime-{digest[:32]}": contents for digest, contents in translated.weights.items()}
         for key, contents in weights.items():
-            store.add_named_data(key, contents, alignment=ALIGNMENT)
+            layout = TensorLayout.of_bytes(len(contents))
+            store.add_named_data(key, contents, alignment=ALIGNMENT, tensor_layout=layout)
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),
