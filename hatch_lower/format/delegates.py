@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.format.reading import read_fields, read_list, read_natural, read_object, read_path, read_text, refuse
+from hatch_lower.format.reading import (
+    read_digest,
+    read_fields,
+    read_list,
+    read_natural,
+    read_object,
+    read_path,
+    read_text,
+    refuse,
+)
 
 __all__ = [
     "PAGE_SIZE",
     "DataFile",
     "DataLayout",
     "DelegateEntry",
+    "Head",
     "TargetEntry",
     "delegate_json",
     "is_whole",
@@ -63,6 +73,14 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a blob, behind which there are only weights: its bytes, and their sha256."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class DelegateEntry:
     """One blob.
 
@@ -73,6 +91,7 @@ class DelegateEntry:
         info: facts that the compile half left for the run half.
         target: the machine that it needs; `None` where it is portable.
         data: what it puts beside the blob, by name; a name means one file in all delegates of a plan.
+        head: the part of the blob that is compared whenever it is loaded; `None`: all of it.
     """
 
     backend: str
@@ -81,12 +100,13 @@ class DelegateEntry:
     info: Mapping[str, Any]
     target: TargetEntry | None
     data: Mapping[str, DataFile] = field(default_factory=dict)
+    head: Head | None = None
 
 
 def read_delegate(value: Any, constants: Mapping[str, Any], where: str) -> DelegateEntry:
     """Return a delegate that binds only known constants."""
     names = frozenset({"backend", "file", "constants", "info", "target"})
-    fields = read_fields(value, names, where, frozenset({"data"}))
+    fields = read_fields(value, names, where, frozenset({"data", "head"}))
     bound = tuple(read_text(each, where) for each in read_list(fields["constants"], where))
     for name in bound:
         if name not in constants:
@@ -101,6 +121,7 @@ def read_delegate(value: Any, constants: Mapping[str, Any], where: str) -> Deleg
             read_text(name, where): _read_data(each, f"{where}.data[{name!r:.80}]")
             for name, each in read_object(fields.get("data", {}), where).items()
         },
+        _read_head(fields["head"], where) if "head" in fields else None,
     )
 
 
@@ -113,7 +134,11 @@ def delegate_json(entry: DelegateEntry) -> dict[str, Any]:
         "info": dict(entry.info),
         "target": target_json(entry.target),
     }
-    return fields | {"data": {name: _data_json(each) for name, each in entry.data.items()}} if entry.data else fields
+    if entry.data:
+        fields["data"] = {name: _data_json(each) for name, each in entry.data.items()}
+    if entry.head is not None:
+        fields["head"] = {"size": entry.head.size, "sha256": entry.head.sha256}
+    return fields
 
 
 def read_target(value: Any, where: str) -> TargetEntry | None:
@@ -134,6 +159,14 @@ def is_whole(layout: DataLayout, size: int) -> bool:
     if layout.dtype not in DTYPES or sorted(layout.dim_order) != list(range(len(layout.sizes))):
         return False
     return math.prod(layout.sizes) * DTYPES[layout.dtype].size == size
+
+
+def _read_head(value: Any, where: str) -> Head:
+    fields = read_fields(value, frozenset({"size", "sha256"}), where)
+    size = read_natural(fields["size"], where)
+    if size == 0:
+        refuse(where, "a head of 0 bytes")
+    return Head(size, read_digest(fields["sha256"], where))
 
 
 def _read_data(value: Any, where: str) -> DataFile:

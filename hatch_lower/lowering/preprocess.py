@@ -230,6 +230,9 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
     blobs = {each: blob for each, blob in found.items() if blob is not None}
     if len(blobs) < len(found):  # removed since the record was looked up
         return None
+    head = value.get("head")
+    if head is not None and head > len(blobs[value["blob"]]):  # whoever shares it need not be trusted
+        return None
     return PreprocessResult(
         processed_bytes=blobs[value["blob"]],
         debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
@@ -239,6 +242,7 @@ def read_result(store: Store, digest: str, request: Request) -> PreprocessResult
         requirements=tuple(value["requirements"]),
         target=None if target is None else Target(**target),
         info=value["info"],
+        head=head,
     )
 
 
@@ -277,6 +281,7 @@ def write_result(store: Store, digest: str, components: Mapping[str, Any], resul
         "requirements": list(result.requirements),
         "target": None if target is None else {name: getattr(target, name) for name in target.__slots__},
         "info": dict(result.info),
+        **({} if result.head is None else {"head": result.head}),
     }
     store.put(digest, components, value, [result.processed_bytes, *buffers])
 

@@ -8,7 +8,7 @@ from hatch_lower.backend.api import PreprocessResult, Target
 from hatch_lower.backend.named_data import DataEntry, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.digest import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.format.delegates import PAGE_SIZE, DataFile, DataLayout, DelegateEntry, TargetEntry, is_whole
+from hatch_lower.format.delegates import PAGE_SIZE, DataFile, DataLayout, DelegateEntry, Head, TargetEntry, is_whole
 from hatch_lower.lowering.module import LoweredBackendModule
 
 __all__ = ["Blob", "DelegateTable", "delegate_file"]
@@ -68,9 +68,12 @@ class DelegateTable:
             needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
         file = f"{self._model}/{delegate_file(digest, blob.suffix)}"
         data = self._add_data(module)
-        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data)
+        head = None
+        if result.head is not None:
+            head = Head(result.head, sha256_bytes(memoryview(result.processed_bytes)[: result.head]))
+        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, head)
         try:
-            key = digest_of([entry.backend, file, constants, entry.info, repr(needs), repr(data)])
+            key = digest_of([entry.backend, file, constants, entry.info, repr(needs), repr(data), repr(head)])
         except (TypeError, ValueError) as error:
             raise BackendError(
                 "a backend returned facts for its run half that are no JSON",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hatch_lower.digest import sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.runtime.recorded import Recorded
 
@@ -75,6 +76,21 @@ class PackagedFolder:
         if digest != entry.sha256:
             raise refused(path, "another sha256 than the manifest says")
         return path
+
+    def check_head(self, entry: FileEntry, head: Head) -> None:
+        """Compare the beginning of a file with its digest; what is behind it is not read.
+
+        Raises:
+            ProgramError: if it has other bytes, or there are fewer.
+        """
+        path = self.locate(entry)
+        try:
+            with path.open("rb") as file:
+                data = file.read(head.size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if len(data) != head.size or sha256_bytes(data) != head.sha256:
+            raise refused(path, f"another sha256 of the first {head.size} bytes than the plan says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
         """Refuse delegates that every user may replace, or could between the comparison of digests and the loading.

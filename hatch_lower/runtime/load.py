@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from hatch_lower.debug import DebugMap, read_debug
 from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.reading import refuse
@@ -153,9 +154,19 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
     folder.refuse_writable(files.delegates)
     listed = {each.path: each for each in files.delegates}
     weights = weight_files(plan)
+    heads: dict[str, list[Head | None]] = {}
+    for entry in plan.delegates:
+        # native code is compared whole, whatever a plan says
+        heads.setdefault(entry.file, []).append(entry.head if entry.target is None else None)
     for each in files.delegates:
-        if each.path not in weights:
-            folder.check(each)
+        if each.path in weights:
+            continue
+        known = dict.fromkeys(heads.get(each.path, [None]))
+        for head in known:
+            if head is None:
+                folder.check(each)
+            elif None not in known:
+                folder.check_head(each, head)
     where = str(folder.path / files.plan.path)
     for entry in plan.delegates:
         for path in (entry.file, *(each.file for each in entry.data.values())):

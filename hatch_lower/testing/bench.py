@@ -254,6 +254,7 @@ def result_digest(result: PreprocessResult) -> str:
         {
             "bytes": sha256_bytes(result.processed_bytes),
             "data": named,
+            "head": result.head,
             "handles": None if handles is None else sorted([str(key), list(each)] for key, each in handles.items()),
             "info": dict(result.info),
             "requirements": list(result.requirements),

@@ -336,6 +336,23 @@ def test_a_weight_that_is_packed_may_be_used_otherwise_too(portable: bool, tmp_p
             torch.testing.assert_close(found, expected)
 
 
+def test_loading_reads_no_weights_but_looks_at_all_before_them(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    folder = save_program(lower_model(module, torch.ones(1, 64)), tmp_path / "out")
+    (blob,) = folder.rglob("*.pte")
+    data = blob.read_bytes()
+    (entry,) = json.loads(next(folder.rglob("default.json")).read_text())["delegates"]
+    assert len(data) - entry["head"]["size"] >= 2 * 64 * 64 * 4
+    blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    hatch_lower.load(folder)
+    with pytest.raises(ProgramError, match="another sha256"):
+        hatch_lower.load(folder, verify=True)
+    place = entry["head"]["size"] - 1
+    blob.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    with pytest.raises(ProgramError, match="another sha256 of the first"):
+        hatch_lower.load(folder)
+
+
 def test_subnormal_numbers_count_as_zero_exactly_as_torch_flushes_them(tmp_path: Path) -> None:
     """The kit below is told so: its `flushes_subnormals`."""
     module = Module(lambda self, x: (x * 3e38, x / x, x + x))

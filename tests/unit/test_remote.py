@@ -374,6 +374,16 @@ def test_the_fields_of_a_partition_are_those_that_a_build_stores(tmp_path: Path)
     value = store.find(KEY)
     assert value.keys() == PARTITION
     assert reason_to_refuse(value) == ""
+    write_result(store, OTHER_KEY, {}, PreprocessResult(b"blob", head=2))
+    value = store.find(OTHER_KEY)
+    assert value["head"] == 2
+    assert reason_to_refuse(value) == ""
+
+
+@pytest.mark.parametrize("head", [0, True, "2", None, 2.0])
+def test_a_head_that_no_build_stores_is_not_believed(head: object) -> None:
+    assert reason_to_refuse({**PORTABLE, "head": 2}) == ""
+    assert reason_to_refuse({**PORTABLE, "head": head}) == "is not what a partition comes to"
 
 
 def test_a_signature_by_a_known_key_is_taken(tmp_path: Path, server: CacheServer) -> None:

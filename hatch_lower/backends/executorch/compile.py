@@ -56,6 +56,7 @@ class ExecutorchBackend(BackendDetails):
                 "orders": [None if order is None else list(order) for order in prepared.orders],
                 "threads": options.threads,
             },
+            head=lowered.head,
         )
 
     @classmethod

@@ -14,6 +14,8 @@ from hatch_lower.errors import BackendError
 __all__ = ["Lowered", "lower"]
 
 METHOD = "forward"
+ALIGNMENT = 128
+"""Bytes: where the segments of a `.pte` begin, counted from its own beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,12 @@ class Lowered:
     Args:
         data: the `.pte`.
         handles: debug handles of each instruction of its method: `1:executorch_call_delegate`.
+        head: how many bytes come before the weights; `None` if that is not known.
     """
 
     data: bytes
     handles: dict[int | str, tuple[int, ...]]
+    head: int | None
 
 
 def lower(prepared: Prepared, *, finite: bool) -> Lowered:
@@ -59,7 +63,27 @@ def lower(prepared: Prepared, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # it would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
-    return Lowered(bytes(made.buffer), instruction_handles(made, plan, origins))
+    data = bytes(made.buffer)
+    return Lowered(data, instruction_handles(made, plan, origins), head_of(data, made._named_data))
+
+
+def head_of(data: bytes, weights: Any) -> int | None:
+    """Return where the weights begin: ExecuTorch puts them last, each at a multiple of 128 bytes.
+
+    They are looked for from the end, and compared; `None` if they do not lie there.
+    """
+    if weights is None:
+        return None
+    order = dict.fromkeys(entry.buffer_index for entry in weights.pte_data.values())
+    buffers = [weights.buffers[index] for index in order]
+    sizes = [len(each) for each in buffers]
+    start = len(data) - sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes[:-1]) - sum(sizes[-1:])
+    head = start
+    for buffer in buffers:
+        if start <= 0 or start % ALIGNMENT or data[start : start + len(buffer)] != buffer:
+            return None
+        start += -(-len(buffer) // ALIGNMENT) * ALIGNMENT
+    return head if buffers else None
 
 
 def refuse_missing(plan: Any) -> None:

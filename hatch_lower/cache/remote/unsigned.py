@@ -27,7 +27,7 @@ SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 def reason_to_refuse(value: Any) -> str:
     """Return why the value of an unsigned entry is not believed, beside native code; an empty string if it is."""
-    if not isinstance(value, Mapping) or value.keys() != PARTITION:
+    if not isinstance(value, Mapping) or value.keys() - {"head"} != PARTITION:
         return "says more than what one partition came to"
     if not is_partition(value):
         return "is not what a partition comes to"
@@ -48,6 +48,7 @@ def is_partition(value: Mapping[str, Any]) -> bool:
         and all(isinstance(each, str) for each in value["requirements"])
         and value["target"] is None
         and isinstance(value["info"], dict)
+        and ("head" not in value or (type(value["head"]) is int and value["head"] > 0))
     )
 
 
