@@ -90,6 +90,7 @@ def remove_unless_held(path: Path) -> None:
     try:
         if sys.platform != "win32":
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # and not one of the same name made since
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     finally:
         os.close(descriptor)

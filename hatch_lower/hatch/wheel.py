@@ -75,7 +75,8 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int)
     temporary = wheel.with_name(f"{wheel.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
     number = make_held(temporary)
     try:
-        with os.fdopen(number, "w+b") as target, wheel.open("rb") as source:
+        # held until it has its name: another build would remove what nobody holds
+        with os.fdopen(number, "w+b", closefd=False) as target, wheel.open("rb") as source:
             write_wheel(wheel, source, target, payload, zip64_limit)
         temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
         # Without the wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
@@ -85,6 +86,8 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(number)
 
 
 def write_wheel(

@@ -63,10 +63,10 @@ def test_nobody_loses_what_it_has_just_made_to_one_that_removes(
             assert of_folder is not None
             assert folder.is_dir()
             assert (tmp_path / "build-.whl").is_file()
+            shutil.rmtree(folder)
+            (tmp_path / "build-.whl").unlink()
             os.close(of_folder)
             os.close(of_file)
-            shutil.rmtree(folder, ignore_errors=True)
-            (tmp_path / "build-.whl").unlink(missing_ok=True)
     finally:
         remover.kill()
         remover.wait()
