@@ -579,6 +579,16 @@ def digests(lowered: LoweredProgram) -> list[str]:
     return [hashlib.sha256(each).hexdigest() for each in contents]
 
 
+def test_constants_are_compared_when_a_program_is_loaded_for_shapes_are_among_them(tmp_path: Path) -> None:
+    folder = save_program(lower_net(), tmp_path / "out")
+    (data,) = folder.rglob("*.bin")
+    damaged = bytearray(data.read_bytes())
+    damaged[-1] ^= 1
+    data.write_bytes(damaged)
+    with pytest.raises(ProgramError, match="another sha256"):
+        load(folder)
+
+
 def test_a_result_says_what_the_wheel_must_know() -> None:
     (delegate,) = delegates(lower_net())
     result = delegate.result

@@ -9,7 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
+from hatch_lower.backend.named_data import NamedDataStore
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import INSTALL, import_openvino
 from hatch_lower.backends.openvino.options import options_from_specs, parse_options
@@ -45,8 +45,8 @@ class OpenvinoBackend(BackendDetails):
         weights = ""
         if converted.weights:
             weights = f"openvino-{sha256_bytes(converted.weights)[:32]}"
-            layout = TensorLayout.of_bytes(len(converted.weights))
-            store.add_named_data(weights, converted.weights, alignment=ALIGNMENT, tensor_layout=layout)
+            # without a layout: shapes and axes are among them, so loading compares all with their digest
+            store.add_named_data(weights, converted.weights, alignment=ALIGNMENT)
         mapping = DelegateMappingBuilder()
         for name, indices in converted.instructions.items():
             mapping.insert_delegate_mapping_entry(
