@@ -32,13 +32,14 @@ def open_openvino(path: Path, info: dict[str, Any], data: dict[str, Path]) -> Ca
     import numpy
     import openvino
 
-    weights = numpy.memmap(data[info["weights"]], numpy.uint8, "c") if info["weights"] else numpy.zeros(1, numpy.uint8)
+    name = info["constants"]
+    constants = numpy.memmap(data[name], numpy.uint8, "c") if name else numpy.zeros(1, numpy.uint8)
     core = openvino.Core()
-    model = core.read_model(path.read_bytes(), openvino.Tensor(weights, shared_memory=True))
+    model = core.read_model(path.read_bytes(), openvino.Tensor(constants, shared_memory=True))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "ENABLE_CPU_PINNING": False}
     compiled = core.compile_model(model, "CPU", settings)
     places = range(len(info["passed"]))
-    kept = weights  # kernels read them where they are
+    kept = constants  # kernels read them where they are
 
     def call(inputs: Sequence[Any]) -> Any:
         assert kept is not None

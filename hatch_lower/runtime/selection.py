@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib.metadata
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-import hatch_lower
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.delegates import target_json
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
-from hatch_lower.format.reading import refuse
 from hatch_lower.runtime.delegates import DELEGATE_GROUP, Delegate
-from hatch_lower.runtime.installed import normal_name
+from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.target import unsupported_reason
 
 __all__ = ["DelegateKinds", "choose_recipe"]
@@ -27,7 +23,6 @@ class DelegateKinds:
 
     def __init__(self, given: Mapping[str, type[Delegate]] | None = None) -> None:
         self._given = given
-        self._points: dict[str, importlib.metadata.EntryPoint] | None = None
 
     def missing_reason(self, backend: str) -> str | None:
         """Return why a backend's programs cannot run, or `None` if its run half is there."""
@@ -67,20 +62,22 @@ class DelegateKinds:
 
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
         """Return a run half's entry point; for those that come with hatch-lower no other distribution is read."""
-        if self._points is None:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it is run from its sources
-                own = importlib.metadata.distribution("hatch-lower").entry_points
-                for each in own.select(group=DELEGATE_GROUP, name=backend):
-                    return each
-        return self._entry_points().get(backend)
+        return self._own.get(backend) or self._installed.get(backend)
 
     def _names(self) -> list[str]:
-        return list(self._given if self._given is not None else self._entry_points())
+        return list(self._given if self._given is not None else self._installed)
 
-    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
-        if self._points is None:
-            self._points = {each.name: each for each in importlib.metadata.entry_points(group=DELEGATE_GROUP)}
-        return self._points
+    @functools.cached_property
+    def _own(self) -> dict[str, importlib.metadata.EntryPoint]:
+        try:
+            found = importlib.metadata.distribution("hatch-lower").entry_points
+        except importlib.metadata.PackageNotFoundError:  # it is run from its sources
+            return {}
+        return {each.name: each for each in found.select(group=DELEGATE_GROUP)}
+
+    @functools.cached_property
+    def _installed(self) -> dict[str, importlib.metadata.EntryPoint]:
+        return {each.name: each for each in importlib.metadata.entry_points(group=DELEGATE_GROUP)} | self._own
 
 
 def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str) -> str:
@@ -123,36 +120,3 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
     if reason is not None:
         return reason
     return next(filter(None, map(kinds.missing_reason, recipe.backends)), None)
-
-
-def requirement_reason(text: str, where: str) -> str | None:
-    """Return why a requirement is not met here, or `None` if it is."""
-    from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-    from packaging.requirements import InvalidRequirement, Requirement  # not needed by every recipe, and slow
-    from packaging.version import InvalidVersion
-
-    try:
-        requirement = Requirement(text)
-        is_needed = requirement.marker is None or requirement.marker.evaluate()
-    except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
-        refuse(where, f"the requirement {text!r:.80}: {error}")
-    if not is_needed:
-        return None
-    version = installed_version(normal_name(requirement.name))
-    if version is None:
-        return f"it needs {text}, which is not installed"
-    try:
-        is_met = requirement.specifier.contains(version, prereleases=True)
-    except InvalidVersion:  # of a build that somebody named as they liked
-        is_met = False
-    return None if is_met else f"it needs {text}, and {version} is installed"
-
-
-def installed_version(name: str) -> str | None:
-    """Return the version of a distribution; torch and hatch-lower are asked directly, as they are imported anyway."""
-    if name in ("torch", "hatch-lower"):
-        return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

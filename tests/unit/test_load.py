@@ -224,6 +224,17 @@ def test_a_text_is_never_a_path(site: Path) -> None:
     assert caught.value.hint == "pass a `pathlib.Path` to load from a folder; a text is a model's name"
 
 
+def test_the_first_of_a_distribution_that_is_on_the_path_twice(site: Path, tmp_path: Path) -> None:
+    installed(site)
+    second = tmp_path / "second"
+    second.mkdir()
+    sys.path.append(str(second))  # the fixture takes it away
+    installed(second)
+    for path in (second / "digits").rglob("*.*"):
+        path.unlink()
+    assert load("digits")(torch.ones(4)).tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_one_name_in_two_distributions(site: Path, declared: bool) -> None:
     installed(site, declared=declared)

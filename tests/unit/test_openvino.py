@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from hatch_lower.backend.partitioners.operators import operator_name
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
 from hatch_lower.backends.openvino.composites import COMPOSITES
+from hatch_lower.backends.openvino.constants import arrange
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -579,14 +581,68 @@ def digests(lowered: LoweredProgram) -> list[str]:
     return [hashlib.sha256(each).hexdigest() for each in contents]
 
 
-def test_constants_are_compared_when_a_program_is_loaded_for_shapes_are_among_them(tmp_path: Path) -> None:
-    folder = save_program(lower_net(), tmp_path / "out")
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(64, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x).reshape(-1, 2, 64).transpose(0, 1).sum(-1)
+
+
+def test_constants_that_are_no_weights_are_compared_when_a_program_is_loaded(tmp_path: Path) -> None:
+    lowered = lower(Wide(), torch.ones(3, 64))
+    (delegate,) = delegates(lowered)
+    size, sha256 = delegate.result.info["compared"]
+    folder = save_program(lowered, tmp_path / "out")
     (data,) = folder.rglob("*.bin")
-    damaged = bytearray(data.read_bytes())
-    damaged[-1] ^= 1
+    contents = data.read_bytes()
+    assert len(contents) == -(-size // 64) * 64 + 4 * 64 * 128  # the weight of the layer is behind all others
+    assert hashlib.sha256(contents[:size]).hexdigest() == sha256
+    expected = load(folder)(torch.ones(3, 64))
+    for position in range(size):
+        damaged = bytearray(contents)
+        damaged[position] ^= 1
+        data.write_bytes(damaged)
+        with pytest.raises(ProgramError, match="another sha256 of the first") as caught:
+            load(folder)
+        assert caught.value.where == str(data)
+    damaged = bytearray(contents)
+    damaged[-1] ^= 64
     data.write_bytes(damaged)
+    found = load(folder)(torch.ones(3, 64))
+    assert found.shape == expected.shape
+    assert not torch.equal(found, expected)
     with pytest.raises(ProgramError, match="another sha256"):
-        load(folder)
+        load(folder, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("element_type", "size", "weight"),
+    [("f32", 1 << 14, True), ("f32", (1 << 14) - 4, False)]
+    + [(each, 1 << 20, False) for each in ("i64", "i32", "u8", "boolean")]
+    + [(each, 1 << 20, True) for each in ("f16", "bf16", "f64")],
+)
+def test_weights_are_large_and_floating(element_type: str, size: int, weight: bool) -> None:
+    data = f'<data element_type="{element_type}" offset="8" size="{size}"/>'
+    shared = '<data element_type="i64" offset="0" size="8"/>'
+    root = ElementTree.fromstring(
+        f'<net><layer type="Const">{data}</layer><layer type="Const">{shared}</layer>'
+        f'<body><layer type="Const">{shared}</layer></body><layer type="If"><data offset="8" size="8"/></layer></net>'
+    )
+    constants = bytes(range(8)) + b"x" * size
+    arranged, compared = arrange(root, constants)
+    assert arranged == constants[:8] + bytes(56) + constants[8:]
+    assert [each.get("offset") for each in root.iter("data")] == ["64", "0", "0", "8"]
+    assert compared == (8 if weight else 64 + size)
+
+
+def test_what_is_a_weight_and_an_index_is_compared() -> None:
+    root = ElementTree.fromstring(
+        '<net><layer type="Const"><data element_type="f32" offset="0" size="32768"/></layer>'
+        '<layer type="Const"><data element_type="i32" offset="0" size="32768"/></layer></net>'
+    )
+    assert arrange(root, bytes(32768)) == (bytes(32768), 32768)
 
 
 def test_a_result_says_what_the_wheel_must_know() -> None:
@@ -595,10 +651,13 @@ def test_a_result_says_what_the_wheel_must_know() -> None:
     (buffer,) = delegate.named_data_store_output.buffers
     (name,) = delegate.named_data_store_output.pte_data
     assert (result.suffix, result.requirements, result.target) == ("xml", ("openvino>=2026.0,<2027",), None)
+    size = result.info["compared"][0]
+    assert 0 <= len(buffer) - 64 * 64 * 4 - size < 64  # the one weight begins at a multiple of 64
     assert dict(result.info) == {
         "device": "CPU",
         "threads": 2,
-        "weights": name,
+        "constants": name,
+        "compared": [size, hashlib.sha256(buffer[:size]).hexdigest()],
         "inputs": 1,
         "passed": [0],
         "outputs": [0],
@@ -649,14 +708,14 @@ def blob(tmp_path_factory: pytest.TempPathFactory) -> DelegateBlob:
     path = tmp_path_factory.mktemp("blob") / "net.xml"
     path.write_bytes(delegate.processed_bytes)
     (buffer,) = delegate.named_data_store_output.buffers
-    return DelegateBlob(path, delegate.result.info, {delegate.result.info["weights"]: memoryview(buffer)})
+    return DelegateBlob(path, delegate.result.info, {delegate.result.info["constants"]: memoryview(buffer)})
 
 
 def test_weights_are_used_where_they_are_mapped(blob: DelegateBlob) -> None:
     delegate = OpenvinoDelegate.load(blob, ())
     (view,) = blob.data.values()
     address = np.frombuffer(view, dtype=np.uint8).ctypes.data
-    assert delegate._weights.data.ctypes.data == address
+    assert delegate._constants.data.ctypes.data == address
 
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO"])
@@ -727,8 +786,9 @@ def changed(blob: DelegateBlob, **values: Any) -> DelegateBlob:
         ({"passed": [1]}, "inputs [1] of 1"),
         ({"outputs": [1]}, "outputs [1]"),
         ({"results": [[0, 2]]}, "orders ((0, 2),)"),
-        ({"weights": "others"}, "no named data `others`"),
+        ({"constants": "others"}, "no named data `others`"),
         ({"threads": None}, "TypeError"),
+        ({"compared": [8]}, "ValueError"),
     ],
 )
 def test_damaged_facts_are_refused(blob: DelegateBlob, values: dict[str, Any], found: str) -> None:

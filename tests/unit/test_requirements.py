@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
 from hatch_lower.errors import ConfigError
@@ -129,8 +131,48 @@ def test_native_code_requires_the_minor_version_of_torch_that_compiled_it(versio
 def test_the_torch_that_is_installed_is_compared_at_load(
     version: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hatch_lower.runtime.selection import requirement_reason
+    from hatch_lower.runtime.requirements import requirement_reason
 
     monkeypatch.setattr("torch.__version__", version)
     expected = None if is_met else f"it needs torch==2.13.*, and {version} is installed"
     assert requirement_reason("torch==2.13.*", "manifest.json") == expected
+
+
+NUMBERS = st.lists(st.sampled_from([0, 0, 1, 2, 9, 10, 13]), min_size=1, max_size=4).map(
+    lambda each: ".".join(map(str, each))
+)
+BOUNDS = st.one_of(
+    st.tuples(st.sampled_from(["<", "<=", "==", ">=", "=="]), NUMBERS).map("".join), NUMBERS.map("=={}.*".format)
+)
+
+
+@pytest.mark.torch
+@given(
+    st.lists(BOUNDS, max_size=3).map(",".join), NUMBERS, st.sampled_from(["", "", "+cpu", "+cu130.1", "rc1", ".post2"])
+)
+@example("==2.13.*", "2.13", "+cpu")
+@example("==2.0.*", "2", "")
+@example("<2.13", "2.13.0", "+cpu")
+@example("<=2.13", "2.13.0", "+cpu")
+@example("==2.13", "2.13.0", "+cpu")
+def test_plain_bounds_are_read_as_packaging_reads_them(bounds: str, numbers: str, suffix: str) -> None:
+    from hatch_lower.runtime.requirements import PLAIN_REQUIREMENT, is_within
+
+    assert PLAIN_REQUIREMENT.fullmatch(f"some-name{bounds}")
+    expected = SpecifierSet(bounds).contains(numbers + suffix, prereleases=True)
+    assert is_within(bounds, numbers + suffix) == (expected if suffix[:1] in ("", "+") else None)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *("some>1", "some!=1", "some~=1.0", "some===1", "some==1+cpu", "some<2rc1", "some==1!2", "some[extra]>=1", ""),
+        *("some>=1; python_version>='3'", "some >=1", "some(>=1)", "some==*", "some>=1.*", "some>=1,", "-some>=1"),
+        *("some @ x", "some>=", "some<1" + "0" * 5000),
+    ],
+)
+def test_other_requirements_are_left_to_packaging(requirement: str) -> None:
+    from hatch_lower.runtime.requirements import PLAIN_REQUIREMENT
+
+    assert not PLAIN_REQUIREMENT.fullmatch(requirement)

@@ -9,7 +9,8 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore
+from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
+from hatch_lower.backends.openvino.constants import ALIGNMENT
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import INSTALL, import_openvino
 from hatch_lower.backends.openvino.options import options_from_specs, parse_options
@@ -21,8 +22,7 @@ from hatch_lower.errors import BackendError
 
 __all__ = ["REQUIREMENT", "OpenvinoBackend"]
 
-VERSION = "1"
-ALIGNMENT = 64
+VERSION = "2"
 REQUIREMENT = "openvino>=2026.0,<2027"
 """The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated."""
 
@@ -42,11 +42,11 @@ class OpenvinoBackend(BackendDetails):
         prepared = prepare(edge_program)
         converted = convert(prepared)
         store = NamedDataStore()
-        weights = ""
-        if converted.weights:
-            weights = f"openvino-{sha256_bytes(converted.weights)[:32]}"
-            # without a layout: shapes and axes are among them, so loading compares all with their digest
-            store.add_named_data(weights, converted.weights, alignment=ALIGNMENT)
+        constants = ""
+        if converted.constants:
+            constants = f"openvino-{sha256_bytes(converted.constants)[:32]}"
+            layout = TensorLayout.of_bytes(len(converted.constants))
+            store.add_named_data(constants, converted.constants, alignment=ALIGNMENT, tensor_layout=layout)
         mapping = DelegateMappingBuilder()
         for name, indices in converted.instructions.items():
             mapping.insert_delegate_mapping_entry(
@@ -61,7 +61,8 @@ class OpenvinoBackend(BackendDetails):
             info={
                 "device": options.device,
                 "threads": options.threads,
-                "weights": weights,
+                "constants": constants,
+                "compared": [converted.compared, sha256_bytes(converted.constants[: converted.compared])],
                 "inputs": prepared.given,
                 "passed": list(prepared.passed),
                 "outputs": list(prepared.outputs),

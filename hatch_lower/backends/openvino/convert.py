@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from torch.fx import Node
 
+from hatch_lower.backends.openvino.constants import arrange
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import Prepared
 from hatch_lower.errors import BackendError
@@ -35,12 +36,14 @@ class Converted:
 
     Args:
         model: the XML.
-        weights: what its constants are views of.
+        constants: what its constants are views of.
+        compared: how many bytes of them every load compares; weights come behind.
         instructions: a layer's name to the indices of the operations that it computes.
     """
 
     model: bytes
-    weights: bytes
+    constants: bytes
+    compared: int
     instructions: dict[str, tuple[int, ...]]
 
 
@@ -55,9 +58,10 @@ def convert(prepared: Prepared) -> Converted:
         target = Path(name) / "model.xml"
         import_openvino().serialize(model, target, target.with_suffix(".bin"))
         root = ElementTree.fromstring(target.read_bytes())
-        weights = target.with_suffix(".bin").read_bytes()
+        constants, compared = arrange(root, target.with_suffix(".bin").read_bytes())
     origins = rename(root)
-    return Converted(ElementTree.tostring(root), weights, find_instructions(root, origins, prepared))
+    instructions = find_instructions(root, origins, prepared)
+    return Converted(ElementTree.tostring(root), constants, compared, instructions)
 
 
 def build_model(prepared: Prepared) -> Any:

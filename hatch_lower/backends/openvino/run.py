@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
+from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
@@ -23,14 +24,14 @@ class OpenvinoDelegate(Delegate):
 
     Args:
         compiled: OpenVINO's compiled model.
-        weights: the mapped weights; kernels may read them where they are.
+        constants: the mapped constants; kernels may read them where they are.
         info: what the compile half knows of inputs and outputs.
     """
 
-    def __init__(self, compiled: Any, weights: Any, info: CallInfo) -> None:
+    def __init__(self, compiled: Any, constants: Any, info: CallInfo) -> None:
         openvino = import_openvino()
         self._compiled = compiled
-        self._weights = weights
+        self._constants = constants
         self._info = info
         self._tensor = openvino.Tensor
         self._bfloat16 = openvino.Type.bf16
@@ -56,8 +57,8 @@ class OpenvinoDelegate(Delegate):
                 hint=INSTALL,
             ) from error
         try:
-            weights = openvino.Tensor(view_of(blob, info.weights), shared_memory=True)
-            model = engine().read_model(blob.path.read_bytes(), weights)
+            constants = openvino.Tensor(view_of(blob, info), shared_memory=True)
+            model = engine().read_model(blob.path.read_bytes(), constants)
             compiled = engine().compile_model(model, info.device, settings(info))
         except RuntimeError as error:
             raise ProgramError(
@@ -66,7 +67,7 @@ class OpenvinoDelegate(Delegate):
                 found="\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line),
                 hint="install the OpenVINO that the wheel requires; choose a device that this machine has",
             ) from error
-        return cls(compiled, weights, info)
+        return cls(compiled, constants, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run. Calls from several threads are safe."""
@@ -109,7 +110,8 @@ class CallInfo:
     Args:
         device: OpenVINO's name of the device.
         threads: of a call; 0: as many as OpenVINO chooses.
-        weights: the name of the weights among the named data, or empty.
+        constants: their name among the named data, or empty.
+        compared: how many bytes of them come before the weights, and the sha256 of these.
         passed: positions of the inputs that the model takes.
         outputs: how each output is made: the position of a result, `{"input": i}` or `{"literal": value}`.
         orders: for each result the permutation that makes its dimensions those of the program; empty: as they are.
@@ -117,7 +119,8 @@ class CallInfo:
 
     device: str
     threads: int
-    weights: str
+    constants: str
+    compared: tuple[int, str]
     passed: tuple[int, ...]
     outputs: tuple[Any, ...]
     orders: tuple[tuple[int, ...], ...]
@@ -142,13 +145,26 @@ def settings(info: CallInfo) -> dict[str, Any]:
     return found
 
 
-def view_of(blob: DelegateBlob, name: str) -> Any:
-    """Return a numpy view of the weights; nothing is read."""
-    if not name:
+def view_of(blob: DelegateBlob, info: CallInfo) -> Any:
+    """Return a numpy view of the constants; of the weights among them nothing is read.
+
+    Raises:
+        ProgramError: if what comes before the weights is not what the compile half wrote.
+    """
+    if not info.constants:
         return torch.zeros(1, dtype=torch.uint8).numpy()
+    data = blob.data[info.constants]
+    size, sha256 = info.compared
+    if sha256_bytes(data[:size]) != sha256:
+        raise ProgramError(
+            "a packaged program file is not the one that was built",
+            where=str(blob.files.get(info.constants, blob.path)),
+            found=f"another sha256 of the first {size} bytes than the plan says",
+            hint="install the distribution again; if that does not help, build its wheel again",
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # OpenVINO takes no read-only array, and does not write
-        return torch.frombuffer(blob.data[name], dtype=torch.uint8).numpy()
+        return torch.frombuffer(data, dtype=torch.uint8).numpy()
 
 
 def read_info(blob: DelegateBlob) -> CallInfo:
@@ -161,17 +177,19 @@ def read_info(blob: DelegateBlob) -> CallInfo:
     problem = ""
     try:
         given = int(info["inputs"])
+        size, sha256 = info["compared"]
         orders = tuple(tuple(int(dim) for dim in order) for order in info["results"])
         found = CallInfo(
             str(info["device"]),
             int(info["threads"]),
-            str(info["weights"]),
+            str(info["constants"]),
+            (int(size), str(sha256)),
             tuple(int(position) for position in info["passed"]),
             tuple(info["outputs"]),
             orders,
         )
-        if found.weights and found.weights not in blob.data:
-            problem = f"no named data `{found.weights}`"
+        if found.constants and found.constants not in blob.data:
+            problem = f"no named data `{found.constants}`"
         elif not all(0 <= position < given for position in found.passed):
             problem = f"inputs {list(found.passed)} of {given}"
         elif not all(is_output(kind, given, len(orders)) for kind in found.outputs):
