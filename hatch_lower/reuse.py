@@ -127,16 +127,15 @@ def describe_export(
         NoKeyError: if something about the model has no digest.
     """
     recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
-    described = {method.name: describe_method(method) for method in source.methods}
+    described = [describe_method(method) for method in source.methods]
     programs = {method.name: method.program for method in source.methods}
     sharing = sharing_of(programs.values())
     sources = SourceRoots([Path(entry) for entry in sys.path if entry])
     methods = {}
     state = []
-    for method in source.methods:
+    for method, each in zip(source.methods, described, strict=True):
         held = list(constants_of(method.program))
         contents = digests.digests([tensor.detach() for _, tensor in held])
-        each = described[method.name]
         form = store.put_blob(form_bytes(method, each.form, source_lines(method.program, sources)))
         names = [name for name, _ in held]
         methods[method.name] = MethodRecord(
@@ -273,14 +272,13 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
 
 def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether all backends would still shape their blobs as they did."""
-    for each in used:
-        backend = Used(each["backend"], tuple((key, value) for key, value in each["specs"]))
-        try:
-            if backend.versions() != each["versions"]:
-                return False
-        except Exception:  # lowering will say what is wrong with the backend
-            return False
-    return True
+    found = [
+        (Used(each["backend"], tuple((key, value) for key, value in each["specs"])), each["versions"]) for each in used
+    ]
+    try:
+        return all(backend.versions() == versions for backend, versions in found)
+    except Exception:  # lowering will say what is wrong with the backend
+        return False
 
 
 def keep_report(

@@ -21,7 +21,7 @@ __all__ = ["measure", "replaced", "set_backends"]
 
 PROJECTS = Path(__file__).resolve().parents[1] / "projects"
 MODELS = {"bert": ("BERT-base 1x128", 15), "resnet": ("ResNet-18", 25), "mlp": ("MLP", 2000)}
-WRITTEN = {"executorch": '{ name = "executorch", finite-only = true }'}
+WRITTEN = {name: f'{{ name = "{name}", finite-only = true }}' for name in ("onnxruntime", "executorch")}
 """How a backend is written into a recipe where its name is not all."""
 BACKENDS = ("aoti", "openvino", "onnxruntime", "executorch", "reference", "portable")
 MARKED = re.compile(r"(?<=<!-- engines -->\n).*?(?=<!-- /engines -->)", re.DOTALL)

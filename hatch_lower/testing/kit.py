@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.errors import BackendError, InputError
-from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.testing.bench import Bench, Exports, Subject
 from hatch_lower.testing.calls import (
     check_delegate_refuses,
@@ -21,8 +20,9 @@ from hatch_lower.testing.calls import (
     check_runtime_refuses,
     check_threads,
 )
-from hatch_lower.testing.case import Case, Tolerance
+from hatch_lower.testing.case import Case
 from hatch_lower.testing.determinism import check_elsewhere, check_twice
+from hatch_lower.testing.facts import Facts, subject_of
 from hatch_lower.testing.keys import check_constants, check_options, check_unknown_option
 from hatch_lower.testing.mapped import check_bound, check_mapped
 from hatch_lower.testing.partitions import check_graph_is_left, check_handles, check_linear
@@ -38,6 +38,9 @@ from hatch_lower.testing.report import (
     Report,
 )
 from hatch_lower.testing.running import run_case, words
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Kit", "check_backend", "trial_names"]
 
@@ -164,46 +167,22 @@ def check_backend(
     backend_id: str,
     options: Mapping[str, Any] | None = None,
     *,
-    delegate: type[Delegate] | None = None,
-    variations: Mapping[str, Sequence[Any]] | None = None,
-    computes: bool = True,
-    checks_inputs: bool = False,
-    packed_copies: int = 0,
-    tolerance: Tolerance | None = None,
-    flushes_subnormals: bool = False,
     only: str | Sequence[str] = "*",
     exports: Exports | None = None,
+    **facts: Unpack[Facts],
 ) -> Report:
     """Run some hundred small programs through a backend, compare them with eager, and check what else must hold.
 
     Args:
         backend_id: the backend, as a recipe names it.
         options: as a recipe gives them.
-        delegate: a run half that stands for the installed one.
-        variations: option to other values, each of which must change a result or a key.
-        computes: whether the run half computes; that of `null` does not.
-        checks_inputs: whether the run half itself refuses inputs that the runtime would not hand to it.
-        packed_copies: how many copies of large weights the engine makes for its own kernels.
-        tolerance: how far its numbers may be from eager's; wider for half precision.
-        flushes_subnormals: whether its kernels count subnormal numbers as 0: a result may then be eager's, or the one
-            that eager gives where it flushes them too.
         only: patterns of names of programs and checks (`operators/*float32`), where not all are wanted.
         exports: exported programs, to share among several calls.
+        facts: what else there is to say of the backend; see `Facts`.
 
     Raises:
         BackendError: if there is no such backend.
         InputError: if a pattern of `only` fits nothing.
     """
-    subject = Subject(
-        backend_id,
-        dict(options or {}),
-        delegate,
-        dict(variations or {}),
-        computes,
-        checks_inputs,
-        packed_copies,
-        tolerance or Tolerance(),
-        flushes_subnormals,
-    )
-    with Kit(subject, only, exports) as kit:
+    with Kit(subject_of(backend_id, options, facts), only, exports) as kit:
         return kit.report()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.testing.bench import Exports, Subject
-from hatch_lower.testing.case import Tolerance
+from hatch_lower.testing.bench import Exports
+from hatch_lower.testing.facts import Facts, subject_of
 from hatch_lower.testing.kit import Kit, trial_names
 from hatch_lower.testing.report import FAILED, PASSED, Outcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["backend_tests", "test_backend"]
 
@@ -22,32 +24,16 @@ def backend_tests(
     backend_id: str,
     options: Mapping[str, Any] | None = None,
     *,
-    delegate: type[Delegate] | None = None,
-    variations: Mapping[str, Sequence[Any]] | None = None,
-    computes: bool = True,
-    checks_inputs: bool = False,
-    packed_copies: int = 0,
-    tolerance: Tolerance | None = None,
-    flushes_subnormals: bool = False,
     only: str | Sequence[str] = "*",
     exports: Exports | None = None,
+    **facts: Unpack[Facts],
 ) -> Callable[[str], None]:
     """Return a test function with one parameter set for each program and check of the kit.
 
     `test_backend = backend_tests("demo")` in a test module is all that is needed. What the backend does not claim, or
     refuses, is skipped with its reason. The arguments are those of `check_backend`.
     """
-    subject = Subject(
-        backend_id,
-        dict(options or {}),
-        delegate,
-        dict(variations or {}),
-        computes,
-        checks_inputs,
-        packed_copies,
-        tolerance or Tolerance(),
-        flushes_subnormals,
-    )
+    subject = subject_of(backend_id, options, facts)
     names = trial_names(only)
 
     @cache

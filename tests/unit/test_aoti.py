@@ -337,6 +337,8 @@ class Refused(nn.Module):
             nn.functional.dropout(x, 0.5, training=False) * 3,
             torch.sort(x, stable=True)[0] + 1,
             torch.median(x, 1)[0] + 1,
+            torch.any(x.to(torch.uint8), 1) + 1,
+            torch.any(x, 1) + 1,
         )
 
 
@@ -349,6 +351,7 @@ def test_reasons_say_why_an_operation_is_not_taken() -> None:
     assert "the result of `aten.nonzero.default` has a size that depends on its input's contents" in texts
     assert "`aten.sort.stable` is excluded by the recipe" in texts
     assert "inductor has no native code for `aten.median.dim`" in texts
+    assert texts.count("inductor's `aten.any.dim` gives Booleans for uint8") == 1
     taken = {name for names in groups.values() for name in names}
     assert taken
     assert not taken & set(result.reasons)

@@ -22,8 +22,8 @@ from torch.export import Dim, ExportedProgram
 
 import hatch_lower
 from hatch_lower.backend.api import CompileSpec, PreprocessResult
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
-from hatch_lower.backends.executorch.rewrite import operator_of
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
 from hatch_lower.edge.convert import to_edge
@@ -103,7 +103,7 @@ def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tu
     """Return the operators that are taken, and why the others are not, by operator."""
     result = ExecutorchBackend.partitioner(options or {}).partition(program)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    names = {node.name: str(operator_of(node)) for node in nodes}
+    names = {node.name: str(torch_operator(node.target)) for node in nodes}
     tagged = {names[node.name] for node in nodes if "delegation_tag" in node.meta}
     return tagged, {names[name]: reason for name, reason in result.reasons.items()}
 
@@ -170,7 +170,7 @@ def test_the_debug_map_tells_instructions_apart() -> None:
     (partition,) = lower(export(module, torch.ones(3)), {"portable-operators": True})
     assert partition.meta is not None
     names = {
-        node.meta["debug_handle"]: str(operator_of(node))
+        node.meta["debug_handle"]: str(torch_operator(node.target))
         for node in partition.original_module.graph.nodes
         if node.op == "call_function"
     }

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from hatch_lower.testing import backend_tests
+from hatch_lower.testing import Exports, backend_tests, trial_names
 
 pytest.importorskip("onnxscript")
 if find_spec("onnxruntime") is None:
@@ -24,6 +24,10 @@ QUICK = [
     *("symbolic sizes/*", "values/*", "outputs/nested", "aliases/views of results", "constants/every kind", "checks/*"),
 ]
 
+QUICK_FINITE = ["operators/pooling *", "operators/extremes *", "operators/ordering *", "shapes/empty tensors"]
+THOROUGH = "HATCH_LOWER_TEST_THOROUGH" in os.environ
+EXPORTS = Exports()
+
 test_kit = backend_tests(
     "onnxruntime",
     variations={
@@ -32,5 +36,14 @@ test_kit = backend_tests(
         "exclude": [["aten.add.Tensor", "aten.mul.Tensor"]],
     },
     packed_copies=1,  # ONNX Runtime packs the weights of matrix products
-    only="*" if "HATCH_LOWER_TEST_THOROUGH" in os.environ else QUICK,
+    only="*" if THOROUGH else QUICK,
+    exports=EXPORTS,
+)
+
+test_kit_for_finite_numbers = backend_tests(
+    "onnxruntime",
+    {"finite-only": True},
+    packed_copies=1,
+    only=[name for name in trial_names() if not name.startswith("values/odd numbers")] if THOROUGH else QUICK_FINITE,
+    exports=EXPORTS,
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.backend.api import CompileSpec
+from hatch_lower.backend.options import GivenOptions
 from hatch_lower.digest import digest_of
 from hatch_lower.errors import BackendError, nearest
 
@@ -59,6 +60,7 @@ ISAS: Mapping[str, Isa] = {
         Isa("armv8-a", "aarch64", "armv8-a", "VecNEON"),
     )
 }
+KNOWN = ("exclude", "isa")
 DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 
@@ -85,10 +87,8 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     Raises:
         BackendError: naming every unknown or ill-typed option, or a machine that this backend has no code for.
     """
-    problems = [f"`{key}` is no option: {nearest(key, ('exclude', 'isa'))}" for key in options if key not in KNOWN]
-    exclude = options.get("exclude", [])
-    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
-        problems.append(f"`exclude` must be a list of strings such as `aten.sort.stable`, but is {exclude!r}")
+    given = GivenOptions("aoti", options, KNOWN)
+    exclude = given.excluded("aten.sort.stable")
     machine = platform.machine()
     isa = options.get("isa", DEFAULT_ISAS.get(machine))
     if isa is None or platform.system() != "Linux":
@@ -98,22 +98,14 @@ def parse_options(options: Mapping[str, Any]) -> Options:
             hint="leave `aoti` out of the recipe's backends on this machine",
         )
     if not isinstance(isa, str):
-        problems.append(f"`isa` must be a string, but is {isa!r}")
+        given.problems.append(f"`isa` must be a string, but is {isa!r}")
     elif isa not in ISAS:
-        problems.append(f"`isa` is {isa!r}: {nearest(isa, ISAS)}")
+        given.problems.append(f"`isa` is {isa!r}: {nearest(isa, ISAS)}")
     elif ISAS[isa].machine != machine:
         here = sorted(each.name for each in ISAS.values() if each.machine == machine)
-        problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
-    if problems:
-        raise BackendError(
-            "the options of the backend `aoti` are wrong",
-            found="\n".join(problems),
-            hint="correct them in the recipe's table for the backend `aoti`",
-        )
-    return Options(ISAS[str(isa)], tuple(sorted(set(exclude))))
-
-
-KNOWN = frozenset({"exclude", "isa"})
+        given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
+    given.check()
+    return Options(ISAS[isa], exclude)
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:

@@ -18,8 +18,9 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.partitioners.nodes import is_view
 from hatch_lower.backends.aoti.configuration import Options
-from hatch_lower.backends.aoti.support import KEPT_OPERATORS, aten_operator, is_symbolic, is_view, why_not
+from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
 from hatch_lower.graph.state import CONSTANT_KINDS
 
@@ -77,7 +78,7 @@ class Refusals:
         if node in self.refused:
             return self.refused[node]
         if node not in self._known:
-            if aten_operator(node) is operator.getitem and not is_symbolic(node):
+            if node.target is operator.getitem and not is_symbolic(node):
                 self._known[node] = self.why(producer_of(node))
             else:
                 self._known[node] = why_not(node, self._exclude)
@@ -122,7 +123,7 @@ def number_operations(program: ExportedProgram, reasons: Refusals) -> dict[Node,
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
-        if aten_operator(node) is operator.getitem and producer_of(node) in numbers:
+        if node.target is operator.getitem and producer_of(node) in numbers:
             numbers[node] = numbers[producer_of(node)]
             continue
         refused = bool(reasons.why(node))

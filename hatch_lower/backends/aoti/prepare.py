@@ -17,7 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from hatch_lower.backends.aoti.support import aten_operator
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.aoti.symbols import SymbolSource, find_sources, rebuild_expression
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
@@ -155,7 +155,9 @@ class Writer:
             if not node.users and is_check(node):
                 continue
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-            copied = self.graph.create_node("call_function", aten_operator(node), args, kwargs, name=f"n{index}")
+            copied = self.graph.create_node(
+                "call_function", torch_operator(node.target), args, kwargs, name=f"n{index}"
+            )
             # Inductor hands this on to every node that it makes from the node.
             copied.meta["custom"] = {ORIGIN: index}
             self.values[node] = copied
@@ -259,7 +261,7 @@ def static_sizes(program: ExportedProgram) -> set[int]:
 
 def is_check(node: Node) -> bool:
     """Return whether a node only checks what the executor has already checked."""
-    name = str(getattr(aten_operator(node), "overloadpacket", ""))
+    name = str(getattr(torch_operator(node.target), "overloadpacket", ""))
     return name in CHECKS or name.startswith("aten.sym_constrain_range")
 
 

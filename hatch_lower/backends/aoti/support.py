@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -12,9 +10,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.edge.ops import EdgeOpOverload
+from hatch_lower.backend.partitioners.nodes import tensors_of
+from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.graph.tensors import dtype_name
 
-__all__ = ["KEPT_OPERATORS", "aten_operator", "is_symbolic", "is_view", "tensor_values", "why_not"]
+__all__ = ["KEPT_OPERATORS", "is_symbolic", "why_not"]
 
 DTYPES = frozenset(
     {
@@ -47,53 +47,10 @@ KEPT_OPERATORS: tuple[OpOverload, ...] = (
 )
 """Composites that inductor lowers at least as well whole as taken apart; it sees attention only in its whole form."""
 
-VIEWS = frozenset(
-    {
-        "alias",
-        "detach",
-        "expand",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-        "_unsafe_view",
-    }
-)
-"""Operations that compute nothing: a partition of these alone costs more to call than to leave."""
-
-
-def aten_operator(node: Node) -> Any:
-    """Return the torch overload that a node of an edge or ATen program calls, or its target if it is another thing."""
-    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
-
 
 def is_symbolic(node: Node) -> bool:
     """Return whether a node computes a size or a condition on sizes, and no tensor."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-
-
-def is_view(node: Node) -> bool:
-    """Return whether a node computes nothing."""
-    target = aten_operator(node)
-    if isinstance(target, OpOverload):
-        return target.namespace == "aten" and target._opname in VIEWS
-    return target is operator.getitem
-
-
-def tensor_values(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the fake tensors that a node gives."""
-    value = node.meta.get("val")
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(each, torch.Tensor):
-            yield each
 
 
 def why_not(node: Node, exclude: frozenset[str]) -> str:
@@ -103,7 +60,7 @@ def why_not(node: Node, exclude: frozenset[str]) -> str:
         node: a `call_function` node other than `getitem`.
         exclude: names of overloads that the recipe leaves out.
     """
-    target = aten_operator(node)
+    target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"
     if isinstance(target, OpOverload):
@@ -122,10 +79,12 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"`{name}` is excluded by the recipe"
     if is_random(op, node):
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
-    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensor_values(node)):
+    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensors_of(node)):
         return f"the result of `{name}` has a size that depends on its input's contents"
     if op._schema.is_mutable:
         return f"`{name}` changes its input"
+    if op._opname in ("any", "all") and any(each.dtype is torch.uint8 for each in tensors_of(node)):
+        return f"inductor's `{name}` gives Booleans for uint8"
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
     return f"inductor has no native code for `{name}`"
@@ -136,9 +95,9 @@ def why_not_values(node: Node) -> str:
     for source in (node, *node.all_input_nodes):
         if source.op == "get_attr":
             return f"it uses the attribute `{source.target}`"
-        for value in tensor_values(source):
+        for value in tensors_of(source):
             if value.dtype not in DTYPES:
-                return f"`{source.name}` has the type {str(value.dtype).removeprefix('torch.')}"
+                return f"`{source.name}` has the type {dtype_name(value.dtype)}"
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 return f"`{source.name}` is {value.layout} on {value.device}"
             if free_unbacked_symbols(value):

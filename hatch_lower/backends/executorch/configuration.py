@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.backend.api import CompileSpec
+from hatch_lower.backend.options import GivenOptions, is_number_from
 from hatch_lower.digest import canonical_json
-from hatch_lower.errors import BackendError, nearest
+from hatch_lower.errors import BackendError
 
 __all__ = ["BACKEND_ID", "EXTRA", "KNOWN", "Options", "executorch", "options_from_specs", "parse_options"]
 
@@ -51,30 +52,15 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     Raises:
         BackendError: naming every unknown or ill-typed option.
     """
-    problems = [f"`{key}` is no option: {nearest(key, KNOWN)}" for key in options if key not in KNOWN]
-    exclude = options.get("exclude", [])
-    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
-        problems.append(f"`exclude` must be a list of strings such as `aten.relu.default`, but is {exclude!r}")
-    problems += [
-        f"`{name}` must be true or false, but is {options[name]!r}"
-        for name in ("finite-only", "portable-operators")
-        if not isinstance(options.get(name, False), bool)
-    ]
-    threads = options.get("threads")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        problems.append(f"`threads` must be a number from 1 on, but is {threads!r}")
-    if problems:
-        raise BackendError(
-            "the options of the backend `executorch` are wrong",
-            found="\n".join(problems),
-            hint="correct them in the recipe's table for the backend `executorch`",
-        )
-    return Options(
-        options.get("finite-only", False),
-        options.get("portable-operators", False),
-        threads,
-        tuple(sorted(set(exclude))),
+    given = GivenOptions(BACKEND_ID, options, KNOWN)
+    found = Options(
+        exclude=given.excluded("aten.relu.default"),
+        finite=given.flag("finite-only", False),
+        portable=given.flag("portable-operators", False),
+        threads=given.read("threads", None, is_number_from(1), "a number from 1 on"),
     )
+    given.check()
+    return found
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:

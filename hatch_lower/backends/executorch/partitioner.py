@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.partitioners import Partition, group_nodes, tag_constant_data
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch
-from hatch_lower.backends.executorch.rewrite import operator_of
 from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner
 from hatch_lower.graph.surgery import graph_modules
 
@@ -77,5 +77,5 @@ def propose(module: GraphModule, support: Support) -> list[Partition]:
 
 def computes(node: Node) -> bool:
     """Return whether a node is an operation that does more than to arrange its operand anew."""
-    target = operator_of(node)
+    target = torch_operator(node.target)
     return isinstance(target, OpOverload) and str(target) not in VIEWS

@@ -21,7 +21,8 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, operator_of
+from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -134,7 +135,7 @@ class Writer:
 
     def copy_operation(self, node: Node) -> None:
         """Write an operation."""
-        target = operator_of(node)
+        target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
         number = number_operand(node)
         shape = inferred_shape(node) if str(target) in SHAPED else None
@@ -196,7 +197,7 @@ class Writer:
 
 def number_operand(node: Node) -> tuple[Any, str] | None:
     """Return the dtype and text of a Python number that is an operation's second operand, or `None`."""
-    if node.op != "call_function" or str(operator_of(node)) not in BINARY or len(node.args) < 2:
+    if node.op != "call_function" or str(torch_operator(node.target)) not in BINARY or len(node.args) < 2:
         return None
     number, value = node.args[1], node.meta.get("val")
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not isinstance(value, torch.Tensor):

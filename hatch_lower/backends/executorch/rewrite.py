@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,18 +11,10 @@ from torch.fx import Node
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from hatch_lower.edge.ops import EdgeOpOverload
+from hatch_lower.backend.partitioners.nodes import tensors_of
+from hatch_lower.backend.partitioners.operators import torch_operator
 
-__all__ = [
-    "BINARY",
-    "SHAPED",
-    "full_arguments",
-    "inferred_shape",
-    "is_bounded",
-    "operator_of",
-    "tensor_values",
-    "upper_bound",
-]
+__all__ = ["BINARY", "SHAPED", "full_arguments", "inferred_shape", "is_bounded", "upper_bound"]
 
 BINARY: Mapping[str, OpOverload] = {
     f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
@@ -45,30 +37,18 @@ SHAPED = frozenset(
 `expand` only where it repeats nothing."""
 
 
-def operator_of(node: Node) -> Any:
-    """Return the torch overload that a node calls, or its target if that is another thing."""
-    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
-
-
 def full_arguments(node: Node) -> tuple[Any, ...]:
     """Return the arguments of a call, with the stride of a pool that has left it out: ExecuTorch wants it written."""
     args = tuple(node.args)
-    if str(operator_of(node)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
+    if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
         return (*args[:2], args[1], *args[3:])
     return args
-
-
-def tensor_values(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the fake tensors among a node's traced values."""
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(each, torch.Tensor):
-            yield each
 
 
 def inferred_shape(node: Node) -> list[int] | None:
     """Return the sizes that a `SHAPED` node gives its result, a symbolic one as -1; `None`: that does not tell all."""
     value, source = node.meta["val"], node.args[0]
-    if str(operator_of(node)) == "aten.expand.default":
+    if str(torch_operator(node.target)) == "aten.expand.default":
         assert isinstance(source, Node)
         # as text: to compare symbols would be to decide something about them
         if [str(size) for size in source.meta["val"].shape] != [str(size) for size in value.shape]:
@@ -90,6 +70,6 @@ LARGE = 2**31
 """A bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it."""
 
 
-def is_bounded(value: Any, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
-    """Return whether all sizes of the tensors among a node's traced values have a greatest value."""
-    return all(upper_bound(size, ranges) is not None for each in tensor_values(value) for size in each.shape)
+def is_bounded(node: Node, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
+    """Return whether all sizes of the tensors that a node gives have a greatest value."""
+    return all(upper_bound(size, ranges) is not None for each in tensors_of(node) for size in each.shape)

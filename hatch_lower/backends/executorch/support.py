@@ -23,18 +23,13 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backend.partitioners.nodes import tensors_of
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.configuration import Options, executorch
-from hatch_lower.backends.executorch.rewrite import (
-    BINARY,
-    SHAPED,
-    full_arguments,
-    inferred_shape,
-    is_bounded,
-    operator_of,
-    tensor_values,
-)
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, is_bounded
 from hatch_lower.graph.state import mutated_targets
 from hatch_lower.graph.surgery import copy_program, graph_modules
+from hatch_lower.graph.tensors import dtype_name
 
 __all__ = ["OTHER_SPECIAL_VALUES", "VIEWS", "Support", "float_partitioner", "guards_suppressed"]
 
@@ -139,15 +134,13 @@ class Support:
                     reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
                     if reason and self._options.portable:
                         reason = why_not_portable(node, copy, kernels)
-                    if not reason and not all(
-                        is_bounded(each.meta.get("val"), self._ranges) for each in (node, *node.all_input_nodes)
-                    ):
+                    if not reason and not all(is_bounded(each, self._ranges) for each in (node, *node.all_input_nodes)):
                         reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
                 self._known[node] = reason
 
     def _refusal(self, node: Node) -> str:
         """Return why a node is taken in no case, or an empty string."""
-        target = operator_of(node)
+        target = torch_operator(node.target)
         if isinstance(target, HigherOrderOperator):
             return f"`{target.__name__}` holds graphs of its own"
         if not isinstance(target, OpOverload):
@@ -164,7 +157,7 @@ def guards_suppressed(program: ExportedProgram) -> ExitStack:
     """Return a context in which asking for a size of a program's fake tensors restricts none of its symbols."""
     stack = ExitStack()
     for node in program.graph.find_nodes(op="placeholder"):
-        for value in tensor_values(node.meta.get("val")):
+        for value in tensors_of(node):
             environment = getattr(getattr(value, "fake_mode", None), "shape_env", None)
             if environment is not None:
                 stack.enter_context(environment.suppress_guards())
@@ -176,7 +169,7 @@ def give_form(node: Node, copy: Node) -> None:
     """Make a copy of an operation what ExecuTorch would have in its place."""
     from executorch.exir.dialects._ops import ops
 
-    target = operator_of(node)
+    target = torch_operator(node.target)
     name = str(target)
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return
@@ -227,10 +220,9 @@ def why_not_values(node: Node, dtypes: frozenset[torch.dtype]) -> str:
     for source in (node, *node.all_input_nodes):
         if source.op == "get_attr":
             return f"it uses the attribute `{source.target}`"
-        value = source.meta.get("val")
-        for each in tensor_values(value):
+        for each in tensors_of(source):
             if each.dtype not in dtypes:
-                return f"`{source.name}` has the type {str(each.dtype).removeprefix('torch.')}"
+                return f"`{source.name}` has the type {dtype_name(each.dtype)}"
             if each.device.type != "cpu" or each.layout is not torch.strided:
                 return f"`{source.name}` is {each.layout} on {each.device}"
     return ""
@@ -246,7 +238,7 @@ def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapp
         configs: XNNPACK's rules.
         finite: whether special values of floating point are no matter.
     """
-    name = str(operator_of(node))
+    name = str(torch_operator(node.target))
     config = configs.get(name_in_form(copy))
     if config is None:
         return f"XNNPACK has no kernel for `{name}`"
@@ -286,8 +278,8 @@ def static_values(node: Node) -> list[torch.Tensor]:
 
     The other results of a batch norm are empty, and nothing uses them.
     """
-    values = [value for each in node.all_input_nodes for value in tensor_values(each.meta.get("val"))]
-    values += list(tensor_values(node.meta.get("val")))[:1]
+    values = [value for each in node.all_input_nodes for value in tensors_of(each)]
+    values += list(tensors_of(node))[:1]
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
 
 
@@ -320,13 +312,13 @@ def is_fused(copy: Node, form: ExportedProgram) -> bool:
 
 def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
     """Return why an operation cannot run on ExecuTorch's portable kernels, or an empty string if it can."""
-    target = operator_of(node)
+    target = torch_operator(node.target)
     name = str(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return f"`{name}` draws random numbers, and another library would draw others than eager"
     if target._schema.is_mutable:
         return f"`{name}` changes its input"
-    values = [value for each in (node, *node.all_input_nodes) for value in tensor_values(each.meta.get("val"))]
+    values = [value for each in (node, *node.all_input_nodes) for value in tensors_of(each)]
     if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
     wanted = CAST if name == "aten._to_copy.default" else None

@@ -75,7 +75,7 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `providers`, `threads` and `exclude`.
+        """Return the partitioner for the options `providers`, `threads`, `exclude` and `finite-only`.
 
         Raises:
             BackendError: if an option is unknown or ill-typed, or a library is missing.

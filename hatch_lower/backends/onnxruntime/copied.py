@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph, Node
 
-from hatch_lower.backends.onnxruntime.support import aten_operator
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -69,7 +69,9 @@ class CanonicalCopy:
                 continue
             number = len(self.operations)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-            copied = self.graph.create_node("call_function", aten_operator(node), args, kwargs, name=f"n{number}")
+            copied = self.graph.create_node(
+                "call_function", torch_operator(node.target), args, kwargs, name=f"n{number}"
+            )
             # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
             copied.meta.update(val=node.meta["val"], debug_handle=number)
             self._values[node] = copied

@@ -2,7 +2,8 @@
 
 `python -m hatch_lower.backends.onnxruntime.generate_operators` writes the table anew. Calls of each operator that the
 exporter translates are run by eager and by ONNX Runtime, with NaN, infinities and the extremes of integers in them as
-well. A combination of dtypes is in the table if all its calls gave eager's results.
+well. A combination of dtypes is in the table if all its calls gave eager's results; apart from these stand those of
+which some did not with NaN or infinities alone.
 """
 
 from __future__ import annotations
@@ -136,15 +137,13 @@ def run(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return ()
 
 
-def check_call(checker: Checker, args: Any, kwargs: Any, expected: Any) -> str:
-    """Return why ONNX Runtime does not give eager's results for a call, also with special values, or nothing."""
-    if why := checker.why_different(args, kwargs, expected):
-        return why
-    for op, given, named in special_calls(checker.op, args, kwargs):
+def check_special(checker: Checker, args: Any, kwargs: Any, *, floating: bool) -> str:
+    """Return why ONNX Runtime does not give eager's results for a call with special values, or nothing."""
+    for op, given, named in special_calls(checker.op, args, kwargs, floating=floating):
         wanted = run(op, given, named)
         # eager refuses extreme indices
         if wanted != () and (why := checker.why_different(given, named, wanted)):
-            return f"with special values: {why}"
+            return f"with {'NaN or infinity' if floating else 'extreme or whole numbers'}: {why}"
     return ""
 
 
@@ -172,12 +171,14 @@ class Findings:
     Args:
         fitting: operators and combinations of dtypes whose calls gave eager's results.
         failures: why other combinations did not, by operator and combination.
+        odd: why fitting combinations did not with NaN or infinities, by operator and combination.
         refused: why calls of other combinations make no session, by operator and combination.
         empty: why combinations do not give eager's results for tensors without elements, by operator and combination.
     """
 
     fitting: set[tuple[str, str]] = field(default_factory=set)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    odd: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     empty: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -185,6 +186,7 @@ class Findings:
         """Take what was found for other calls; a failure counts more than calls that fit."""
         self.failures = {**other.failures, **self.failures}
         self.fitting = {each for each in self.fitting | other.fitting if each not in self.failures}
+        self.odd = {**other.odd, **self.odd}
         self.refused = {**other.refused, **self.refused}
         self.empty = {**other.empty, **self.empty}
 
@@ -203,20 +205,34 @@ class Findings:
         elif not full:
             if why := checker.why_different(args, kwargs, expected):
                 self.empty[key] = why
-        elif why := check_call(checker, args, kwargs, expected):
+        elif why := checker.why_different(args, kwargs, expected) or check_special(
+            checker, args, kwargs, floating=False
+        ):
             self.failures[key] = why
             self.fitting.discard(key)
-        elif key not in self.fitting:
-            self.fitting.add(key)
-            for empty in calls_without_elements(op, args, kwargs):
-                self.add_call(*empty)
+        else:
+            if key not in self.odd and (why := check_special(checker, args, kwargs, floating=True)):
+                self.odd[key] = why
+            if key not in self.fitting:
+                self.fitting.add(key)
+                for empty in calls_without_elements(op, args, kwargs):
+                    self.add_call(*empty)
 
     def table(self) -> dict[str, Any]:
-        """Return the combinations of each operator, and the operators that are not for tensors without elements."""
-        operators: dict[str, list[str]] = {}
-        for name, combination in sorted(self.fitting):
-            operators.setdefault(name, []).append(combination)
-        return {"operators": operators, "not empty": sorted({name for name, _ in self.fitting & self.empty.keys()})}
+        """Return the combinations of each operator, those for finite numbers only, and who is not for empty tensors."""
+        return {
+            "operators": by_operator(self.fitting - self.odd.keys()),
+            "finite only": by_operator(self.fitting & self.odd.keys()),
+            "not empty": sorted({name for name, _ in self.fitting & self.empty.keys()}),
+        }
+
+
+def by_operator(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the combinations of each operator."""
+    operators: dict[str, list[str]] = {}
+    for name, combination in sorted(found):
+        operators.setdefault(name, []).append(combination)
+    return operators
 
 
 def examine(calls: Iterable[Call]) -> Findings:
@@ -262,5 +278,7 @@ if __name__ == "__main__":
     for (name, combination), reason in sorted(everything.refused.items()):
         if (name, combination) not in everything.fitting:
             print(f"{name} {combination} is refused: {reason[:200]}")
+    for (name, combination), reason in sorted(everything.odd.items()):
+        print(f"{name} {combination} {reason[:200]}")
     for (name, combination), reason in sorted(everything.empty.items()):
         print(f"{name} {combination} without elements: {reason[:200]}")

@@ -11,9 +11,10 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DelegationSpec, PartitionResult
 from hatch_lower.backend.partitioners import Partition, SupportPartitioner, WhyNoPartitionReporter, tag_constant_data
+from hatch_lower.backend.partitioners.nodes import is_view
 from hatch_lower.backends.onnxruntime.options import Options
 from hatch_lower.backends.onnxruntime.probe import Prober
-from hatch_lower.backends.onnxruntime.support import KEPT, aten_operator, is_size, is_view, why_not
+from hatch_lower.backends.onnxruntime.support import KEPT, is_size, why_not
 
 __all__ = ["BACKEND_ID", "OnnxruntimePartitioner"]
 
@@ -32,8 +33,8 @@ class OnnxruntimePartitioner(SupportPartitioner):
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), self.takes, keep=KEPT, keep_filter=self.keeps_whole)
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
-        self._spec = MappingProxyType(facts)
-        self._exclude = frozenset(options.exclude)
+        self._spec = MappingProxyType({**facts, "finite-only": options.finite})
+        self._exclude, self._finite = frozenset(options.exclude), options.finite
         self._prober = Prober()
         self._why: dict[Node, str] = {}
 
@@ -54,14 +55,14 @@ class OnnxruntimePartitioner(SupportPartitioner):
         return not self._why[node]
 
     def _judge(self, node: Node) -> str:
-        if aten_operator(node) is operator.getitem:
+        if node.target is operator.getitem:
             source = node.args[0]
             assert isinstance(source, Node)
             return self._why.get(source, ONLY_VIEWS)
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
             inside = is_size(node) and any(self._why.get(source) == "" for source in node.all_input_nodes)
             return "" if inside else ONLY_SIZES
-        return why_not(node, self._exclude) or self._prober.why_not(node)
+        return why_not(node, self._exclude, finite=self._finite) or self._prober.why_not(node)
 
     def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
         """Return the partitions that compute something."""
@@ -79,4 +80,4 @@ class OnnxruntimePartitioner(SupportPartitioner):
 
     def keeps_whole(self, node: Node) -> bool:
         """Return whether a call of a composite is taken, so that it need not be decomposed."""
-        return not why_not(node, self._exclude)
+        return not why_not(node, self._exclude, finite=self._finite)

@@ -9,8 +9,9 @@ import onnx_ir as ir
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.support import aten_operator, walk
+from hatch_lower.backends.onnxruntime.support import walk
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
 
@@ -37,7 +38,7 @@ class Prober:
 def signature(node: Node) -> Hashable:
     """Return what calls have in common for which the answer is the same."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: describe(source.meta.get("val")))
-    return (str(aten_operator(node)), repr(args), repr(kwargs))
+    return (str(torch_operator(node.target)), repr(args), repr(kwargs))
 
 
 def describe(value: Any) -> Any:
@@ -57,7 +58,7 @@ def try_call(node: Node) -> str:
         sources[source] = graph.placeholder(f"x{number}")
         sources[source].meta["val"] = source.meta["val"]
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), sources.__getitem__)
-    call = graph.create_node("call_function", aten_operator(node), args, kwargs, name="n")
+    call = graph.create_node("call_function", torch_operator(node.target), args, kwargs, name="n")
     call.meta.update(val=node.meta["val"])
     graph.output((call,))
     try:

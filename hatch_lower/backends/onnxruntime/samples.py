@@ -150,6 +150,21 @@ def own_calls() -> Iterator[Call]:
         yield from comparisons(dtype)
     for dtype in (torch.float16, torch.float32, torch.float64):
         yield from computations(dtype)
+        yield from selections(dtype)
+
+
+def selections(dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls that choose among many elements; as whole numbers, most are equal to others."""
+    aten = torch.ops.aten
+    for values in (torch.randn(5000).to(dtype), torch.randn(300, 40).to(dtype)):
+        for dim in range(values.dim()):
+            for chosen in (aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim):
+                yield chosen, (values, dim), {}
+            yield aten.sort.default, (values, dim), {}
+            yield aten.topk.default, (values, 30, dim), {}
+    image = torch.randn(1, 3, 40, 40).to(dtype)
+    yield aten.max_pool2d_with_indices.default, (image, [3, 3], [2, 2], [1, 1]), {}
+    yield aten.max_pool3d_with_indices.default, (image, [3, 3, 3], [2, 2, 2], [1, 1, 1]), {}
 
 
 def conversions() -> Iterator[Call]:
@@ -230,21 +245,38 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     yield aten.scaled_dot_product_attention.default, (k, q, q, None, 0.0, True), {}
 
 
-def special_calls(op: OpOverload, args: Any, kwargs: Any) -> Iterator[Call]:
-    """Yield a call with NaN, each infinity, or the extremes of its integers at several places of each of its tensors.
+def special_calls(op: OpOverload, args: Any, kwargs: Any, *, floating: bool) -> Iterator[Call]:
+    """Yield a call with special values at several places of each of its tensors.
 
     Kernels pass over NaN at some places only: the greatest element may be NaN if the first is, and not if another is.
+
+    Args:
+        op: the operator.
+        args: of the call.
+        kwargs: of the call.
+        floating: NaN and each infinity in its floating tensors; else the extremes in those of integers, and whole
+            numbers in floating ones: where elements are equal, it shows which of them is taken.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     numbers = [
         index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dtype != torch.bool
     ]
     for index in numbers[: 1 if op in FINITE_PARAMETERS else TENSORS_WITH_SPECIALS]:
-        for values in special_values(op, leaves[index]):
-            changed = leaves[index].detach().clone(memory_format=torch.contiguous_format)
-            changed.view(-1)[list(values)] = torch.tensor(list(values.values()), dtype=changed.dtype)
+        for changed in special_tensors(op, leaves[index], floating=floating):
             given, named = pytree.tree_unflatten([*leaves[:index], changed, *leaves[index + 1 :]], spec)
             yield op, given, named
+
+
+def special_tensors(op: OpOverload, tensor: torch.Tensor, *, floating: bool) -> Iterator[torch.Tensor]:
+    """Yield what stands for a tensor of a call, in contiguous memory."""
+    dense = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if dense.is_floating_point() and not floating:
+        yield dense.round()
+    if dense.is_floating_point() is floating:
+        for values in special_values(op, dense):
+            changed = dense.clone()
+            changed.view(-1)[list(values)] = torch.tensor(list(values.values()), dtype=changed.dtype)
+            yield changed
 
 
 def special_values(op: OpOverload, tensor: torch.Tensor) -> list[dict[int, float]]:

@@ -20,18 +20,16 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.edge.ops import EdgeOpOverload
+from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.graph.tensors import dtype_name
 
 __all__ = [
     "DTYPES",
     "FIRST_ONLY",
     "KEPT",
     "LIMITS",
-    "aten_operator",
     "combination_of",
     "is_size",
-    "is_view",
-    "name_of",
     "not_empty",
     "operator_table",
     "walk",
@@ -53,57 +51,24 @@ DTYPES = (
 """What ONNX Runtime's CPU kernels take. They have next to none for bfloat16."""
 
 SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv)
-VIEWS = frozenset(
-    {
-        "_unsafe_view",
-        "alias",
-        "detach",
-        "expand",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-    }
-)
-"""Operations that compute nothing: a partition of these alone costs more to call than to leave."""
-
-
-def aten_operator(node: Node) -> Any:
-    """Return the torch overload that a node of an edge or ATen program calls, or its target if it is another thing."""
-    return node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
-
-
-def is_view(node: Node) -> bool:
-    """Return whether a node computes nothing."""
-    target = aten_operator(node)
-    if isinstance(target, OpOverload):
-        return target.namespace == "aten" and target._opname in VIEWS
-    return target is operator.getitem
 
 
 def is_size(node: Node) -> bool:
     """Return whether a node computes a size by an operation that a model can hold."""
-    value, target = node.meta.get("val"), aten_operator(node)
+    value, target = node.meta.get("val"), torch_operator(node.target)
     known = target is torch.ops.aten.sym_size.int or target in SIZES
     return known and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value)
 
 
-def why_not(node: Node, exclude: frozenset[str]) -> str:
+def why_not(node: Node, exclude: frozenset[str], *, finite: bool) -> str:
     """Return why a node stays outside whatever is beside it, or an empty string.
 
     Args:
         node: a `call_function` node that computes tensors.
         exclude: names of overloads that the recipe leaves out.
+        finite: NaN and infinities are no matter.
     """
-    op = aten_operator(node)
+    op = torch_operator(node.target)
     if isinstance(op, HigherOrderOperator):
         return f"`{op.__name__}` holds graphs of its own"
     if not isinstance(op, OpOverload):
@@ -114,14 +79,18 @@ def why_not(node: Node, exclude: frozenset[str]) -> str:
         return f"the result of `{op}` has a size that depends on its input's contents"
     if op in FIRST_ONLY and any(user.args[1:] != (0,) for user in node.users):
         return f"a result of `{op}` beside the first is used"
-    known = operator_table().get(str(op))
+    known = operator_table(finite=True).get(str(op))
     if known is None:
         return f"ONNX Runtime has nothing that is known to give eager's results for `{op}`"
     if str(op) in not_empty() and any(
         may_be_empty(each) for source in (node, *node.all_input_nodes) for each in tensors_of(source)
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, which these may be"
-    return why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
+    reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
+    exact = operator_table(finite=False).get(str(op), frozenset())
+    if not reason and not finite and why_not_dtypes(op, node, exact):
+        return f"ONNX Runtime's `{op}` gives other results than eager for NaN or infinity: allow it with `finite-only`"
+    return reason
 
 
 def why_not_values(node: Node) -> str:
@@ -136,7 +105,7 @@ def why_not_values(node: Node) -> str:
             return f"`{source.name}` is a size that is known at run time only"
         for each in tensors_of(source):
             if each.dtype not in DTYPES:
-                return f"`{source.name}` has the type {name_of(each.dtype)}"
+                return f"`{source.name}` has the type {dtype_name(each.dtype)}"
             if each.device.type != "cpu" or each.layout is not torch.strided:
                 return f"`{source.name}` is {each.layout} on {each.device}"
             if free_unbacked_symbols(each):
@@ -156,7 +125,7 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
         common = inputs[0].dtype
         for each in inputs[1:]:
             common = torch.promote_types(common, each.dtype)
-        if f"{name_of(common)} > {given}" in known:
+        if f"{dtype_name(common)} > {given}" in known:
             return ""
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
 
@@ -165,10 +134,10 @@ def combination_of(op: OpOverload, args: Any, kwargs: Any, result: Any) -> str:
     """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
     names: list[str] = []
     for value in walk((args, kwargs)):
-        if isinstance(value, torch.Tensor) and (not names or names[-1] != name_of(value.dtype)):
-            names.append(name_of(value.dtype))
+        if isinstance(value, torch.Tensor) and (not names or names[-1] != dtype_name(value.dtype)):
+            names.append(dtype_name(value.dtype))
     results = [value for value in walk(result) if isinstance(value, torch.Tensor)]
-    return f"{' '.join(names)} > {name_of(results[0].dtype) if results else 'none'}"
+    return f"{' '.join(names)} > {dtype_name(results[0].dtype) if results else 'none'}"
 
 
 def walk(value: Any) -> Iterator[Any]:
@@ -195,15 +164,18 @@ def may_be_empty(value: torch.Tensor) -> bool:
     return not all(isinstance(size, int) and size for size in value.shape)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """Return `float32` for `torch.float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
 @cache
-def operator_table() -> Mapping[str, frozenset[str]]:
-    """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results."""
-    return MappingProxyType({name: frozenset(rows) for name, rows in read_table()["operators"].items()})
+def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
+    """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results.
+
+    Args:
+        finite: those are among them for which it does so for finite numbers only.
+    """
+    table = read_table()
+    rows: dict[str, list[str]] = dict(table["operators"])
+    for name, more in table["finite only"].items() if finite else ():
+        rows[name] = [*rows.get(name, ()), *more]
+    return MappingProxyType({name: frozenset(each) for name, each in rows.items()})
 
 
 @cache

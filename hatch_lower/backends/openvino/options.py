@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.backend.api import CompileSpec
+from hatch_lower.backend.options import GivenOptions, is_number_from
 from hatch_lower.digest import canonical_json
-from hatch_lower.errors import BackendError, nearest
+from hatch_lower.errors import BackendError
 
 __all__ = ["Options", "options_from_specs", "parse_options"]
 
@@ -46,26 +47,15 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     Raises:
         BackendError: naming every unknown or ill-typed option.
     """
-    problems = [f"`{key}` is no option: {nearest(key, KNOWN)}" for key in options if key not in KNOWN]
-    device = options.get("device", "CPU")
-    if not isinstance(device, str) or not device:
-        problems.append(f'`device` must be a name such as "CPU", but is {device!r}')
-    threads = options.get("threads", 0)
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
-        problems.append(f"`threads` must be a number from 0 (OpenVINO chooses), but is {threads!r}")
-    exclude = options.get("exclude", [])
-    if not isinstance(exclude, (list, tuple)) or not all(isinstance(name, str) for name in exclude):
-        problems.append(f"`exclude` must be a list of strings such as `aten.gelu.default`, but is {exclude!r}")
-    finite = options.get("finite-only", True)
-    if not isinstance(finite, bool):
-        problems.append(f"`finite-only` must be true or false, but is {finite!r}")
-    if problems:
-        raise BackendError(
-            "the options of the backend `openvino` are wrong",
-            found="\n".join(problems),
-            hint="correct them in the recipe's table for the backend `openvino`",
-        )
-    return Options(device, threads, tuple(sorted(set(exclude))), finite)
+    given = GivenOptions("openvino", options, KNOWN)
+    found = Options(
+        device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),
+        threads=given.read("threads", 0, is_number_from(0), "a number from 0 (OpenVINO chooses)"),
+        exclude=given.excluded("aten.gelu.default"),
+        finite=given.flag("finite-only", True),
+    )
+    given.check()
+    return found
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from operator import getitem
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backend.partitioners.nodes import tensors_of
 from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
@@ -25,6 +26,7 @@ from hatch_lower.backends.openvino.claims import (
     Claim,
 )
 from hatch_lower.backends.openvino.options import Options
+from hatch_lower.graph.tensors import dtype_name
 
 __all__ = ["Support", "arguments", "is_move", "is_result", "is_square", "why_not_operation"]
 
@@ -105,7 +107,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
             return reason
         index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
         if not index and value.dtype not in claim.takes | BOOLEAN:
-            return f"its result is {name_of(value.dtype)}"
+            return f"its result is {dtype_name(value.dtype)}"
     return ""
 
 
@@ -123,7 +125,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                 if tensor.dtype is torch.bool and name in CONDITIONS:
                     continue
                 if tensor.dtype not in claim.takes:
-                    return f"`{source.name}` is {name_of(tensor.dtype)}"
+                    return f"`{source.name}` is {dtype_name(tensor.dtype)}"
                 found.add(tensor.dtype)
     numbers = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, float)]
     if len(found) > 1 or (numbers and torch.int32 in found and not claim.moves):
@@ -160,7 +162,7 @@ def why_not_call(name: str, node: Node) -> str:
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
         if before != after and after not in FLOATING:
-            return f"{name_of(before)} becomes {name_of(after)} in another way"
+            return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
     return ""
 
 
@@ -246,14 +248,6 @@ def nodes_in(value: Any) -> list[Node]:
     return found
 
 
-def tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the fake tensors that a node gives."""
-    value = node.meta.get("val")
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(each, torch.Tensor):
-            yield each
-
-
 def producer_of(node: Node) -> Node:
     """Return the operation whose result a `getitem` takes, or the node itself."""
     source = node.args[0] if node.target is getitem else None
@@ -269,8 +263,3 @@ def is_move(node: Node) -> bool:
 def is_result(node: Node) -> bool:
     """Return whether a node takes one of an operation's results."""
     return node.target is getitem
-
-
-def name_of(dtype: torch.dtype | None) -> str:
-    """Return `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hatch_lower.backend.options import GivenOptions, is_list_of_strings, is_number_from
+from hatch_lower.errors import BackendError
+
+KNOWN = ("exclude", "fuse", "threads")
+
+
+def given(options: dict[str, Any]) -> GivenOptions:
+    return GivenOptions("demo", options, KNOWN)
+
+
+def test_options_are_read_and_have_defaults() -> None:
+    nothing = given({})
+    found = (
+        nothing.flag("fuse", True),
+        nothing.read("threads", None, is_number_from(1), "a number"),
+        nothing.excluded("x"),
+    )
+    assert found == (True, None, ())
+    options = given({"fuse": False, "threads": 2, "exclude": ["aten.b.default", "aten.a.default", "aten.b.default"]})
+    assert not options.flag("fuse", True)
+    assert options.read("threads", 0, is_number_from(1), "a number") == 2
+    assert options.excluded("x") == ("aten.a.default", "aten.b.default")
+    nothing.check()
+    options.check()
+
+
+def test_a_default_that_is_given_is_right() -> None:
+    options = given({"threads": None})
+    assert options.read("threads", None, is_number_from(1), "a number") is None
+    options.check()
+
+
+def test_all_that_is_wrong_is_named_together() -> None:
+    options = given({"thread": 1, "fuse": 1, "threads": True, "exclude": "aten.a.default"})
+    assert options.flag("fuse", True), "the default, until `check` refuses all"
+    assert options.read("threads", 0, is_number_from(0), "a number from 0") == 0
+    assert options.excluded("aten.relu.default") == ()
+    options.problems.append("and more")
+    with pytest.raises(BackendError) as caught:
+        options.check()
+    assert str(caught.value) == (
+        "the options of the backend `demo` are wrong\n"
+        "  found: `thread` is no option: did you mean `threads`? known: `exclude`, `fuse`, `threads`\n"
+        "    `fuse` must be true or false, but is 1\n"
+        "    `threads` must be a number from 0, but is True\n"
+        "    `exclude` must be a list of strings such as `aten.relu.default`, but is 'aten.a.default'\n"
+        "    and more\n"
+        "  to do: correct them in the recipe's table for the backend `demo`"
+    )
+    with pytest.raises(BackendError) as caught:
+        options.check("read the manual")
+    assert caught.value.hint == "read the manual"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [([], True), (["a"], True), (("a", "b"), True), ("a", False), (["a", 1], False), ({"a": 1}, False), (None, False)],
+)
+def test_lists_of_strings(value: Any, expected: bool) -> None:
+    assert is_list_of_strings(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2, True), (3, True), (1, False), (True, False), (2.0, False), ("2", False), (None, False)]
+)
+def test_numbers(value: Any, expected: bool) -> None:
+    assert is_number_from(2)(value) is expected

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph
+
+from hatch_lower.backend.partitioners.nodes import VIEWS, is_view, tensors_of
+from hatch_lower.edge.ops import edge_overload
+
+pytestmark = pytest.mark.torch
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (aten.permute.default, True),
+        (aten.slice.Tensor, True),
+        (aten.squeeze.dims, True),
+        (operator.getitem, True),
+        (aten.clone.default, False),
+        (aten.relu.default, False),
+        (operator.add, False),
+    ],
+)
+def test_what_computes_nothing_is_a_view_in_either_dialect(target: Any, expected: bool) -> None:
+    graph = Graph()
+    assert is_view(graph.call_function(target, ())) is expected
+    if target not in (operator.getitem, operator.add):
+        assert is_view(graph.call_function(edge_overload(target), ())) is expected
+
+
+def test_an_operator_of_another_library_is_none() -> None:
+    with torch.library._scoped_library("hatch_lower_nodes_test", "FRAGMENT") as library:
+        library.define("view(Tensor x) -> Tensor")
+        assert not is_view(Graph().call_function(torch.ops.hatch_lower_nodes_test.view.default, ()))
+
+
+def test_all_views_are_operators_of_torch() -> None:
+    assert all(hasattr(aten, name) for name in VIEWS)
+
+
+def test_the_tensors_of_a_node() -> None:
+    node = Graph().placeholder("x")
+    assert list(tensors_of(node)) == []
+    one, two = torch.zeros(1), torch.zeros(2)
+    for value, expected in ((one, [one]), ((one, None, two), [one, two]), ([two], [two]), (3, [])):
+        node.meta["val"] = value
+        found = list(tensors_of(node))
+        assert len(found) == len(expected)
+        assert all(a is b for a, b in zip(found, expected, strict=True))
