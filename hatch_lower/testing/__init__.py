@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hatch_lower.testing.bench import Exports
     from hatch_lower.testing.case import Tolerance
+    from hatch_lower.testing.facts import Facts
     from hatch_lower.testing.kit import check_backend, trial_names
     from hatch_lower.testing.report import Outcome, Report
     from hatch_lower.testing.suite import backend_tests
 
-__all__ = ["Exports", "Outcome", "Report", "Tolerance", "backend_tests", "check_backend", "trial_names"]
+__all__ = ["Exports", "Facts", "Outcome", "Report", "Tolerance", "backend_tests", "check_backend", "trial_names"]
 
 HOMES = {
     "Exports": "bench",
+    "Facts": "facts",
     "Outcome": "report",
     "Report": "report",
     "Tolerance": "case",
