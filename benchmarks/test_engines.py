@@ -25,22 +25,23 @@ pytestmark = pytest.mark.benchmark(group="engines")
 
 
 @pytest.fixture(scope="module")
-def unpacked() -> dict[tuple[str, str], Path]:
-    """Where the wheels lie unpacked that were built already, by model and engine."""
-    return {}
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheels lie unpacked that were built already."""
+    return tmp_path_factory.mktemp("unpacked")
 
 
 @pytest.fixture
-def site(bench: Any, unpacked: dict[tuple[str, str], Path]) -> Callable[[str, str], Path]:
+def site(bench: Any, unpacked: Path) -> Callable[[str, str], Path]:
     """Returns where the wheel of a model with one engine lies unpacked; built once."""
 
     def find(name: str, engine: str) -> Path:
-        if (name, engine) not in unpacked:
+        folder = unpacked / f"{name}-{engine}"
+        if not folder.exists():
             project = bench.project(name)
             set_backends(project.root, [engine])
             project.build(environment={"BERT_METHODS": "forward", "HF_HUB_OFFLINE": "1"}).check()
-            unpacked[name, engine] = unpack(only(project.dist, "*.whl"), bench.folder / "site")
-        return unpacked[name, engine]
+            unpack(only(project.dist, "*.whl"), folder)
+        return folder
 
     return find
 
