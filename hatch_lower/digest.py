@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["canonical_json", "digest_of", "sha256_bytes", "sha256_file"]
 
+PIECE = 1 << 20
+
 
 def canonical_json(value: Any) -> bytes:
     """Return `value` as UTF-8 JSON with sorted keys, fixed separators and a final newline.
@@ -30,10 +32,12 @@ def digest_of(value: Any) -> str:
     return sha256_bytes(canonical_json(value))
 
 
-def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file's bytes, read in pieces."""
+def sha256_file(path: Path, size: int | None = None) -> str:
+    """Return the sha256 of a file's bytes, or of its first `size` bytes if there are as many; read in pieces."""
     total = hashlib.sha256()
+    done = 0
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(PIECE if size is None else min(PIECE, size - done)):
             total.update(piece)
+            done += len(piece)
     return total.hexdigest()

@@ -85,11 +85,10 @@ class PackagedFolder:
         """
         path = self.locate(entry)
         try:
-            with path.open("rb") as file:
-                data = file.read(head.size)
+            digest = sha256_file(path, head.size)
         except OSError as error:
             raise unreadable(path, error) from error
-        if len(data) != head.size or sha256_bytes(data) != head.sha256:
+        if digest != head.sha256:
             raise refused(path, f"another sha256 of the first {head.size} bytes than the plan says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
