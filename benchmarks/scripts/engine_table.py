@@ -73,7 +73,6 @@ def measure(name: str, backend: str) -> dict[str, float] | str:
         set_backends(project, [] if backend == "portable" else [backend])
         cold = {"HATCH_LOWER_CACHE_DIR": str(here / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(here / "inductor")}
         variables = {**os.environ, **cold, "BERT_METHODS": "forward", "HF_HUB_OFFLINE": "1", "TMPDIR": folder}
-        variables["OMP_WAIT_POLICY"] = "passive"
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", dist]
         begin = time.perf_counter()
         done = subprocess.run(command, cwd=project, env=variables, capture_output=True, text=True, check=False)
