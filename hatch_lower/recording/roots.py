@@ -21,6 +21,9 @@ __all__ = ["Roots", "standard_library"]
 
 SITE_NAMES = ("site-packages", "dist-packages")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
+MEMORY_FOLDER = "/dev/shm"
+SHARED_MEMORY = ("sem.", "psm_", "torch_", "__KMP_REGISTERED_LIB_")
+"""How names in it begin that are semaphores, and memory that processes share: of Python, torch and OpenMP."""
 OWN_PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -47,6 +50,7 @@ class Roots:
         kinds: dict[str, str] = {}
         for folder in (*SYSTEM_FOLDERS, OWN_PACKAGE, *library):
             kinds.update(dict.fromkeys(spellings(folder), "nothing"))
+        kinds[MEMORY_FOLDER] = "elsewhere"  # files like others, and data sets are kept there
         for folder in library:
             kinds.update({f"{prefix}/{name}": "elsewhere" for prefix in spellings(folder) for name in SITE_NAMES})
         for passing in ignored:
@@ -65,16 +69,16 @@ class Roots:
     def locate(self, path: str | os.PathLike[str]) -> str | None:
         """Return what a path is called wherever the project is built, or `None` if it is no input.
 
-        No inputs are the interpreter's standard library, this package, ignored folders, `/proc`, `/sys`, `/dev`, and
-        `__pycache__`. `find` leads back to the path, so what an earlier entry of the search path hides is located by
-        its absolute path, and so is an entry itself.
+        No inputs are the interpreter's standard library, this package, ignored folders, `/proc`, `/sys`, `/dev` but for
+        the files in `/dev/shm`, and `__pycache__`. `find` leads back to the path, so what an earlier entry of the search
+        path hides is located by its absolute path, and so is an entry itself.
         """
         text = os.fspath(path)
         text = os.path.realpath(text) if ".." in text.split("/") else os.path.abspath(text)
         if "/__pycache__/" in f"{text}/":
             return None
         prefix, kind = self._root_of(text)
-        if kind == "nothing":
+        if kind == "nothing" or text.startswith(tuple(f"{MEMORY_FOLDER}/{name}" for name in SHARED_MEMORY)):
             return None
         if kind == "ignored":
             real = os.path.realpath(text)

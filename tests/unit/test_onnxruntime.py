@@ -171,7 +171,7 @@ def test_convolutions_and_batch_norms_are_taken_with_their_buffers(tmp_path: Pat
     )
     lowered = check(layers, tmp_path, (torch.randn(2, 3, 16, 16),), (torch.randn(2, 3, 16, 16),))
     (reason,) = set(lowered.reasons["forward"].values())
-    assert "`aten.max_pool2d_with_indices.default` on float32" in reason
+    assert "`aten.max_pool2d_with_indices.default` gives other results than eager for NaN or infinity" in reason
     buffers = [name for each in delegates(lowered) for name in each.original_module.graph_signature.buffers]
     assert len(buffers) == 2
 

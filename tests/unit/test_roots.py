@@ -62,6 +62,13 @@ def test_a_project_that_was_moved_has_the_same_located_paths(tmp_path: Path) -> 
         assert located is not None
 
 
+def test_what_is_kept_in_memory_is_an_input(places: Places) -> None:
+    roots = places.roots()
+    assert roots.locate("/dev/shm/data/weights.pt") == "/dev/shm/data/weights.pt"
+    assert roots.find("/dev/shm/data/weights.pt") == Path("/dev/shm/data/weights.pt")
+    assert roots.locate("/dev/shm") == "/dev/shm"
+
+
 def test_the_standard_library_this_package_and_what_the_system_makes_up_are_no_inputs(places: Places) -> None:
     roots = places.roots()
     none = [
@@ -71,6 +78,7 @@ def test_the_standard_library_this_package_and_what_the_system_makes_up_are_no_i
         "/proc/cpuinfo",
         "/sys/devices/system/cpu/online",
         "/dev/urandom",
+        "/dev/shm/sem.mp-abc",
         places.build / "temporary" / "x",
         places.project / "src" / "__pycache__" / "digits.cpython-311.pyc",
         places.project / "__pycache__",
