@@ -70,8 +70,8 @@ class Roots:
         """Return what a path is called wherever the project is built, or `None` if it is no input.
 
         No inputs are the interpreter's standard library, this package, ignored folders, `/proc`, `/sys`, `/dev` but for
-        the files in `/dev/shm`, and `__pycache__`. `find` leads back to the path, so what an earlier entry of the search
-        path hides is located by its absolute path, and so is an entry itself.
+        the files in `/dev/shm`, and `__pycache__`. `find` leads back to the path, so what an earlier entry of the
+        search path hides is located by its absolute path, and so is an entry itself.
         """
         text = os.fspath(path)
         text = os.path.realpath(text) if ".." in text.split("/") else os.path.abspath(text)
