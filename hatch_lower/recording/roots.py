@@ -14,6 +14,7 @@ path that was used: where a link below it leads, the contents say.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -22,8 +23,10 @@ __all__ = ["Roots", "standard_library"]
 SITE_NAMES = ("site-packages", "dist-packages")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 MEMORY_FOLDER = "/dev/shm"
-SHARED_MEMORY = ("sem.", "psm_", "torch_", "__KMP_REGISTERED_LIB_")
-"""How names in it begin that are semaphores, and memory that processes share: of Python, torch and OpenMP."""
+SHARED_MEMORY = re.compile(
+    rf"{MEMORY_FOLDER}/(?:sem\.(?:mp|loky)-\w+|psm_[0-9a-f]+|torch_\d+_\d+_\d+|__KMP_REGISTERED_LIB_\d+(?:_\d+)?)"
+)
+"""Semaphores, and memory that processes share, of Python, torch and OpenMP. Whatever else is there may be an input."""
 OWN_PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -78,7 +81,7 @@ class Roots:
         if "/__pycache__/" in f"{text}/":
             return None
         prefix, kind = self._root_of(text)
-        if kind == "nothing" or text.startswith(tuple(f"{MEMORY_FOLDER}/{name}" for name in SHARED_MEMORY)):
+        if kind == "nothing" or SHARED_MEMORY.fullmatch(text):
             return None
         if kind == "ignored":
             real = os.path.realpath(text)

@@ -67,6 +67,8 @@ def test_what_is_kept_in_memory_is_an_input(places: Places) -> None:
     assert roots.locate("/dev/shm/data/weights.pt") == "/dev/shm/data/weights.pt"
     assert roots.find("/dev/shm/data/weights.pt") == Path("/dev/shm/data/weights.pt")
     assert roots.locate("/dev/shm") == "/dev/shm"
+    for name in ("torch_weights.pt", "sem.images.npy", "psm_data", "torch_4711_1_0/weights.pt", "sem.mp-x/data.bin"):
+        assert roots.locate(f"/dev/shm/{name}") == f"/dev/shm/{name}"
 
 
 def test_the_standard_library_this_package_and_what_the_system_makes_up_are_no_inputs(places: Places) -> None:
@@ -78,7 +80,10 @@ def test_the_standard_library_this_package_and_what_the_system_makes_up_are_no_i
         "/proc/cpuinfo",
         "/sys/devices/system/cpu/online",
         "/dev/urandom",
-        "/dev/shm/sem.mp-abc",
+        "/dev/shm/sem.mp-x4_k2abc",
+        "/dev/shm/psm_1f2e3d4c",
+        "/dev/shm/torch_4711_1234567890_0",
+        "/dev/shm/__KMP_REGISTERED_LIB_4711_0",
         places.build / "temporary" / "x",
         places.project / "src" / "__pycache__" / "digits.cpython-311.pyc",
         places.project / "__pycache__",
