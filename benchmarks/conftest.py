@@ -37,9 +37,14 @@ class Bench:
         """Return a copy of `benchmarks/projects/<name>`."""
         return copy_benchmark_project(name, self.folder)
 
-    def script(self, name: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Run `benchmarks/scripts/<name>` in a fresh process and return the JSON of its last line."""
-        command = [sys.executable, HERE / "scripts" / name, *arguments]
+    def script(
+        self, name: str, *arguments: str | Path, environment: Mapping[str, str] | None = None, isolated: bool = False
+    ) -> dict[str, Any]:
+        """Run `benchmarks/scripts/<name>` in a fresh process and return the JSON of its last line.
+
+        An isolated process has nothing installed beside what PYTHONPATH names.
+        """
+        command = [sys.executable, *(["-S"] if isolated else []), HERE / "scripts" / name, *arguments]
         done = run(command, cwd=self.folder, environment={**quiet(), **(environment or {})}, timeout=3600).check()
         report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return report

@@ -128,7 +128,7 @@ def installed_contents(name: str) -> list[Contents]:
     """Return the installed models called `model` or `distribution:model`, or all of a `distribution`."""
     for owner, distribution in recording().items():
         if canonicalize_name(owner) == canonicalize_name(name):
-            sources = {id(each.source): each.source for each in models_of(distribution).values()}
+            sources = {id(each.source): each.source for each in models_of(owner, distribution).values()}
             folders = [contents_of(each) for each in sources.values() if isinstance(each, PackagedFolder)]
             if folders:
                 return folders

@@ -16,7 +16,7 @@ from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
-__all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name"]
+__all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name", "read_field"]
 
 EAGER_SCHEMA = 1
 FOLDER = "_lowered"
@@ -49,12 +49,12 @@ def find_model(name: str) -> InstalledModel:
     if not colon:
         model = owner
     declared = find_distribution(owner, name) if colon else declaring(model)
-    found = [each for each in map(models_of, declared.values()) if model in each]
+    found = [each for each in (models_of(*item) for item in declared.items()) if model in each]
     damaged: list[str] = []
     if not found and not colon:
         # a model that the build hook's table declares has no entry point
         for owner, each in recording().items():
-            models = readable_models(each)
+            models = readable_models(owner, each)
             if models is None:
                 damaged.append(owner)
             elif model in models:
@@ -82,7 +82,7 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
         if ENTRY_POINT_GROUP not in (each.read_text("entry_points.txt") or ""):
             continue
         if each.entry_points.select(group=ENTRY_POINT_GROUP, name=model):
-            found.setdefault(each.name, each)
+            found.setdefault(read_field(each, "Name"), each)
     return found
 
 
@@ -94,8 +94,18 @@ def recording() -> dict[str, importlib.metadata.Distribution]:
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions():
         if f"/{FOLDER}/" in (each.read_text("RECORD") or ""):
-            found.setdefault(each.name, each)
+            found.setdefault(read_field(each, "Name"), each)
     return found
+
+
+def read_field(distribution: importlib.metadata.Distribution, field: str) -> str:
+    """Return a field from the head of a distribution's metadata, as `metadata` does after it has parsed all of them."""
+    head, _, _ = (distribution.read_text("METADATA") or "").partition("\n\n")
+    for line in head.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return value.strip()
+    return str(distribution.metadata[field])
 
 
 def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:
@@ -109,17 +119,17 @@ def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Dis
             found=nearest(owner, known_names()),
             hint="install it, or pass a `pathlib.Path` for a folder",
         ) from None
-    return {found.name: found}
+    return {read_field(found, "Name"): found}
 
 
-def models_of(distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel]:
-    """Return the models in the folders of one distribution, by name.
+def models_of(owner: str, distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel]:
+    """Return the models in the folders of one distribution, whose name is `owner`, by their names.
 
     Raises:
         ProgramError: if a manifest is damaged.
     """
     models: dict[str, InstalledModel] = {}
-    for path, recorded in recorded_files(distribution):
+    for path, recorded in recorded_files(owner, distribution):
         sources: Mapping[str, PackagedFolder | EagerEntry]
         if path.name == MANIFEST:
             folder = open_folder(path.parent, recorded)
@@ -127,23 +137,23 @@ def models_of(distribution: importlib.metadata.Distribution) -> dict[str, Instal
         else:
             sources = read_eager(path)
         for name, source in sources.items():
-            models[name] = InstalledModel(distribution.name, name, source)
+            models[name] = InstalledModel(owner, name, source)
     return models
 
 
-def readable_models(distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel] | None:
+def readable_models(owner: str, distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel] | None:
     """Return the models of one distribution, or `None` if a manifest is damaged."""
     try:
-        return models_of(distribution)
+        return models_of(owner, distribution)
     except ProgramError:
         return None
 
 
-def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, Recorded]]:
+def recorded_files(owner: str, distribution: importlib.metadata.Distribution) -> Iterator[tuple[Path, Recorded]]:
     """Yield the manifests and eager files that RECORD lists, each with what RECORD says of its folder."""
     lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if f"{FOLDER}/" in line]
     rows = {row[0]: row[1] if len(row) > 1 else "" for row in csv.reader(lines)}
-    owner = f"the installed distribution `{distribution.name}`"
+    whose = f"the installed distribution `{owner}`"
     for path in rows:
         parts = path.split("/")
         if parts[-1] in (MANIFEST, EAGER) and parts[-2:-1] == [FOLDER] and ".." not in parts:
@@ -151,7 +161,7 @@ def recorded_files(distribution: importlib.metadata.Distribution) -> Iterator[tu
             digests = {
                 each.removeprefix(folder): record_digest(text) for each, text in rows.items() if each.startswith(folder)
             }
-            yield Path(str(distribution.locate_file(path))), Recorded(owner, digests)
+            yield Path(str(distribution.locate_file(path))), Recorded(whose, digests)
 
 
 def read_eager(path: Path) -> dict[str, EagerEntry]:
@@ -192,7 +202,7 @@ def known_names() -> list[str]:
         if point.dist is not None:
             owners.setdefault(point.name, set()).add(normal_name(point.dist.name))
     for owner, distribution in recording().items():
-        for model in readable_models(distribution) or ():
+        for model in readable_models(owner, distribution) or ():
             owners.setdefault(model, set()).add(normal_name(owner))
     return [model if len(each) == 1 else f"{owner}:{model}" for model, each in owners.items() for owner in sorted(each)]
 

@@ -12,7 +12,7 @@ import torch
 
 import hatch_lower
 from hatch_lower.format.reading import refuse
-from hatch_lower.runtime.installed import normal_name
+from hatch_lower.runtime.installed import normal_name, read_field
 
 __all__ = ["is_within", "requirement_reason"]
 
@@ -109,6 +109,6 @@ def installed_version(name: str) -> str | None:
     if name in ("torch", "hatch-lower"):
         return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
     try:
-        return importlib.metadata.version(name)
+        return read_field(importlib.metadata.distribution(name), "Version")
     except importlib.metadata.PackageNotFoundError:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.metadata
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ from support.plans import (
 
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
+from hatch_lower.runtime.installed import read_field
 from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
 from hatch_lower.runtime.selection import DelegateKinds
 
@@ -222,6 +224,25 @@ def test_a_text_is_never_a_path(site: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         load(str(folder))
     assert caught.value.hint == "pass a `pathlib.Path` to load from a folder; a text is a model's name"
+
+
+def test_fields_of_what_is_installed_are_those_that_importlib_reads() -> None:
+    found = list(importlib.metadata.distributions())
+    assert len(found) > 10
+    for each in found:
+        assert (read_field(each, "Name"), read_field(each, "Version")) == (each.name, each.version)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Metadata-Version: 2.1\nNAME: spelled\nVersion: 1.0\n\nName: in the description",
+        "Metadata-Version: 2.1\nName:spelled \nVersion: 1.0",
+    ],
+)
+def test_a_field_however_it_is_spelled(tmp_path: Path, text: str) -> None:
+    (tmp_path / "METADATA").write_text(text)
+    assert read_field(importlib.metadata.Distribution.at(tmp_path), "Name") == "spelled"
 
 
 def test_the_first_of_a_distribution_that_is_on_the_path_twice(site: Path, tmp_path: Path) -> None:
@@ -673,6 +694,14 @@ def test_files_outside_the_folder(folder: Path, tmp_path: Path) -> None:
     path.symlink_to(path)
     with pytest.raises(ProgramError, match="cannot be read"):
         load_here(folder)
+
+
+def test_links_within_the_folder(folder: Path) -> None:
+    (folder / "digits/default.json").rename(folder / "digits/moved.json")
+    (folder / "digits/default.json").symlink_to("moved.json")
+    (folder / "digits").rename(folder / "moved")
+    (folder / "digits").symlink_to("moved", target_is_directory=True)
+    assert load_here(folder)(torch.ones(4)).tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("name", FILES)

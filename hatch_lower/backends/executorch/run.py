@@ -7,8 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, contiguous_format
 
@@ -137,8 +136,8 @@ def runtime(blob: DelegateBlob) -> Any:
     return _portable_lib
 
 
-@dataclass(frozen=True, slots=True)
-class CallInfo:
+# no dataclass: to generate one takes as long as to load a small model
+class CallInfo(NamedTuple):
     """How a call's inputs and outputs map to those of the method.
 
     Args:

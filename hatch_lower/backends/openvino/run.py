@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,8 +102,8 @@ class OpenvinoDelegate(Delegate):
         return torch.from_numpy(result.data).clone()
 
 
-@dataclass(frozen=True, slots=True)
-class CallInfo:
+# no dataclass: to generate one takes as long as to load a small model
+class CallInfo(NamedTuple):
     """What a partition's model is called with, and what becomes of its results.
 
     Args:
