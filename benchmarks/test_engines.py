@@ -34,14 +34,14 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(bench: Any, unpacked: Path) -> Callable[[str, str], Path]:
+def site(bench: Any, unpacked: Path) -> Callable[..., Path]:
     """Returns where the wheel of a model with one engine lies unpacked; built once."""
 
-    def find(name: str, engine: str) -> Path:
-        folder = unpacked / f"{name}-{engine}"
+    def find(name: str, engine: str, *, as_written: bool = True) -> Path:
+        folder = unpacked / f"{name}-{engine}{'' if as_written else '-default'}"
         if not folder.exists():
             project = bench.project(name)
-            set_backends(project.root, [engine])
+            set_backends(project.root, [engine], as_written=as_written)
             project.build(environment={"BERT_METHODS": "forward", "HF_HUB_OFFLINE": "1"}).check()
             unpack(only(project.dist, "*.whl"), folder)
         return folder
@@ -52,9 +52,18 @@ def site(bench: Any, unpacked: Path) -> Callable[[str, str], Path]:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call(bench: Any, site: Any, name: str, engine: str) -> None:
+    compare_calls(bench, site(name, engine), name, engine)
+
+
+def test_a_call_of_two_partitions(bench: Any, site: Any) -> None:
+    # without `finite-only` its pool of greatest elements stays between them
+    compare_calls(bench, site("resnet", "onnxruntime", as_written=False), "resnet", "onnxruntime")
+
+
+def compare_calls(bench: Any, folder: Path, name: str, engine: str) -> None:
+    """Measure and report calls of a wheel's model, and of the engine itself."""
     reports: list[dict[str, float]] = []
     calls = [str(each) for each in CALLS[name]]
-    folder = site(name, engine)
 
     def once() -> None:
         reports.append(bench.script("engine_call.py", folder, name, engine, *calls))

@@ -54,11 +54,12 @@ def replaced(text: str, rows: list[str]) -> str:
     return MARKED.sub(lambda match: HEAD + "".join(rows), text)
 
 
-def set_backends(project: Path, backends: list[str]) -> None:
+def set_backends(project: Path, backends: list[str], *, as_written: bool = True) -> None:
     """Give a project's one recipe these backends; unverified, for what is compared is time."""
     file = project / "pyproject.toml"
     kept = file.read_text().partition(TABLE)[0]
-    written = ", ".join(WRITTEN.get(each, json.dumps(each)) for each in backends)
+    texts = WRITTEN if as_written else {}
+    written = ", ".join(texts.get(each, json.dumps(each)) for each in backends)
     lines = [TABLE, f"backends = [{written}]", "verify = false", "check = false"]
     lines += ['runtime-requirements = "add"', 'pass-env = ["BERT_*"]']
     file.write_text(kept + "\n".join(lines) + "\n")

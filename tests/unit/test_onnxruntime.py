@@ -626,7 +626,10 @@ def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
 
 def test_as_many_threads_as_torch_has_are_the_default(net: PreprocessResult, tmp_path: Path) -> None:
     loaded = OnnxruntimeDelegate.load(blob_of(net, tmp_path), [])
-    assert loaded._session.get_session_options().intra_op_num_threads == torch.get_num_threads()
+    options = loaded._session.get_session_options()
+    assert options.intra_op_num_threads == torch.get_num_threads()
+    # they leave the processors to what computes next
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
 
 
 def test_without_any_of_the_providers_a_program_is_refused(net: PreprocessResult, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ __all__ = ["OnnxruntimeDelegate"]
 
 HINT = "build the wheel again"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+SPIN_DURATION = "session.intra_op.spin_duration_us"
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -66,6 +67,9 @@ class OnnxruntimeDelegate(Delegate):
         # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
         options.intra_op_num_threads = info.threads or torch.get_num_threads()
         options.inter_op_num_threads = 1
+        # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
+        # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
+        options.add_session_config_entry(SPIN_DURATION, "100")
         options.use_deterministic_compute = True
         options.log_severity_level = 3
         if info.weights:
