@@ -72,7 +72,7 @@ def compare_calls(bench: Any, folder: Path, name: str, engine: str) -> None:
     times = reports[0]
     over, ratio = times["lowered"] - times["direct"], times["lowered"] / times["direct"]
     unit, factor = ("us", 1e6) if name == "mlp" else ("ms", 1e3)
-    told = f"+{over * 1e6:.1f} us" if name == "mlp" else f"{ratio:.3f}"
+    told = f"{over * 1e6:+.1f} us" if name == "mlp" else f"{ratio:.3f}"
     bench.report(
         f"one call, {TITLES[name]}, {engine} ({times['partitions']:.0f} partitions)",
         f"{times['lowered'] * factor:.1f} {unit}, direct {times['direct'] * factor:.1f} {unit} = {told}",

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DataLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DELEGATE_GROUP", "Delegate", "DelegateBlob"]
+__all__ = ["DELEGATE_GROUP", "Delegate", "DelegateBlob", "description_error"]
 
 DELEGATE_GROUP = "hatch_lower.delegates"
 
@@ -63,3 +64,13 @@ class Delegate(ABC):
 
         An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor.
         """
+
+
+def description_error(blob: DelegateBlob, backend: str, found: str) -> ProgramError:
+    """Return the error for a blob whose `info` is not what the backend's compile half writes."""
+    return ProgramError(
+        f"the plan does not describe a partition of the backend `{backend}`",
+        where=str(blob.path),
+        found=found,
+        hint="build the wheel again",
+    )

@@ -535,5 +535,5 @@ def test_a_file_that_is_no_library_is_refused(built: Built, tmp_path: Path) -> N
 )
 def test_damaged_facts_are_refused(built: Built, damage: dict[str, Any]) -> None:
     blob = DelegateBlob(built.blob("net").path, {**built.results["net"].info, **damage})
-    with pytest.raises(ProgramError, match="the plan does not describe a compiled partition"):
+    with pytest.raises(ProgramError, match="the plan does not describe a partition of the backend `aoti`"):
         AotiDelegate.load(blob, [torch.ones(1)] * 3)

@@ -212,7 +212,7 @@ def test_another_number_of_constants_is_refused(compiled: Compiled) -> None:
     count = len(compiled.constants)
     with pytest.raises(ProgramError) as caught:
         AotiDelegate.load(compiled.blob, compiled.constants[:-1])
-    assert caught.value.what == "the plan does not describe a compiled partition"
+    assert caught.value.what == "the plan does not describe a partition of the backend `aoti`"
     assert caught.value.found == f"{count - 1} constants for a partition with {count}"
 
 

@@ -688,7 +688,7 @@ def test_a_program_without_onnx_runtime_names_the_extra(tmp_path: Path) -> None:
 def test_facts_that_do_not_fit_the_model_are_refused(
     net: PreprocessResult, tmp_path: Path, changed: Mapping[str, Any]
 ) -> None:
-    with pytest.raises(ProgramError, match="the plan does not describe a model"):
+    with pytest.raises(ProgramError, match="the plan does not describe a partition of the backend `onnxruntime`"):
         OnnxruntimeDelegate.load(blob_of(net, tmp_path, **changed), [])
 
 

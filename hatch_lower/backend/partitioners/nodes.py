@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from hatch_lower.backend.partitioners.operators import torch_operator
 
-__all__ = ["VIEWS", "is_view", "tensors_of"]
+__all__ = ["VIEWS", "is_view", "producer_of", "tensors_of"]
 
 VIEWS = frozenset(
     {
@@ -42,6 +42,13 @@ def is_view(node: Node) -> bool:
     if isinstance(target, OpOverload):
         return target.namespace == "aten" and target._opname in VIEWS
     return target is operator.getitem
+
+
+def producer_of(node: Node) -> Node:
+    """Return the operation whose result a `getitem` takes, or the node itself."""
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def tensors_of(node: Node) -> Iterator[torch.Tensor]:

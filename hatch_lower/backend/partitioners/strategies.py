@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from hatch_lower.backend.api import DELEGATION_TAG, CompileSpec, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.partitioners.capability import CapabilityBasedPartitioner, Partition, Support, predicate
 from hatch_lower.backend.partitioners.constants import tag_constant_data, tag_mutated_buffer
+from hatch_lower.backend.partitioners.nodes import producer_of
 from hatch_lower.backend.partitioners.operators import OperatorSet, operator_name
 from hatch_lower.backend.partitioners.patterns import find_pattern
 from hatch_lower.backend.partitioners.reasons import WhyNoPartitionReporter
@@ -305,13 +305,6 @@ def explain(
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and node not in taken:
             reasons.report_reject(node, known.get(node.name) or default(producer_of(node)))
-
-
-def producer_of(node: Node) -> Node:
-    """Return the operation whose result a `getitem` takes, or the node itself."""
-    while node.target is getitem and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
 
 
 def name_of(node: Node) -> str:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.partitioners.nodes import is_view
+from hatch_lower.backend.partitioners.nodes import is_view, producer_of
 from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
@@ -136,13 +136,6 @@ def number_operations(program: ExportedProgram, reasons: Refusals) -> dict[Node,
             default=0,
         )
     return numbers
-
-
-def producer_of(item: Node) -> Node:
-    """Return the operation that a `getitem` takes a result of."""
-    producer = item.args[0]
-    assert isinstance(producer, Node)
-    return producer
 
 
 def find_unresolved(groups: Mapping[int, list[Node]]) -> Node | None:

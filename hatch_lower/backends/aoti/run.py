@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 __all__ = ["AotiDelegate"]
 
@@ -148,12 +148,7 @@ def read_info(blob: DelegateBlob, constants: int) -> CallInfo:
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        raise ProgramError(
-            "the plan does not describe a compiled partition",
-            where=str(blob.path),
-            found=problem,
-            hint="build the wheel again",
-        )
+        raise description_error(blob, "aoti", problem)
     return CallInfo(given, passed, bound, outputs, openmp)
 
 

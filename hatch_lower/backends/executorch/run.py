@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, contiguous_format
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 __all__ = ["ExecutorchDelegate"]
 
@@ -177,10 +177,5 @@ def read_info(blob: DelegateBlob) -> CallInfo:
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        raise ProgramError(
-            "the plan does not describe a partition of the backend `executorch`",
-            where=str(blob.path),
-            found=problem,
-            hint="build the wheel again",
-        )
+        raise description_error(blob, "executorch", problem)
     return CallInfo(given, passed, orders, threads)

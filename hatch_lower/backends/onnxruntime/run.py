@@ -11,14 +11,13 @@ from torch import Tensor
 
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 __all__ = ["OnnxruntimeDelegate"]
 
-HINT = "build the wheel again"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 
@@ -86,7 +85,9 @@ class OnnxruntimeDelegate(Delegate):
         names = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
         wanted = [f"x{position}" for position in info.inputs], [f"y{index}" for index in range(info.results)]
         if names != wanted:
-            raise description_error(blob, f"a model with the inputs {names[0]} and the outputs {names[1]}")
+            raise description_error(
+                blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
+            )
         return cls(session, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
@@ -174,7 +175,7 @@ def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
     """
     missing = [name for name in weights if name not in blob.files]
     if missing:
-        raise description_error(blob, f"the weights {missing}, which are not in the named data")
+        raise description_error(blob, "onnxruntime", f"the weights {missing}, which are not in the named data")
     return blob.files[weights[0]].resolve().parent
 
 
@@ -197,12 +198,7 @@ def read_info(blob: DelegateBlob) -> CallInfo:
         )
         problem = found.problem()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise description_error(blob, f"{type(error).__name__}: {error}") from error
+        raise description_error(blob, "onnxruntime", f"{type(error).__name__}: {error}") from error
     if problem:
-        raise description_error(blob, problem)
+        raise description_error(blob, "onnxruntime", problem)
     return found
-
-
-def description_error(blob: DelegateBlob, found: str) -> ProgramError:
-    """Return the error for facts that do not fit the model."""
-    return ProgramError("the plan does not describe a model", where=str(blob.path), found=found, hint=HINT)

@@ -13,7 +13,7 @@ from torch import Tensor
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 __all__ = ["OpenvinoDelegate"]
 
@@ -198,12 +198,7 @@ def read_info(blob: DelegateBlob) -> CallInfo:
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        raise ProgramError(
-            "the plan does not describe a partition of the backend `openvino`",
-            where=str(blob.path),
-            found=problem,
-            hint="build the wheel again",
-        )
+        raise description_error(blob, "openvino", problem)
     return found
 
 

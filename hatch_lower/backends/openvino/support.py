@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import tensors_of
+from hatch_lower.backend.partitioners.nodes import producer_of, tensors_of
 from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
@@ -246,12 +246,6 @@ def nodes_in(value: Any) -> list[Node]:
     found: list[Node] = []
     torch.fx.map_arg(value, found.append)
     return found
-
-
-def producer_of(node: Node) -> Node:
-    """Return the operation whose result a `getitem` takes, or the node itself."""
-    source = node.args[0] if node.target is getitem else None
-    return producer_of(source) if isinstance(source, Node) else node
 
 
 def is_move(node: Node) -> bool:
