@@ -57,7 +57,7 @@ class PackagedFolder:
         return path
 
     def _has_links(self, path: str) -> bool:
-        """Return whether a link may be on the way from this folder to a file in it; few systems have but one kind."""
+        """Return whether a link may be on the way from this folder to a file in it; only POSIX has but one kind."""
         if os.name != "posix":
             return True
         place = str(self.path)
