@@ -68,8 +68,9 @@ def compare_calls(bench: Any, folder: Path, name: str, engine: str) -> None:
     def once() -> None:
         reports.append(bench.script("engine_call.py", folder, name, engine, *calls))
 
-    bench.benchmark.pedantic(once, rounds=1)
-    times = reports[0]
+    # from process to process the ratio varies more than within one
+    bench.benchmark.pedantic(once, rounds=5)
+    times = sorted(reports, key=lambda each: each["lowered"] / each["direct"])[2]
     over, ratio = times["lowered"] - times["direct"], times["lowered"] / times["direct"]
     unit, factor = ("us", 1e6) if name == "mlp" else ("ms", 1e3)
     told = f"{over * 1e6:+.1f} us" if name == "mlp" else f"{ratio:.3f}"
