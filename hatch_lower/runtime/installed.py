@@ -99,13 +99,17 @@ def recording() -> dict[str, importlib.metadata.Distribution]:
 
 
 def read_field(distribution: importlib.metadata.Distribution, field: str) -> str:
-    """Return a field from the head of a distribution's metadata, as `metadata` does after it has parsed all of them."""
+    """Return a field from the head of a distribution's metadata, as `metadata` does after it has parsed all of them.
+
+    It is empty where there is none, as in what an installation that broke off has left.
+    """
     head, _, _ = (distribution.read_text("METADATA") or "").partition("\n\n")
     for line in head.splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return value.strip()
-    return str(distribution.metadata[field])
+    values: list[str] = distribution.metadata.get_all(field) or [""]
+    return values[0]
 
 
 def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:

@@ -109,6 +109,6 @@ def installed_version(name: str) -> str | None:
     if name in ("torch", "hatch-lower"):
         return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
     try:
-        return read_field(importlib.metadata.distribution(name), "Version")
+        return read_field(importlib.metadata.distribution(name), "Version") or None
     except importlib.metadata.PackageNotFoundError:
         return None

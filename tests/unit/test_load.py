@@ -34,6 +34,7 @@ from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.runtime.installed import read_field
 from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
+from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.selection import DelegateKinds
 
 pytestmark = pytest.mark.torch
@@ -243,6 +244,13 @@ def test_fields_of_what_is_installed_are_those_that_importlib_reads() -> None:
 def test_a_field_however_it_is_spelled(tmp_path: Path, text: str) -> None:
     (tmp_path / "METADATA").write_text(text)
     assert read_field(importlib.metadata.Distribution.at(tmp_path), "Name") == "spelled"
+
+
+def test_a_field_that_is_not_there(tmp_path: Path, site: Path) -> None:
+    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\n\nName: in the description")
+    assert read_field(importlib.metadata.Distribution.at(tmp_path), "Name") == ""
+    (site / "broken-1.0.dist-info").mkdir()
+    assert requirement_reason("broken>=1", "manifest.json") == "it needs broken>=1, which is not installed"
 
 
 def test_the_first_of_a_distribution_that_is_on_the_path_twice(site: Path, tmp_path: Path) -> None:

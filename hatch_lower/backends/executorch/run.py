@@ -136,7 +136,7 @@ def runtime(blob: DelegateBlob) -> Any:
     return _portable_lib
 
 
-# no dataclass: to generate one takes as long as to load a small model
+# no dataclass: to generate its methods takes a millisecond of a process's first load
 class CallInfo(NamedTuple):
     """How a call's inputs and outputs map to those of the method.
 

@@ -102,7 +102,7 @@ class OpenvinoDelegate(Delegate):
         return torch.from_numpy(result.data).clone()
 
 
-# no dataclass: to generate one takes as long as to load a small model
+# no dataclass: to generate its methods takes a millisecond of a process's first load
 class CallInfo(NamedTuple):
     """What a partition's model is called with, and what becomes of its results.
 
