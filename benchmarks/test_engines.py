@@ -106,11 +106,15 @@ def test_loading(bench: Any, site: Any, name: str, engine: str) -> None:
 
     bench.benchmark.pedantic(once, rounds=15)
     lowered, direct = statistics.median(times), statistics.median(directs)
+    # finding and checking the files costs the same for each model: an engine that loads in 2 ms leaves no ratio for it
+    small = name == "mlp"
+    told = f"{(lowered - direct) * 1e3:+.1f} ms" if small else f"{lowered / direct:.3f}"
     bench.report(
         f"load() of {TITLES[name]}, {engine}",
-        f"{lowered * 1e3:.0f} ms / {direct * 1e3:.0f} ms direct = {lowered / direct:.3f}",
-        "<= 1.1",
+        f"{lowered * 1e3:.1f} ms / {direct * 1e3:.1f} ms direct = {told}",
+        "<= direct + 5 ms" if small else "<= 1.1",
         lowered=lowered,
         direct=direct,
         ratio=lowered / direct,
+        over=lowered - direct,
     )
