@@ -232,7 +232,7 @@ def read_debug(data: bytes, where: str) -> DebugMap:
     """
     try:
         value = json.loads(data.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(where, str(error)) from error
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int or schema < 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hatch_lower.cli.output import show
 from hatch_lower.cli.tables import count
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def audit(root: Path, rate: float, seed: int) -> None:
     from hatch_lower.hatch.outside import open_project
 
     def say(line: str) -> None:
-        click.echo(line, err=True)
+        show([line], err=True)
 
     project = open_project(root)
     store = open_store(os.environ, say)
@@ -46,7 +47,7 @@ def audit(root: Path, rate: float, seed: int) -> None:
             rate=rate,
             seed=seed,
         )
-    click.echo(audit_text(done, len(project.settings.models)))
+    show([audit_text(done, len(project.settings.models))])
 
 
 def audit_text(done: Audit, models: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.cache.store import Store, default_directory, open_store
+from hatch_lower.cli.output import show, show_json, show_report
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.errors import CacheError
 
@@ -46,7 +46,7 @@ def cache() -> None:
 @cache.command()
 def path() -> None:
     """Print the cache's folder."""
-    click.echo(default_directory(os.environ))
+    show([str(default_directory(os.environ))])
 
 
 @cache.command()
@@ -58,7 +58,7 @@ def info(root: Path | None, as_json: bool) -> None:
 
     store = open_here()
     report = info_report(store, survey(store.directory), limits_here(root))
-    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(info_lines(report)))
+    show_report(report, as_json, info_lines)
 
 
 def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def list_entries(as_json: bool) -> None:
 
     entries = survey(open_here().directory).entries
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in entries], indent=2, ensure_ascii=False))
+        show_json([asdict(each) for each in entries])
         return
     rows: list[Sequence[str]] = [("kind", "of", "size", "blobs", "last used", "key", "state")]
     rows += [
@@ -133,7 +133,7 @@ def list_entries(as_json: bool) -> None:
         )
         for each in entries
     ]
-    click.echo("\n".join(table_lines(rows, right=[2, 3])) if entries else "the cache is empty")
+    show(table_lines(rows, right=[2, 3]) if entries else ["the cache is empty"])
 
 
 @cache.command()
@@ -156,7 +156,7 @@ def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -
         (done.leftovers, "unfinished file", "unfinished files"),
     ]
     removed = ", ".join(count(number, one, more) for number, one, more in parts if number) or "nothing"
-    click.echo(f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left")
+    show([f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left"])
 
 
 @cache.command()
@@ -170,7 +170,7 @@ def clear() -> None:
         clear_store(directory)
         for folder in folders:
             shutil.rmtree(folder)
-    click.echo(f"{size_text(freed)} freed in {directory.parent}")
+    show([f"{size_text(freed)} freed in {directory.parent}"])
 
 
 @cache.command()
@@ -186,11 +186,14 @@ def verify(context: click.Context, as_json: bool) -> None:
     found = survey(directory)
     if as_json:
         report = {"damaged": [asdict(each) for each in damages], "entries": len(found.entries), "blobs": found.blobs}
-        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        show_json(report)
     else:
-        for each in damages:
-            click.echo(f"removed {each.path}: {each.found}")
-        click.echo(f"{count(len(found.entries), 'result')} and {count(found.blobs, 'blob')} are whole")
+        show(
+            [
+                *(f"removed {each.path}: {each.found}" for each in damages),
+                f"{count(len(found.entries), 'result')} and {count(found.blobs, 'blob')} are whole",
+            ]
+        )
     if damages:
         context.exit(1)
 
@@ -201,17 +204,21 @@ def keygen() -> None:
     from hatch_lower.cache.remote.signing import new_key_pair
 
     pair = new_key_pair()
-    click.echo("# secret: only for the environment of the builds that push")
-    click.echo(f"HATCH_LOWER_SIGNING_KEY={pair.private}")
-    click.echo("")
-    click.echo("# public: for pyproject.toml")
-    click.echo("[tool.hatch.build.targets.wheel.hooks.lower.cache]")
-    click.echo(f'public-keys = ["{pair.public}"]')
+    show(
+        [
+            "# secret: only for the environment of the builds that push",
+            f"HATCH_LOWER_SIGNING_KEY={pair.private}",
+            "",
+            "# public: for pyproject.toml",
+            "[tool.hatch.build.targets.wheel.hooks.lower.cache]",
+            f'public-keys = ["{pair.public}"]',
+        ]
+    )
 
 
 def open_here() -> Store:
     """Return the store that the environment names; why it is not used goes to stderr."""
-    return open_store(os.environ, lambda line: click.echo(f"hatch-lower: {line}", err=True))
+    return open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
 
 
 def limits_here(root: Path | None) -> CacheSettings:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,8 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.contents import MANIFEST, find_contents, read_member
-from hatch_lower.cli.tables import count, table_lines
+from hatch_lower.cli.contents import (
+    ARCHIVE_ERRORS,
+    MANIFEST,
+    find_contents,
+    path_option,
+    plain_member,
+    read_member,
+    target_of,
+    wheel_members,
+)
+from hatch_lower.cli.output import show, show_json
+from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.model import ENTRY_POINT_GROUP
@@ -35,7 +43,8 @@ Place = tuple[str, PackagedFolder, tuple[str, ...]]
 
 
 @click.command()
-@click.argument("name", metavar="WHEEL|FOLDER|NAME")
+@click.argument("name", metavar="NAME|PATH")
+@path_option
 @click.option("--model", help="The model to check. Default: all.")
 @click.option("--recipe", help="The recipe to check. Default: all that can run here.")
 @click.option("--rtol", type=click.FloatRange(0), default=1e-4, help="Relative tolerance. Default: 1e-4.")
@@ -43,33 +52,42 @@ Place = tuple[str, PackagedFolder, tuple[str, ...]]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 @click.pass_context
 def check(
-    context: click.Context, name: str, model: str | None, recipe: str | None, rtol: float, atol: float, as_json: bool
+    context: click.Context,
+    name: str,
+    is_path: bool,
+    model: str | None,
+    recipe: str | None,
+    rtol: float,
+    atol: float,
+    as_json: bool,
 ) -> None:
     """Run packaged check inputs here, and compare with the packaged outputs of the eager model.
 
     Fails if anything differs, or a file is damaged or missing.
     """
-    with places_of(name) as places:
+    with places_of(target_of(name, is_path)) as places:
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.check import Tolerance
 
         rows = check_all(chosen, recipe, Tolerance(rtol, atol))
-    click.echo(json.dumps([row_json(each) for each in rows], indent=2) if as_json else "\n".join(row_lines(rows)))
+    if as_json:
+        show_json([row_json(each) for each in rows])
+    else:
+        show(row_lines(rows))
     context.exit(1 if any(each.is_wrong for each in rows) else 0)
 
 
 @contextmanager
-def places_of(name: str) -> Iterator[list[Place]]:
-    """Give the folders with the models of that name; a wheel's are unpacked until the block ends."""
-    path = Path(name)
-    if path.is_dir() or path.suffix != ".whl":
-        found = find_contents(name)
+def places_of(target: str | Path) -> Iterator[list[Place]]:
+    """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
+    if isinstance(target, str) or target.is_dir():
+        found = find_contents(target)
         yield [
             (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded), each.models) for each in found
         ]
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        yield unpack(path, Path(work).resolve())
+        yield unpack(target, Path(work).resolve())
 
 
 def unpack(wheel: Path, work: Path) -> list[Place]:
@@ -78,15 +96,11 @@ def unpack(wheel: Path, work: Path) -> list[Place]:
     Raises:
         ProgramError: if the wheel has none or cannot be read, or a manifest is damaged.
     """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ProgramError("the wheel cannot be read", where=str(wheel), found=str(error)) from error
+    members = wheel_members(wheel)
     refuse_incomplete(wheel, members)
     manifests = sorted(each for each in members if each.endswith(f"/{MANIFEST}"))
     if not manifests:
-        find_contents(str(wheel))  # says so
+        find_contents(wheel)  # says so
     digests = recorded_digests(wheel, members)
     return [
         unpack_folder(wheel, member, recorded_below(wheel, member, digests), work / str(position))
@@ -149,14 +163,39 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
     except ProgramError as error:
         raise placed(error, str(target), place) from error
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        for entry in files_of(manifest):
-            name = f"{folder}/{entry.path}"
-            if name in names:
+        sizes = {each.filename: each.file_size for each in archive.infolist()}
+        listed = {f"{folder}/{entry.path}": entry for entry in files_of(manifest)}
+        refuse_larger(wheel, {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}, target)
+        for name, entry in listed.items():
+            if name in sizes:
                 copy_member(archive, name, target / entry.path, f"{wheel.name}: {name}")
     for path in (target, *target.rglob("*")):  # whatever the umask: native code is not loaded where others may write
         path.chmod(0o700 if path.is_dir() else 0o600)
     return place, opened, tuple(sorted(manifest.models))
+
+
+def refuse_larger(wheel: Path, members: Mapping[str, tuple[int, FileEntry]], target: Path) -> None:
+    """Refuse files that would become larger than the manifest says, or than there is space for.
+
+    Raises:
+        ProgramError: before anything is unpacked.
+    """
+    for name, (size, entry) in members.items():
+        if size > entry.size:
+            raise ProgramError(
+                "a packaged program file is not the one that the manifest lists",
+                where=f"{wheel.name}: {name}",
+                found=f"{size} bytes, where the manifest says {entry.size}",
+                hint="build the wheel again",
+            )
+    needed, free = sum(size for size, _ in members.values()), shutil.disk_usage(target).free
+    if needed > free:
+        raise ProgramError(
+            "there is no space to unpack the wheel's lowered models",
+            where=str(target.parent),
+            found=f"{size_text(needed)} to unpack, {size_text(free)} free",
+            hint="set `TMPDIR` to a folder with more space, or install the wheel and check the installed model",
+        )
 
 
 def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -> None:
@@ -167,9 +206,9 @@ def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(name) as source, target.open("wb") as file:
+        with archive.open(plain_member(archive, name)) as source, target.open("wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
-    except (NotImplementedError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except ARCHIVE_ERRORS as error:
         raise ProgramError(
             "a packaged program file cannot be unpacked",
             where=where,
@@ -247,7 +286,7 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
         if row.is_wrong:
             name = ", ".join(each for each in (row.model, row.recipe, row.method) if each)
             yield ""
-            yield f"{name}: {row.detail}"
+            yield from f"{name}: {row.detail}".split("\n")
     yield ""
     compared = [row for row in rows if row.largest_error is not None]
     wrong = sum(row.is_wrong for row in rows)

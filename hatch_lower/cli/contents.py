@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from packaging.utils import canonicalize_name
 
 from hatch_lower.debug import DebugMap, read_debug
@@ -20,9 +23,21 @@ from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 from hatch_lower.runtime.recorded import Recorded
 
-__all__ = ["Contents", "choose_model", "choose_recipe", "find_contents"]
+__all__ = ["Contents", "choose_model", "choose_recipe", "find_contents", "path_option", "target_of"]
 
 MANIFEST = "_lowered/manifest.json"
+
+MOST_BYTES = 1 << 26
+"""Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number."""
+ARCHIVE_ERRORS = (
+    *(EOFError, KeyError, NotImplementedError, OSError, RuntimeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
+)
+"""What `zipfile` raises for an archive that is damaged."""
+
+path_option = click.option(
+    "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +59,56 @@ class Contents:
     recorded: Recorded | None = None
 
     def plan(self, recipe: RecipeEntry) -> Plan:
-        """Return a recipe's plan."""
-        return read_plan(self.read(recipe.plan), f"{self.place}/{recipe.plan.path}")
+        """Return a recipe's plan.
+
+        Raises:
+            ProgramError: if it has other methods than the manifest says.
+        """
+        where = f"{self.place}/{recipe.plan.path}"
+        plan = read_plan(self.read(recipe.plan), where)
+        if plan.methods.keys() != recipe.methods.keys():
+            listed, found = (", ".join(f"`{name}`" for name in sorted(each)) for each in (recipe.methods, plan.methods))
+            raise ProgramError(
+                "the plan and the manifest contradict each other",
+                where=where,
+                found=f"the methods {found}, where the manifest says {listed}",
+                hint="build the wheel again",
+            )
+        return plan
 
     def debug(self, recipe: RecipeEntry) -> DebugMap:
         """Return a recipe's debug map."""
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
 
 
-def find_contents(name: str) -> list[Contents]:
-    """Return the lowered models in a wheel or folder, or the installed model or distribution of that name.
+def target_of(text: str, is_path: bool) -> str | Path:
+    """Return the path, or the name of an installed model or distribution, that a command's argument means.
+
+    What lies in the current folder does not decide: a file or folder there may be anybody's.
+
+    Args:
+        text: with a separator in it, or the ending of a wheel, it is a path; else a name.
+        is_path: the option `--path` is given: it is a path in any case.
+    """
+    separators = [each for each in (os.sep, os.altsep) if each]
+    if is_path or text in (os.curdir, os.pardir) or text.endswith(".whl") or any(each in text for each in separators):
+        return Path(text)
+    return text
+
+
+def find_contents(target: str | Path) -> list[Contents]:
+    """Return the lowered models in the wheel or folder at a path, or the installed ones of a name.
 
     Raises:
         ProgramError: if there are none, or a file is damaged.
     """
-    path = Path(name)
-    if path.is_dir():
-        found = list(folders_below(path))
-    elif path.suffix == ".whl":
-        found = list(folders_in_wheel(path))
-    else:
-        return installed_contents(name)
+    if isinstance(target, str):
+        return installed_contents(target)
+    found = list(folders_below(target) if target.is_dir() else folders_in_wheel(target))
     if not found:
         raise ProgramError(
             "there are no lowered models here",
-            where=name,
+            where=str(target),
             found=f"no `{MANIFEST}`",
             hint="build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
         )
@@ -84,12 +124,7 @@ def folders_below(path: Path) -> Iterator[Contents]:
 
 def folders_in_wheel(path: Path) -> Iterator[Contents]:
     """Yield each `_lowered` folder of a wheel, read straight from the archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            manifests = [each for each in archive.namelist() if each.endswith(f"/{MANIFEST}")]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ProgramError("the wheel cannot be read", where=str(path), found=str(error)) from error
-    for member in sorted(manifests):
+    for member in sorted(each for each in wheel_members(path) if each.endswith(f"/{MANIFEST}")):
         place = f"{path.name}: {member.removesuffix('/manifest.json')}"
         manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
         read = functools.partial(read_checked, path, member.removesuffix("/manifest.json"))
@@ -110,18 +145,51 @@ def read_checked(wheel: Path, folder: str, entry: FileEntry) -> bytes:
     return data
 
 
-def read_member(wheel: Path, member: str) -> bytes:
-    """Return the bytes of a wheel's member."""
+def wheel_members(wheel: Path) -> list[str]:
+    """Return the names of a wheel's members.
+
+    Raises:
+        ProgramError: if it cannot be read.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
-            return archive.read(member)
-    except (KeyError, NotImplementedError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            return archive.namelist()
+    except ARCHIVE_ERRORS as error:
+        raise ProgramError("the wheel cannot be read", where=str(wheel), found=str(error)) from error
+
+
+def read_member(wheel: Path, member: str) -> bytes:
+    """Return the bytes of a document in a wheel; one that is too large for a document is not inflated.
+
+    Raises:
+        ProgramError: if it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(member).file_size
+            if size > MOST_BYTES:
+                raise ValueError(f"{size} bytes, where at most {MOST_BYTES} are read")
+            return archive.read(plain_member(archive, member))
+    except ARCHIVE_ERRORS as error:
         raise ProgramError(
             "a packaged program file cannot be read",
             where=f"{wheel.name}: {member}",
             found=f"{type(error).__name__}: {error}",
             hint="build the wheel again",
         ) from error
+
+
+def plain_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
+    """Return a member that is stored or deflated, as wheels have them: other methods may ask for much memory.
+
+    Raises:
+        NotImplementedError: if it is compressed otherwise.
+    """
+    information = archive.getinfo(member)
+    if information.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        msg = f"the compression method {information.compress_type}"
+        raise NotImplementedError(msg)
+    return information
 
 
 def installed_contents(name: str) -> list[Contents]:
@@ -132,7 +200,13 @@ def installed_contents(name: str) -> list[Contents]:
             folders = [contents_of(each) for each in sources.values() if isinstance(each, PackagedFolder)]
             if folders:
                 return folders
-    found = find_model(name)
+    try:
+        found = find_model(name)
+    except ProgramError as error:
+        if os.path.lexists(name):
+            hint = f"to look into what lies here, write `{os.path.join(os.curdir, name)}` or add `--path`"
+            raise ProgramError(error.what, where=error.where, found=error.found, hint=hint) from error
+        raise
     if isinstance(found.source, EagerEntry):
         raise ProgramError(
             f"the model `{found.model}` is installed to run eagerly and is not lowered",

@@ -6,10 +6,36 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import click
+
+from hatch_lower.cli.contents import choose_model, choose_recipe, find_contents, path_option, target_of
+from hatch_lower.cli.output import page, show_json
 from hatch_lower.cli.tables import table_lines
 from hatch_lower.debug import MethodDebug, Origin
+from hatch_lower.errors import ProgramError, nearest
 
-__all__ = ["debug_lines", "debug_report"]
+__all__ = ["debug"]
+
+
+@click.command()
+@click.argument("name", metavar="NAME|PATH")
+@click.argument("method")
+@path_option
+@click.option("--model", help="The model, where there are several.")
+@click.option("--recipe", help="The recipe. Default: the first in load order.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def debug(name: str, method: str, is_path: bool, model: str | None, recipe: str | None, as_json: bool) -> None:
+    """Show which source lines a method's instructions come from."""
+    contents, model_name, entry = choose_model(find_contents(target_of(name, is_path)), model)
+    recipe_name = choose_recipe(model_name, entry, recipe)
+    methods = contents.debug(entry.recipes[recipe_name]).methods
+    if method not in methods:
+        raise ProgramError(f"the model `{model_name}` has no such method", found=nearest(method, methods))
+    rows = debug_report(methods[method])
+    if as_json:
+        show_json({"model": model_name, "recipe": recipe_name, "method": method, "instructions": rows})
+        return
+    page([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)])
 
 
 def debug_report(debug: MethodDebug) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hatch_lower.cli.output import show, show_report
 from hatch_lower.cli.tables import count, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
@@ -47,7 +47,7 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
     if model is not None and model not in names:
         raise ConfigError("the project has no such model", where=f"`{model}`", found=nearest(model, names))
     report = explain_report(project, names if model is None else [model])
-    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(explain_lines(report)))
+    show_report(report, as_json, explain_lines)
 
 
 def explain_report(project: Project, models: Sequence[str]) -> Report:
@@ -57,7 +57,7 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
     from hatch_lower.explain.history import read_history
 
     settings = project.settings
-    store = open_store(os.environ, lambda line: click.echo(f"hatch-lower: {line}", err=True))
+    store = open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         found = look_up(settings, Path(work), surroundings=project.surroundings, store=store)
     last = read_history(store.directory, settings.root)

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hatch_lower.cli.contents import Contents
+import click
+
+from hatch_lower.cli.contents import Contents, find_contents, path_option, target_of
+from hatch_lower.cli.output import show_report, show_text
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.debug import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
@@ -17,9 +20,38 @@ from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.signature import signature_text
 from hatch_lower.format.tree import leaf_paths, tree_text
 
-__all__ = ["contents_lines", "contents_report"]
+__all__ = ["inspect"]
 
 Report = dict[str, Any]
+
+
+@click.command()
+@click.argument("name", metavar="NAME|PATH")
+@path_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@click.option(
+    "--sbom", is_flag=True, help="Print the SBOM instead, as CycloneDX JSON: models, digests, licences, tools."
+)
+def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
+    """Show the lowered models of a wheel or a package.
+
+    NAME|PATH is an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
+    """
+    target = target_of(name, is_path)
+    if sbom:
+        from hatch_lower.cli.sbom import sbom_text
+
+        show_text(sbom_text(target))
+        return
+    show_report([contents_report(each) for each in find_contents(target)], as_json, report_lines)
+
+
+def report_lines(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield the reports of several folders as lines for people."""
+    for position, report in enumerate(reports):
+        if position:
+            yield ""
+        yield from contents_lines(report)
 
 
 def contents_report(contents: Contents) -> Report:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import click
 
+from hatch_lower.cli.output import show
 from hatch_lower.config import BACKEND_GROUP
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
@@ -76,9 +77,8 @@ def new_backend(name: str, directory: Path | None) -> None:
     """
     names = check_name(name)
     folder = Path(names.distribution) if directory is None else directory
-    for path in write_backend(names, folder):
-        click.echo(str(path))
-    click.echo(f'\nnext: cd {folder} && pip install -e ".[test]" && pytest')
+    written = write_backend(names, folder)
+    show([*map(str, written), "", f'next: cd {folder} && pip install -e ".[test]" && pytest'])
 
 
 def check_name(name: str) -> Names:

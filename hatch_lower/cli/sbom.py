@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from hatch_lower.cli.contents import find_contents, read_member
+from hatch_lower.cli.contents import find_contents, read_member, wheel_members
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.provenance.subject import FOLDER
@@ -17,25 +16,21 @@ __all__ = ["sbom_text"]
 PLACE = f".dist-info/{FOLDER}/{SBOM_FILE}"
 
 
-def sbom_text(name: str) -> str:
-    """Return the document of a wheel, or of the installed distribution or model of that name.
+def sbom_text(target: str | Path) -> str:
+    """Return the document of the wheel at a path, or of the installed distribution or model of a name.
 
     Raises:
         ProgramError: if there is none, or the wheel cannot be read.
     """
-    path = Path(name)
-    if path.suffix == ".whl":
-        return wheel_text(path)
-    try:
-        installed = find_distribution(name)
-    except ProgramError:
-        if not path.is_dir():
-            raise
-        raise ProgramError(
-            "a folder has no SBOM: it is in the metadata of a wheel",
-            where=name,
-            hint="name the wheel, or the installed distribution",
-        ) from None
+    if isinstance(target, Path):
+        if target.is_dir():
+            raise ProgramError(
+                "a folder has no SBOM: it is in the metadata of a wheel",
+                where=str(target),
+                hint="name the wheel, or the installed distribution",
+            )
+        return wheel_text(target)
+    installed = find_distribution(target)
     text = installed.read_text(f"{FOLDER}/{SBOM_FILE}")
     if text is None:
         editable = '"editable":true' in "".join((installed.read_text("direct_url.json") or "").split())
@@ -50,13 +45,9 @@ def sbom_text(name: str) -> str:
 
 def wheel_text(path: Path) -> str:
     """Return the document of a wheel."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [each for each in archive.namelist() if each.endswith(PLACE) and each.count("/") == 2]
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ProgramError("the wheel cannot be read", where=str(path), found=str(error)) from error
+    members = [each for each in wheel_members(path) if each.endswith(PLACE) and each.count("/") == 2]
     if not members:
-        find_contents(str(path))  # says so if it has no lowered models at all
+        find_contents(path)  # says so if it has no lowered models at all
         raise missing(path.name, "build the wheel again with a newer hatch-lower")
     return read_member(path, members[0]).decode(errors="replace")
 

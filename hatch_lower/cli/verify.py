@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hatch_lower.cli.output import show, show_report
 from hatch_lower.cli.tables import count
 from hatch_lower.digest import sha256_file
 from hatch_lower.errors import PackageError
@@ -56,7 +56,7 @@ def verify(
 
     digest = sha256_file(wheel)
     target = None if keep is None else prepare(keep, wheel)
-    click.echo(f"building {wheel.name} again from {sdist or project or Path()}", err=True)
+    show([f"building {wheel.name} again from {sdist or project or Path()}"], err=True)
     with rebuilt(project or Path(), sdist, os.environ) as again:
         other = sha256_file(again.wheel)
         equal = digest == other and wheel.name == again.wheel.name
@@ -64,7 +64,7 @@ def verify(
         report = verify_report((wheel, digest), (again, other), differences)
         if target is not None:
             keep_files(again, target)
-    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
+    show_report(report, as_json, report_lines)
     context.exit(0 if equal else 1)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -328,6 +329,40 @@ def test_plans_with_everything_in_them(seed: int) -> None:
     read(canonical_json(RICH))
     random = Random(seed)
     judge(read, (changed_document(RICH, random) for _ in range(BATCH)), LowerError)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "net/default.json", "net/default.debug.json"])
+def test_the_commands_show_a_changed_document_or_one_error(package: Package, tmp_path: Path, name: str) -> None:
+    from click.testing import CliRunner
+
+    from hatch_lower.cli import main
+
+    wheel = tmp_path / "net-1.0-py3-none-any.whl"
+    shown = 0
+
+    def read(data: bytes) -> None:
+        nonlocal shown
+        package.write(name, data, listed=name != "manifest.json")
+        with ZipFile(wheel, "w") as archive:
+            for each in package.files:
+                archive.write(package.folder / each, f"net/_lowered/{each}")
+        for command in (["inspect"], ["inspect", "--json"], ["debug", "forward"]):
+            done = CliRunner().invoke(main, [command[0], str(wheel), *command[1:]])
+            assert isinstance(done.exception, SystemExit | None), (command, done.exception)
+            assert (done.exit_code, done.stderr == "") in ((0, True), (1, False))
+            assert done.output.replace("\n", "").isprintable()
+            shown += done.exit_code == 0
+
+    read(package.files[name])
+    assert shown == 3
+
+    @settings(max_examples=SEEDS // 4, deadline=None)
+    @seeds
+    def check(seed: int) -> None:
+        judge(read, changed(package.files[name], seed), LowerError)
+
+    check()
+    assert shown > 3
 
 
 def test_no_text_of_a_file_gets_into_code(package: Package) -> None:

@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,6 +332,19 @@ def test_a_wheel_that_lacks_a_file(net: Mapping[str, bytes], tmp_path: Path) -> 
     assert done.exit_code == 1
     text = "\nnet: a packaged program file is missing\n  where: net.whl: net/_lowered/net/check.safetensors\n"
     assert text in done.stdout
+
+
+def test_a_member_that_inflates_beyond_the_manifest_is_not_unpacked(
+    net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = write_wheel(tmp_path / "net.whl", {**net, "net/constants.safetensors": bytes(1 << 16)})
+    done = run(wheel)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "where: net.whl: net/_lowered/net/constants.safetensors\n  found: 65536 bytes, where the" in done.stderr
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    done = run(write_wheel(tmp_path / "net.whl", net))
+    assert done.exit_code == 1
+    assert "error: there is no space to unpack the wheel's lowered models\n" in done.stderr
 
 
 def test_check_data_that_is_none(net: Mapping[str, bytes], tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.installed import update_entries
 
 from hatch_lower import __version__
 from hatch_lower.cli import main
@@ -14,7 +16,7 @@ from hatch_lower.cli.inspect import delegate_text
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config_schema import reference_markdown, schema_text
 from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
 from hatch_lower.format.inputs import Symbol, TensorInput
@@ -352,6 +354,110 @@ def test_a_wheel_without_a_listed_file_is_one_message(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "error: a packaged program file cannot be read\n" in result.stderr
     assert "\n  where: incomplete.whl: digits/_lowered/digits/default.json\n" in result.stderr
+
+
+def relisted(files: Mapping[str, bytes], name: str, data: bytes) -> dict[str, bytes]:
+    """Return a folder with another file, which the manifest lists with its size and digest."""
+    manifest = json.loads(files["manifest.json"])
+    update_entries(manifest, name, data)
+    return {**files, name: data, "manifest.json": canonical_json(manifest)}
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"], ["debug", "forward"], ["debug", "none"]])
+def test_a_terminal_obeys_nothing_that_a_wheel_says(tmp_path: Path, command: list[str]) -> None:
+    evil = "\x1b]0;pwned\x07\x9b31m\u202e\r\nmodel"
+    files = packaged_files()
+    method = MethodDebug({1: Origin(evil, evil, evil)}, {"0": (1,)}, {}, (Undelegated("n", evil, 1, evil),))
+    debug = DebugMap({"forward": method, evil: method})
+    files = relisted(files, "digits/default.debug.json", write_debug(debug))
+    manifest = json.loads(files["manifest.json"])
+    manifest["version"] = evil
+    manifest["models"]["digits"]["recipes"]["default"]["requirements"] = [evil]
+    files["manifest.json"] = canonical_json(manifest)
+    result = run(command[0], write_wheel(tmp_path / "evil.whl", files), *command[1:])
+    assert "\\u001b]0;pwned" in result.output
+    assert result.output.replace("\n", "").isprintable()
+    assert not any(line.startswith("model") and line != "model digits" for line in result.output.splitlines()[1:])
+
+
+def test_json_says_what_a_wheel_says_though_nothing_obeys_it(tmp_path: Path) -> None:
+    files = packaged_files()
+    manifest = json.loads(files["manifest.json"])
+    manifest["version"] = "1\x9b\U000e0041é"
+    files["manifest.json"] = canonical_json(manifest)
+    result = run("inspect", "--json", write_wheel(tmp_path / "digits.whl", files))
+    assert "é" in result.output
+    assert "\\u009b\\udb40\\udc41" in result.output
+    assert json.loads(result.output)[0]["version"] == manifest["version"]
+
+
+@pytest.mark.parametrize("member", ["manifest.json", "digits/default.json", "digits/default.debug.json"])
+def test_a_document_that_inflates_without_end_is_not_read(tmp_path: Path, member: str) -> None:
+    files = packaged_files()
+    wheel = tmp_path / "bomb.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in files.items():
+            if name != member:
+                archive.writestr(f"digits/_lowered/{name}", data)
+        with archive.open(f"digits/_lowered/{member}", "w") as file:
+            for _ in range(80):
+                file.write(bytes(1 << 20))
+    assert wheel.stat().st_size < 1 << 20
+    result = run("inspect", str(wheel))
+    assert result.exit_code == 1
+    assert f"where: bomb.whl: digits/_lowered/{member}\n" in result.stderr
+    assert "found: ValueError: 83886080 bytes, where at most 67108864 are read\n" in result.stderr
+
+
+def test_a_member_whose_method_may_ask_for_much_memory_is_not_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "odd.whl", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("digits/_lowered/manifest.json", packaged_files()["manifest.json"])
+    result = run("inspect", str(tmp_path / "odd.whl"))
+    assert result.exit_code == 1
+    assert "found: NotImplementedError: the compression method 14\n" in result.stderr
+
+
+def test_a_plan_with_other_methods_than_the_manifest_is_one_message(tmp_path: Path) -> None:
+    files = packaged_files()
+    plan = json.loads(files["digits/default.json"])
+    plan["methods"]["embed"] = plan["methods"].pop("forward")
+    files = relisted(files, "digits/default.json", canonical_json(plan))
+    result = run("inspect", write_wheel(tmp_path / "other.whl", files))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "found: the methods `embed`, where the manifest says `forward`\n" in result.stderr
+
+
+def test_a_debug_map_that_nests_without_end_is_one_message(tmp_path: Path) -> None:
+    files = relisted(packaged_files(), "digits/default.debug.json", b"[" * 100_000)
+    result = run("debug", write_wheel(tmp_path / "deep.whl", files), "forward")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error: the debug map is damaged\n" in result.stderr
+
+
+def test_a_bare_word_is_a_name_whatever_lies_here(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, here = tmp_path / "site", tmp_path / "here"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    information = site / "digits-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.4\nName: digits\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[hatch_lower.models]\ndigits = digits:export\n")
+    (information / "RECORD").write_text("digits/_lowered/manifest.json,,\n")
+    (here / "digits").mkdir(parents=True)
+    (here / "other").mkdir()
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(here)
+    for command in (["inspect", "digits"], ["debug", "digits", "forward"], ["check", "digits"]):
+        shown = run(*command).output
+        assert "digits" in shown
+        assert str(here) not in shown
+        assert "there are no lowered models" not in shown
+    for path in ("./digits", f"digits{os.sep}", str(here / "digits"), "."):
+        assert "there are no lowered models here" in run("inspect", path).stderr
+    assert "there are no lowered models here" in run("inspect", "digits", "--path").stderr
+    unknown = run("check", "other").stderr
+    assert unknown.startswith("error: there is no installed model `other`\n")
+    assert unknown.endswith("to do: to look into what lies here, write `./other` or add `--path`\n")
 
 
 def test_what_is_no_wheel_is_one_message(tmp_path: Path) -> None:

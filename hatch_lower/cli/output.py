@@ -1,0 +1,61 @@
+"""What the commands print: text from files that somebody else has made reaches a terminal only through here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+__all__ = ["page", "printable", "show", "show_error", "show_json", "show_report", "show_text"]
+
+
+def printable(text: str) -> str:
+    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`.
+
+    So a JSON document still says the same.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+def show(lines: Iterable[str], *, err: bool = False) -> None:
+    """Print lines; a line break within one is no line break of ours, and does not become one."""
+    click.echo("\n".join(map(printable, lines)), err=err)
+
+
+def show_text(text: str) -> None:
+    """Print a document whose line breaks are its own."""
+    click.echo("\n".join(map(printable, text.split("\n"))), nl=False)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON for other programs."""
+    show(json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
+
+
+def show_report(report: Any, as_json: bool, lines: Callable[[Any], Iterable[str]]) -> None:
+    """Print a report as JSON, or as lines for people."""
+    if as_json:
+        show_json(report)
+    else:
+        show(lines(report))
+
+
+def show_error(error: Exception) -> None:
+    """Print why a command ends."""
+    first, *rest = map(printable, str(error).split("\n"))
+    click.echo("\n".join([f"{click.style('error:', fg='red', bold=True)} {first}", *rest]), err=True)
+
+
+def page(lines: Iterable[str]) -> None:
+    """Print lines, through the pager where they are more than the terminal has."""
+    listed = [printable(each) for each in lines]
+    if sys.stdout.isatty() and len(listed) >= shutil.get_terminal_size().lines:
+        click.echo_via_pager("\n".join(listed))
+    else:
+        click.echo("\n".join(listed))
