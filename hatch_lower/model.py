@@ -23,12 +23,15 @@ class Method:
         kwargs: example keyword arguments.
         dynamic_shapes: as `torch.export.export` takes it: by parameter name, `{dimension: torch.export.Dim}`.
         attribute: the module's bound method to export; default: the name under which this method is declared.
+        strict: export as `torch.export.export(strict=True)` does. It reads the method's bytecode, and so finds a buffer
+            that the method reaches through an object that is no module, such as the cache of a decoder.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: Any = None
     attribute: str | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True)

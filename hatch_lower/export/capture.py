@@ -6,8 +6,7 @@ import copy
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,9 @@ NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
 )
+
+BOUND_TO = ".__self__"
+"""How dynamo writes the way from a bound method to its object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +135,22 @@ def capture_method(
     """Export one method of a module."""
     args, kwargs = tuple(declared.args), dict(declared.kwargs)
     check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
-    call = method_of(model, name, module, declared.attribute or name)
+    attribute = declared.attribute or name
+    call = method_of(model, name, module, attribute)
+    exported = module_to_export(module, call, attribute)
     keep_source_lines(module, call)
     before = tensor_versions(module)
+    shapes, strict = declared.dynamic_shapes, declared.strict
     try:
-        with torch.no_grad(), forward_replaced(module, call):
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=declared.dynamic_shapes, strict=False)
+        with torch.no_grad():
+            program = torch.export.export(exported, args, kwargs, dynamic_shapes=shapes, strict=strict)
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         raise capture_error(model, name, module, declared, call, error, roots) from error
     check_unchanged(model, name, module, before)
+    if strict:
+        name_module_paths(program)
     return CapturedMethod(
         name=name,
         program=program,
@@ -198,18 +205,30 @@ def submodule_call(module: torch.nn.Module) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def forward_replaced(module: torch.nn.Module, call: Callable[..., Any]) -> Iterator[None]:
-    """Let `module(...)` run another of its methods, as `torch.export` exports nothing but `forward`."""
-    had, previous = "forward" in module.__dict__, module.__dict__.get("forward")
-    module.__dict__["forward"] = call
-    try:
-        yield
-    finally:
-        if had:
-            module.__dict__["forward"] = previous
-        else:
-            del module.__dict__["forward"]
+def module_to_export(module: torch.nn.Module, call: Callable[..., Any], attribute: str) -> torch.nn.Module:
+    """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else.
+
+    It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
+    original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
+    """
+    if attribute == "forward":
+        return module
+    kind = type(module)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "forward": property(lambda _: call)}
+    exported: torch.nn.Module = object.__new__(type(kind.__name__, (torch.nn.Module,), names))
+    exported.__dict__ = module.__dict__
+    return exported
+
+
+def name_module_paths(program: ExportedProgram) -> None:
+    """Give modules their paths in the original where a strict export came to them through the method's `self`."""
+    for graph_module in program.graph_module.modules():
+        for node in graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ():
+            stack = node.meta.get("nn_module_stack")
+            if stack:
+                node.meta["nn_module_stack"] = {
+                    key: (path.rpartition(BOUND_TO)[2].removeprefix("."), kind) for key, (path, kind) in stack.items()
+                }
 
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:

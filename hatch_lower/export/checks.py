@@ -53,16 +53,24 @@ def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, in
 def check_unchanged(
     model: str, name: str, module: torch.nn.Module, before: Mapping[str, tuple[torch.Tensor, int]]
 ) -> None:
-    """Refuse a method that changes a tensor which is no buffer: exporting it ran on the real one."""
+    """Refuse a method that changed a tensor of the module while it was exported: the program would not."""
     after = tensor_versions(module)
+    buffers = {id(each) for each in module.buffers()}
     for key, (tensor, version) in before.items():
         now = after.get(key)
-        if now is None or now[0] is not tensor or now[1] != version:
+        if now is not None and now[0] is tensor and now[1] == version:
+            continue
+        if id(tensor) in buffers:
             raise CaptureError(
-                f"method `{name}` changes `{key}`, which is not a buffer",
+                f"method `{name}` changes the buffer `{key}` through an object that is no module",
                 where=f"model `{model}`",
-                hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
+                hint="export it with `Method(…, strict=True)`, which sees that this is the buffer",
             )
+        raise CaptureError(
+            f"method `{name}` changes `{key}`, which is not a buffer",
+            where=f"model `{model}`",
+            hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
+        )
 
 
 def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:

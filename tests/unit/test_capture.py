@@ -127,6 +127,49 @@ def test_a_module_with_a_forward_of_its_own_keeps_it() -> None:
     assert vars(net)["forward"] is own
 
 
+class Sentences(torch.nn.Module):
+    """Methods that call `forward`, in the two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+        self.scale = torch.full((4,), 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x).relu()
+
+    def classify(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x).relu()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_method_may_call_forward(strict: bool) -> None:
+    net, x = Sentences().eval(), torch.randn(2, 4)
+    model = capture(net, embed=Method((PAIR,), strict=strict), classify=Method((PAIR,), strict=strict))
+    for method in model.methods:
+        assert torch.equal(method.program.module()(x), net.embed(x))
+        assert parameter_names(method) == ["layers.0.weight", "layers.0.bias"]
+        assert list(method.program.constants) == ["scale"]
+        stacks = [
+            [*node.meta["nn_module_stack"].values()]
+            for node in method.program.graph.nodes
+            if node.op == "call_function"
+        ]
+        assert [stack[-1][0] for stack in stacks][:3] == ["layers.0", "", ""]
+
+
+def test_a_method_is_exported_where_the_module_has_a_forward_of_its_own() -> None:
+    net = Sentences().eval()
+    net.forward = net.forward  # type: ignore[method-assign]
+    method = only(capture(net, embed=Method((PAIR,))))
+    assert torch.equal(method.program.module()(PAIR - 1), net.embed(PAIR - 1))
+
+
 def test_a_submodule_is_a_method_that_calls_it() -> None:
     method = only(capture(Net(), encode=Method((PAIR,), attribute="linear")))
     assert parameter_names(method)[:2] == ["linear.weight", "linear.bias"]
@@ -330,6 +373,46 @@ def test_a_tensor_that_changes_and_is_no_buffer() -> None:
         "  where: model `net`\n"
         "  to do: register it with `register_buffer`, so that a loaded model can keep it: `total`"
     )
+
+
+class Cache:
+    """Holds a tensor, and is no module."""
+
+    def __init__(self) -> None:
+        self.keys = torch.zeros(4)
+
+
+class Decoder(torch.nn.Module):
+    """Registers what its cache holds as a buffer, as transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+        self.register_buffer("keys", self.cache.keys)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache.keys.add_(x.sum(0))
+        return self.cache.keys * 2
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x) + 1
+
+
+def test_a_buffer_that_is_reached_through_another_object() -> None:
+    assert refuse(Decoder(), forward=Method((PAIR,))) == (
+        "method `forward` changes the buffer `keys` through an object that is no module\n"
+        "  where: model `net`\n"
+        "  to do: export it with `Method(…, strict=True)`, which sees that this is the buffer"
+    )
+
+
+def test_a_strict_export_finds_the_buffer() -> None:
+    decoder = Decoder()
+    model = capture(decoder, forward=Method((PAIR,), strict=True), prefill=Method((PAIR,), strict=True))
+    for method in model.methods:
+        assert parameter_names(method) == ["keys"]
+        assert method.program.state_dict["keys"] is decoder.keys
+        assert list(method.program.run_decompositions({}).graph_signature.buffers_to_mutate.values()) == ["keys"]
 
 
 def test_a_module_that_was_never_given_memory() -> None:
