@@ -83,6 +83,8 @@ class Settings:
     check: bool = True
     editable: str = "lower"
     """`lower`, `eager` or `skip`."""
+    dependencies: tuple[str, ...] | None = None
+    """`[project] dependencies`; `None` where they are not known."""
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     jobs: int = 1
@@ -102,6 +104,7 @@ def read_settings(
     entry_points: Mapping[str, str],
     packages: Sequence[str],
     path: str = HOOK_PATH,
+    dependencies: Sequence[str] | None = None,
 ) -> Settings:
     """Return the settings of one build.
 
@@ -113,6 +116,7 @@ def read_settings(
         entry_points: model name to `module:attribute`, from the group `hatch_lower.models`.
         packages: the top-level import packages that the wheel will hold.
         path: dotted TOML path of the table, for messages.
+        dependencies: `[project] dependencies`, if they are known.
 
     Raises:
         ConfigError: one error that lists every problem.
@@ -142,6 +146,7 @@ def read_settings(
         runtime_requirements=given.runtime_requirements,
         check=given.check,
         editable=given.editable,
+        dependencies=None if dependencies is None else tuple(dependencies),
         inputs=given.inputs,
         pass_env=given.pass_env,
         jobs=given.jobs,

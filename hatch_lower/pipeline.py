@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import Packager, ProgramFiles
 from hatch_lower.records import MethodRow, ModelReport, encode
+from hatch_lower.requirements import requirements_to_add
 from hatch_lower.reuse import (
     Used,
     backends_of,
@@ -126,6 +127,7 @@ def lower_model(
     partitioners = {
         recipe.name: {choice.name: partitioner_of(choice, recipe) for choice in recipe.backends} for recipe in recipes
     }
+    refuse_unmet(settings, recipes)
     compared = settings.check or any(recipe.verify for recipe in recipes)
     examples = example_tensors(source) if compared else None
     packager = Packager(folder, model.name, store)
@@ -270,6 +272,22 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
             hint="let its classmethod `partitioner(options)` return one",
         )
     return partitioner
+
+
+def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
+    """Refuse now what the end of the build would refuse, as far as the recipes tell what their programs will require.
+
+    Raises:
+        ConfigError: if the project's dependencies do not imply it.
+    """
+    if settings.dependencies is None:
+        return
+    required = {PLAN_READER: None}
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+                required.update(dict.fromkeys(find_backend(choice.name).requirements(choice.options)))
+    requirements_to_add(settings.runtime_requirements, sorted(required), settings.dependencies)
 
 
 def convert(method: CapturedMethod, partitioners: Mapping[str, Partitioner], where: str) -> ExportedProgram:

@@ -15,7 +15,7 @@ LAYERS = (
     {"abandoned", "errors", "digest", "events"},
     {"config", "config_card", "config_table", "config_schema"}
     | {"debug", "environment", "format", "model", "surroundings"},
-    {"results"},
+    {"requirements", "results"},
     {"provenance", "runtime", "cache", "records", "recording"},
     {"graph", "explain"},
     {"backend", "edge"},
@@ -89,6 +89,7 @@ NO_TORCH |= {
     "hatch",
     "cli",
     "reports",
+    "requirements",
     "results",
     "suspects",
     "unchanged",

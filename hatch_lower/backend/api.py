@@ -155,6 +155,17 @@ class BackendDetails(ABC):
         return {}
 
     @classmethod
+    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the PEP 508 requirements that are known to be among those of each `PreprocessResult`.
+
+        A build that the project's dependencies do not suffice for then ends before anything is lowered.
+
+        Args:
+            options: a recipe's options (TOML values).
+        """
+        return ()
+
+    @classmethod
     def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
         """Return the commands whose executables shape the blobs: names that `PATH` finds, or paths.
 

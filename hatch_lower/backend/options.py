@@ -7,9 +7,15 @@ from typing import Any, TypeVar
 
 from hatch_lower.errors import BackendError, nearest
 
-__all__ = ["GivenOptions", "is_list_of_strings", "is_number_from"]
+__all__ = ["GivenOptions", "extra_hint", "is_list_of_strings", "is_number_from"]
 
 Value = TypeVar("Value")
+
+
+def extra_hint(extra: str) -> str:
+    """Return how a build gets the libraries of an extra; most builds have an environment of their own."""
+    name = f'"hatch-lower[{extra}]"'
+    return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
 
 
 class GivenOptions:

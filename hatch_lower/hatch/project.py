@@ -75,6 +75,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
         entry_points=declared,
         packages=find_packages(files),
         path=table_path(config.target_config, hook.target_name),
+        dependencies=core.dependencies,
     )
     roots = tuple(Path(os.path.normpath(root / each)) for each in config.dev_mode_dirs) or find_import_roots(files)
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged

@@ -630,7 +630,7 @@ def test_without_executorch_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "executorch", None)
     with pytest.raises(BackendError, match="needs ExecuTorch") as caught:
         ExecutorchBackend.partitioner({}).partition(export_plain())
-    assert 'pip install "hatch-lower[executorch]"' in str(caught.value)
+    assert '`[build-system] requires` name "hatch-lower[executorch]"' in str(caught.value)
     with pytest.raises(ProgramError, match="needs ExecuTorch's runtime") as refused:
         ExecutorchDelegate.load(write(net, tmp_path), [])
     assert 'pip install "hatch-lower[executorch]"' in str(refused.value)

@@ -274,6 +274,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "version": "is in the manifest, which the parent writes",
         "models": "each is a `ModelSettings`",
         "runtime_requirements": "the parent compares requirements",
+        "dependencies": "the parent compares requirements",
         "editable": "the parent chooses what to build",
         "inputs": "what is read shows in the export",
         "pass_env": "what is read shows in the export; compilers are in the backend's fingerprint",

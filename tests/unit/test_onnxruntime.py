@@ -659,7 +659,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_build_without_the_libraries_names_the_extra() -> None:
     with pytest.raises(BackendError) as caught:
         OnnxruntimeBackend.partitioner({})
-    assert 'pip install "hatch-lower[onnxruntime]"' in str(caught.value)
+    assert '`[build-system] requires` name "hatch-lower[onnxruntime]"' in str(caught.value)
 
 
 @pytest.mark.usefixtures("hidden")

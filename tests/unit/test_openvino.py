@@ -836,6 +836,7 @@ def test_an_absent_library_is_named(blob: DelegateBlob, monkeypatch: pytest.Monk
         with pytest.raises(error, match="needs the OpenVINO library") as caught:
             call()
         assert 'pip install "hatch-lower[openvino]"' in caught.value.hint
+        assert ("`[build-system] requires`" in caught.value.hint) == (error is BackendError)
 
 
 def test_the_version_is_in_the_key() -> None:

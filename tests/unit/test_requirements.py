@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
 from hatch_lower.errors import ConfigError
-from hatch_lower.hatch.requirements import find_unmet, requirements_to_add
+from hatch_lower.requirements import find_unmet, requirements_to_add
 
 REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
 
@@ -96,6 +99,40 @@ def test_check_fails_with_the_lines_to_paste() -> None:
         "    ]\n"
         '    or set `runtime-requirements` of the build hook `lower` to "add" or "off"'
     )
+
+
+def test_an_extra_of_hatch_lower_implies_what_it_consists_of() -> None:
+    required = ["hatch-lower>=0.1", "openvino>=2026.0,<2027"]
+    assert find_unmet(required, ["hatch-lower[openvino]>=0.1"]) == ()
+    assert find_unmet(["onnxruntime>=1.23,<2"], ["hatch-lower[ONNXRuntime]>=0.1", "onnxruntime<2"]) == ()
+    for declared in ("hatch-lower>=0.1", "hatch-lower[remote]>=0.1", 'hatch-lower[openvino]>=0.1; os_name == "nt"'):
+        (unmet, *_) = find_unmet(required[1:], [declared])
+        assert unmet.reason == "not among the dependencies"
+
+
+@pytest.mark.torch
+def test_what_a_recipe_will_require_is_checked_before_anything_is_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.exports import Workshop, settings_of
+
+    from hatch_lower.config import BackendChoice, Recipe
+
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    monkeypatch.setattr("hatch_lower.pipeline.lower_recipe", lambda *args: pytest.fail("it was lowered"))
+    shop = Workshop(tmp_path)
+    source = shop.capture("""\
+import torch
+from hatch_lower import Method, Model
+
+def export():
+    return Model(torch.nn.ReLU(), {"forward": Method((torch.ones(2),))})
+""")
+    recipes = Recipe("default", (BackendChoice("reference"),)), Recipe("native", (BackendChoice("aoti"),))
+    settings = replace(settings_of(*recipes), dependencies=("hatch-lower>=0.1", "torch>=2.13"))
+    with pytest.raises(ConfigError) as caught:
+        shop.build(source, settings)
+    assert caught.value.found == "`torch==2.13.*`: `torch>=2.13` also allows 2.14"
 
 
 def test_check_passes_and_adds_nothing() -> None:

@@ -96,6 +96,11 @@ class AotiBackend(BackendDetails):
         return AotiPartitioner(parse_options(options))
 
     @classmethod
+    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the torch whose library the code is linked to."""
+        return (torch_requirement(torch.__version__),)
+
+    @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         """Return the versions of this code, its settings, the compiler and the linker.
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.executorch.configuration import (
-    EXTRA,
     executorch,
     options_from_specs,
     parse_options,
@@ -69,6 +69,11 @@ class ExecutorchBackend(BackendDetails):
         return ExecutorchPartitioner(parse_options(options))
 
     @classmethod
+    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the ExecuTorch that loads the programs."""
+        return (REQUIREMENT,)
+
+    @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         """Return the versions of this code, of ExecuTorch, and of torchao, whose passes it uses.
 
@@ -94,6 +99,6 @@ def installed(name: str, *, required: bool = False) -> str:
     except PackageNotFoundError as error:
         if required:
             raise BackendError(
-                "the backend `executorch` needs ExecuTorch, which is not installed", hint=EXTRA
+                "the backend `executorch` needs ExecuTorch, which is not installed", hint=extra_hint("executorch")
             ) from error
         return "none"

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.options import GivenOptions, is_number_from
+from hatch_lower.backend.options import GivenOptions, extra_hint, is_number_from
 from hatch_lower.digest import canonical_json
 from hatch_lower.errors import BackendError
 
-__all__ = ["BACKEND_ID", "EXTRA", "KNOWN", "Options", "executorch", "options_from_specs", "parse_options"]
+__all__ = ["BACKEND_ID", "KNOWN", "Options", "executorch", "options_from_specs", "parse_options"]
 
 BACKEND_ID = "executorch"
-EXTRA = 'pip install "hatch-lower[executorch]"'
 KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 
 
@@ -93,7 +92,7 @@ def executorch() -> Iterator[None]:
                 raise BackendError(
                     "the backend `executorch` needs ExecuTorch, which is not installed",
                     found=str(error),
-                    hint=EXTRA,
+                    hint=extra_hint("executorch"),
                 ) from error
             yield
     finally:

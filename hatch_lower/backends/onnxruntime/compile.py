@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
 from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
+from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
 from hatch_lower.errors import BackendError
@@ -87,6 +88,11 @@ class OnnxruntimeBackend(BackendDetails):
         return OnnxruntimePartitioner(parsed)
 
     @classmethod
+    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the build of ONNX Runtime that has the execution providers."""
+        return (requirement(parse_options(options)),)
+
+    @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         """Return the versions of this code, of the libraries that make the model, and of ONNX Runtime.
 
@@ -120,7 +126,7 @@ def require_libraries() -> None:
         raise BackendError(
             "the backend `onnxruntime` needs libraries that cannot be imported",
             found=f"{type(error).__name__}: {error}",
-            hint='install them where the wheel is built: pip install "hatch-lower[onnxruntime]"',
+            hint=extra_hint("onnxruntime"),
         ) from error
     assert onnx.__version__
     assert onnxscript.__version__

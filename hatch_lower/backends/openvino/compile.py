@@ -10,9 +10,10 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
 from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
+from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.openvino.constants import ALIGNMENT
 from hatch_lower.backends.openvino.convert import convert
-from hatch_lower.backends.openvino.library import INSTALL, import_openvino
+from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import options_from_specs, parse_options
 from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
@@ -82,6 +83,11 @@ class OpenvinoBackend(BackendDetails):
         return OpenvinoPartitioner(parsed)
 
     @classmethod
+    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the OpenVINO that loads the models."""
+        return (REQUIREMENT,)
+
+    @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         """Return the versions of OpenVINO and of this code.
 
@@ -102,5 +108,7 @@ def check_installed() -> str:
         return importlib.metadata.version("openvino")
     except (ImportError, importlib.metadata.PackageNotFoundError) as error:
         raise BackendError(
-            "the backend `openvino` needs the OpenVINO library to build", found=str(error), hint=INSTALL
+            "the backend `openvino` needs the OpenVINO library to build",
+            found=str(error),
+            hint=extra_hint("openvino"),
         ) from error

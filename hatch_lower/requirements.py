@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from packaging.version import InvalidVersion, Version
 from hatch_lower.errors import ConfigError
 
 __all__ = ["Unmet", "find_unmet", "requirements_to_add"]
+
+OWN_NAME = "hatch-lower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,11 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
     """Return which of the requirements the declared dependencies do not imply.
 
     This is careful rather than clever: a dependency with an environment marker, or one that names a URL, implies
-    nothing, since neither says which version there will be.
+    nothing, since neither says which version there will be. An extra of hatch-lower stands for what it consists of
+    here: `hatch-lower[openvino]` implies OpenVINO.
     """
     dependencies = [Requirement(each) for each in declared]
+    dependencies += [required for each in dependencies for required in extras_required(each)]
     unmet = []
     for text in required:
         requirement = Requirement(text)
@@ -62,6 +67,22 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
         if reason:
             unmet.append(Unmet(text, reason))
     return tuple(unmet)
+
+
+def extras_required(dependency: Requirement) -> Iterator[Requirement]:
+    """Yield what the extras of a dependency on hatch-lower require, as its own installed metadata says."""
+    if canonicalize_name(dependency.name) != OWN_NAME or dependency.marker is not None:
+        return
+    markers = {f'extra == "{canonicalize_name(extra)}"' for extra in dependency.extras}
+    try:
+        listed = importlib.metadata.requires(OWN_NAME) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for text in listed:
+        requirement = Requirement(text)
+        if str(requirement.marker) in markers:
+            requirement.marker = None
+            yield requirement
 
 
 def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) -> str:
