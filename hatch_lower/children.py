@@ -25,6 +25,8 @@ __all__ = ["run_children"]
 GRACE_SECONDS = 3.0
 """How long a child may take to remove its temporary files when it is told to end."""
 TICK_SECONDS = 0.2
+LONG_SECONDS = 10.0
+"""How often a stage that takes long is spoken of: some frontends show nothing else for minutes."""
 TAIL_LINES = 200
 LINE_BYTES = 1 << 16
 """The longest line that is kept whole: what is printed without an end must not fill the parent's memory."""
@@ -44,6 +46,8 @@ class Child:
     output: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     rests: dict[int, bytearray] = field(default_factory=dict)
     timed_out: bool = False
+    heard: float = 0.0
+    told: float = 0.0
 
     def descriptors(self) -> tuple[int, int]:
         """Return the reading ends of its pipes: events, and what it prints."""
@@ -103,6 +107,7 @@ def run_children(
                     if not read_some(key.data, key.fd, reporter):
                         selector.unregister(key.fd)
                 for child in list(running):
+                    tell_of_long_stage(child, reporter)
                     if not child.timed_out and time.monotonic() - child.began > timeout:
                         child.timed_out = True
                         end([child])
@@ -193,11 +198,20 @@ def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
     event = read_event(line)
     if event is None:
         return
+    child.heard = time.monotonic()
     if event.state == "start":
         child.open_stages.append(event)
     elif event.state == "end":
         child.open_stages = [each for each in child.open_stages if not each.ends_with(event)]
     reporter.report(event)
+
+
+def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
+    """Say every ten seconds which stage a child is still at."""
+    now = time.monotonic()
+    if child.open_stages and now - max(child.heard, child.told) >= LONG_SECONDS:
+        child.told = now
+        reporter.report(replace(child.open_stages[-1], state="going", seconds=now - child.heard))
 
 
 def read_event(line: bytes) -> Event | None:

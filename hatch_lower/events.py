@@ -6,12 +6,23 @@ Events cross from the build's child process to its parent as JSON lines; a repor
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-__all__ = ["Event", "LineReporter", "LiveReporter", "NullReporter", "Reporter", "event_from_json", "stage"]
+__all__ = [
+    "CollapsedOutput",
+    "Event",
+    "LineReporter",
+    "LiveReporter",
+    "NullReporter",
+    "Reporter",
+    "event_from_json",
+    "stage",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +31,11 @@ class Event:
 
     Args:
         stage: `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
-        state: `start`, `end`, or `note` (something worth a line of its own, such as a damaged cache entry).
+        state: `start`, `end`, `going` (begun a while ago), or `note` (worth a line of its own: a damaged cache entry).
         model: the model's name.
         recipe: the recipe's name, empty where the stage serves all recipes.
         method: the method's name, empty where the stage serves all methods.
-        seconds: how long the stage took; 0 at its start.
+        seconds: how long the stage took, or has taken so far; 0 at its start.
         detail: a few words more.
     """
 
@@ -76,7 +87,7 @@ class NullReporter:
 
 
 class LineReporter:
-    """Writes a line for each finished stage: for CI logs and for frontends that capture output."""
+    """Writes a line for each stage that ends or takes long: for CI logs and for frontends that capture output."""
 
     def __init__(self, write_line: Callable[[str], None]) -> None:
         self._write_line = write_line
@@ -107,7 +118,7 @@ class LiveReporter:
         """Redraw the live line; above it, write a line for a finished stage or a note."""
         if event.state == "start":
             self._under_way.append(event)
-        else:
+        elif event.state != "going":
             self._under_way = [each for each in self._under_way if event.state == "note" or not each.ends_with(event)]
             self.close()
             self._write_line(finished_line(event))
@@ -129,11 +140,54 @@ class LiveReporter:
             self._drawn = True
 
 
+class CollapsedOutput:
+    """Keeps what the models' code prints in a file, and shows another reporter only how many lines there were.
+
+    Args:
+        reporter: shows all else.
+        path: of the file, made anew by the first line; without one, or where it cannot be written, the lines are lost.
+    """
+
+    def __init__(self, reporter: Reporter, path: Path | None) -> None:
+        self._reporter = reporter
+        self._path = path
+        self._lines: Counter[str] = Counter()
+        self._file: TextIO | None = None
+
+    def report(self, event: Event) -> None:
+        """Keep a line of output; show anything else."""
+        if event.stage != "output":
+            self._reporter.report(event)
+            return
+        self._lines[event.model] += 1
+        with suppress(OSError):
+            if self._file is None and self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("w", encoding="utf-8", errors="replace")
+            if self._file is not None:
+                self._file.write(f"{event.model}: {event.detail}\n")
+
+    def close(self) -> None:
+        """Say how much each model's code printed, and where it is."""
+        where = ""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            where = f", kept in {self._file.name}"
+        for model, count in self._lines.items():
+            lines = "1 line" if count == 1 else f"{count} lines"
+            text = f"{lines} of output by the model's code (HATCH_VERBOSE=1 shows them{where})"
+            self._reporter.report(Event("output", "note", model, detail=text))
+        self._reporter.close()
+
+
 def finished_line(event: Event) -> str:
-    """Return the line for a finished stage or a note."""
+    """Return the line for a stage that has ended or takes long, or for a note."""
     detail = f"  {event.detail}" if event.detail else ""
     if event.state == "note":
         return f"lower  {event.subject()}: {event.detail}"
+    if event.state == "going":
+        return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:3.0f} s so far"
     return f"lower  {event.subject():<32} {event.stage:<10} {event.seconds:6.2f} s{detail}"
 
 

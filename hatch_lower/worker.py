@@ -234,6 +234,9 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     if undeclared is not None:
         return undeclared
     if isinstance(error, LowerError):
+        # the error says what went wrong; whoever wants to see how looks at the output
+        if isinstance(error.__cause__, Exception):
+            traceback.print_exception(error.__cause__)
         return error
     if is_out_of_memory(error):
         return out_of_memory_error(request.model, describe_exception(error))

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from hatch_lower.cache.files import make_folder
+from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import CacheError
 
-__all__ = ["WRITING", "Mode", "choose_directory", "default_directory", "reason_to_distrust"]
+__all__ = ["WRITING", "Mode", "choose_directory", "default_directory", "history_path", "reason_to_distrust"]
 
 MODES = ("on", "off", "read-only", "refresh", "frozen")
 WRITING = ("on", "refresh")
@@ -33,6 +34,11 @@ def default_directory(environment: Mapping[str, str]) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False))
+
+
+def history_path(directory: Path, root: Path) -> Path:
+    """Return where the history of the project in the folder `root` is, in the store's directory."""
+    return directory / "history" / f"{sha256_bytes(os.fsencode(os.path.realpath(root)))}.json"
 
 
 def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, Mode]:

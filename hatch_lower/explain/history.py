@@ -1,7 +1,7 @@
 """What the last build of a project did and why: `hatch-lower explain` reads here what the build's parent wrote.
 
 ```text
-<cache>/v1/history/<sha256 of the project's folder>.json
+<cache>/v1/history/<sha256 of the project's folder>.json    .log beside it: what its models last printed
 ```
 
 It explains and decides nothing: a file that is missing, damaged or of another version means "first build".
@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.files import write_file
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.digest import canonical_json
 from hatch_lower.records import MethodRecord, MethodRow, decode, encode
 
-__all__ = ["BuildHistory", "ModelHistory", "history_path", "read_history", "write_history"]
+__all__ = ["BuildHistory", "ModelHistory", "read_history", "write_history"]
 
 SCHEMA = 1
-MOST_PROJECTS = 200
-"""Projects whose last build is remembered; those built longest ago are forgotten first."""
+MOST_FILES = 400
+"""Files that are kept, one or two a project: its last build, and what its models printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,6 @@ class BuildHistory:
     models: Mapping[str, ModelHistory]
 
 
-def history_path(directory: Path, root: Path) -> Path:
-    """Return where the history of the project in the folder `root` is, in the store's directory."""
-    return directory / "history" / f"{sha256_bytes(os.fsencode(os.path.realpath(root)))}.json"
-
-
 def read_history(directory: Path, root: Path) -> BuildHistory | None:
     """Return a project's last build, or `None` if nothing is known of one.
 
@@ -107,7 +102,7 @@ def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
 
 def forget_oldest(folder: Path) -> None:
     """Delete the files of the projects that were built longest ago, so that few are left."""
-    ages = sorted((each.stat().st_mtime_ns, each.name) for each in folder.glob("*.json"))
-    for _, name in ages[:-MOST_PROJECTS]:
+    ages = sorted((each.stat().st_mtime_ns, each.name) for each in folder.glob("*.*"))
+    for _, name in ages[:-MOST_FILES]:
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()

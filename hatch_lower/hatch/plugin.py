@@ -95,6 +95,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     def _lower(self, project: Project, work: Path, build_data: dict[str, Any], editable: bool) -> Sequence[PayloadFile]:
         from hatch_lower.build import build
+        from hatch_lower.cache.directory import history_path
         from hatch_lower.cache.store import open_store
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
@@ -104,7 +105,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         if not editable:
             check_hatchling(build_data)
-        reporter = reporter_for(self.app)
+        store = open_store(os.environ, lambda line: None)  # the build says what is wrong with the cache
+        log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
+        reporter = reporter_for(self.app, log)
         try:
             result = build(project.settings, work, reporter, surroundings=project.surroundings)
         finally:
@@ -112,7 +115,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
         mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
-            store = open_store(os.environ, lambda line: None)  # the build has said what is wrong with the cache
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(store, digests)))
             add_sbom(build_data, project.settings, result, work, store)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.events import LineReporter, LiveReporter, Reporter
+from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Reporter
 
 if TYPE_CHECKING:
     from hatchling.bridge.app import Application
@@ -22,11 +23,17 @@ LEVELS = {1: "unchanged", 2: "same graph"}
 """What is said of a method for which nothing was exported, or nothing lowered."""
 
 
-def reporter_for(app: Application) -> Reporter:
-    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
+def reporter_for(app: Application, log: Path | None) -> Reporter:
+    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet.
+
+    Args:
+        app: says how much the user wants to see; what the models' code prints only if that is more than usual.
+        log: where that is kept otherwise.
+    """
+    reporter: Reporter = LineReporter(app.display_info)
     if app.verbosity >= 0 and sys.stderr.isatty():
-        return LiveReporter(sys.stderr, app.display_info, shutil.get_terminal_size().columns)
-    return LineReporter(app.display_info)
+        reporter = LiveReporter(sys.stderr, app.display_info, shutil.get_terminal_size().columns)
+    return reporter if app.verbosity > 0 else CollapsedOutput(reporter, log)
 
 
 def summary_lines(rows: Sequence[MethodRow]) -> list[str]:

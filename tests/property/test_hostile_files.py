@@ -45,6 +45,7 @@ from support.plans import (
 )
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
@@ -53,7 +54,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
-from hatch_lower.explain.history import BuildHistory, ModelHistory, history_path, read_history, write_history
+from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 from hatch_lower.lowering.checked import wrong_field

@@ -22,7 +22,7 @@ import pytest
 
 import hatch_lower.children
 from hatch_lower.build import build
-from hatch_lower.children import Child
+from hatch_lower.children import Child, tell_of_long_stage
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
@@ -264,8 +264,11 @@ def test_two_builds_at_once_lower_once(shop: Shop) -> None:
 
 @pytest.mark.torch
 def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> None:
+    reporter = Recorder()
     with pytest.raises(EntryPointError) as caught:
-        shop.build(shop.settings("broken", "leaving", "small", jobs=2))
+        shop.build(shop.settings("broken", "leaving", "small", jobs=2), reporter)
+    # its traceback is among what the model's code printed
+    assert {"Traceback (most recent call last):", "ValueError: no weights"} <= set(reporter.lines())
     assert str(caught.value) == (
         "the entry point failed\n"
         "  where: entry point `broken = shop.models:broken`, shop/models.py:18\n"
@@ -308,6 +311,20 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
         "  to do: raise `timeout` in the hook's table (seconds), or look at why this stage takes so long"
     )
     wait_until_gone(pids_in(reporter.lines()[0]))
+
+
+def test_a_stage_that_takes_long_is_spoken_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = Recorder()
+    now = 100.0
+    monkeypatch.setattr(hatch_lower.children, "time", SimpleNamespace(monotonic=lambda: now))
+    nothing: Any = None
+    child = Child(nothing, nothing, nothing, 0.0, [Event("lower", "start", "digits", "default")], heard=now)
+    for now in (109.0, 110.0, 111.0, 119.0, 121.0):  # noqa: B007
+        tell_of_long_stage(child, reporter)
+    assert reporter.events == [
+        Event("lower", "going", "digits", "default", seconds=10.0),
+        Event("lower", "going", "digits", "default", seconds=21.0),
+    ]
 
 
 @pytest.mark.torch

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
-from hatch_lower.events import Event, LineReporter, LiveReporter, NullReporter, event_from_json, stage
+from hatch_lower.events import CollapsedOutput, Event, LineReporter, LiveReporter, NullReporter, event_from_json, stage
 
 CLEAR = "\r\x1b[2K"
 
@@ -74,6 +75,52 @@ def test_the_line_reporter_writes_finished_stages_and_notes() -> None:
     ]
 
 
+def test_the_line_reporter_says_how_long_a_stage_has_taken() -> None:
+    lines: list[str] = []
+    LineReporter(lines.append).report(Event("lower", "going", "digits", "default", "", 20.4))
+    assert lines == ["lower  digits/default                   lower       20 s so far"]
+
+
+def test_lines_of_the_models_code_are_counted_and_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = tmp_path / "logs" / "last.log"
+    reporter = CollapsedOutput(LineReporter(lines.append), log)
+    for text in ("UserWarning: old", "UserWarning: old", "loading"):
+        reporter.report(Event("output", "note", "digits", detail=text))
+    reporter.report(Event("cache", "note", "digits", detail="a damaged entry was replaced"))
+    reporter.report(Event("output", "note", "words", detail="loading"))
+    reporter.close()
+    assert lines == [
+        "lower  digits: a damaged entry was replaced",
+        f"lower  digits: 3 lines of output by the model's code (HATCH_VERBOSE=1 shows them, kept in {log})",
+        f"lower  words: 1 line of output by the model's code (HATCH_VERBOSE=1 shows them, kept in {log})",
+    ]
+    assert log.read_text().splitlines() == [
+        "digits: UserWarning: old",
+        "digits: UserWarning: old",
+        "digits: loading",
+        "words: loading",
+    ]
+
+
+def test_lines_of_the_models_code_are_counted_where_none_can_be_kept(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / "file").touch()
+    for path in (None, tmp_path / "file" / "last.log"):
+        reporter = CollapsedOutput(LineReporter(lines.append), path)
+        reporter.report(Event("output", "note", "digits", detail="loading"))
+        reporter.close()
+    assert lines == ["lower  digits: 1 line of output by the model's code (HATCH_VERBOSE=1 shows them)"] * 2
+
+
+def test_a_build_that_prints_nothing_keeps_what_the_last_one_printed(tmp_path: Path) -> None:
+    (tmp_path / "last.log").write_text("digits: loading\n")
+    reporter = CollapsedOutput(NullReporter(), tmp_path / "last.log")
+    reporter.report(Event("edge", "end", "digits"))
+    reporter.close()
+    assert (tmp_path / "last.log").read_text() == "digits: loading\n"
+
+
 def live(columns: int = 80) -> tuple[io.StringIO, LiveReporter]:
     """Return a terminal and a reporter that writes its lines to the same."""
     stream = io.StringIO()
@@ -99,6 +146,13 @@ def test_the_live_line_goes_back_to_a_stage_that_is_still_under_way() -> None:
     assert stream.getvalue().endswith(f"{CLEAR}lower  one: loading\n{CLEAR}  lower  one: edge …")
     reporter.close()
     assert stream.getvalue().endswith(CLEAR)
+
+
+def test_the_live_line_stays_while_a_stage_goes_on() -> None:
+    stream, reporter = live()
+    reporter.report(Event("edge", "start", "digits"))
+    reporter.report(Event("edge", "going", "digits", seconds=10.0))
+    assert stream.getvalue() == f"{CLEAR}  lower  digits: edge …" * 2
 
 
 def test_the_live_line_never_wraps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hatchling.bridge.app import Application
 
-from hatch_lower.events import LineReporter, LiveReporter
+from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter
 from hatch_lower.hatch.terminal import reporter_for, summary_lines
 from hatch_lower.records import MethodRow
 
@@ -35,8 +35,13 @@ def test_nothing_lowered_is_no_table() -> None:
 
 
 def test_a_live_line_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(reporter_for(Application()), LineReporter)
+    monkeypatch.setenv("HATCH_VERBOSE", "1")
+    assert isinstance(reporter_for(Application(), None), LineReporter)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert isinstance(reporter_for(Application()), LiveReporter)
+    assert isinstance(reporter_for(Application(), None), LiveReporter)
+
+
+def test_what_models_print_is_collapsed_unless_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(reporter_for(Application(), None), CollapsedOutput)
     monkeypatch.setenv("HATCH_QUIET", "1")
-    assert isinstance(reporter_for(Application()), LineReporter)
+    assert isinstance(reporter_for(Application(), None), CollapsedOutput)
