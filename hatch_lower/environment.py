@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-__all__ = ["COMPILER", "FIXED", "PASSED", "child_environment", "matches"]
+__all__ = ["COMPILER", "FIXED", "LOADER", "PASSED", "child_environment", "fixed_variables", "matches"]
 
 COMPILER = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
@@ -15,13 +15,17 @@ COMPILER = (
 )
 """Variables that say which compiler there is, and what it does."""
 
+LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Variables that say where the dynamic loader finds libraries; nobody sees how it reads them."""
+
 PASSED = (
     # where things are
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
     *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"),
     # Python and its environment
-    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("PYTHON*", "CONDA_PREFIX"),
     *COMPILER,
+    *LOADER,
     # this tool's own
     "HATCH_LOWER_*",
 )
@@ -68,8 +72,12 @@ def child_environment(
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    arithmetic = AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {}
-    return {**passed, **FIXED, **arithmetic, **folders, **asked, **path}
+    return {**passed, **fixed_variables(instruction_sets), **folders, **asked, **path}
+
+
+def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
+    """Return the variables that are the same in every build on processors with the given instruction sets."""
+    return {**FIXED, **(AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {})}
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:

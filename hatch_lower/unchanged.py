@@ -23,7 +23,7 @@ from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.store import Store
 from hatch_lower.config import ModelSettings, Settings
 from hatch_lower.digest import digest_of, sha256_bytes
-from hatch_lower.environment import COMPILER, FIXED, matches
+from hatch_lower.environment import COMPILER, LOADER, fixed_variables
 from hatch_lower.recording.check import Change, Checker
 from hatch_lower.recording.distributions import Distribution
 from hatch_lower.recording.inputs import RecordedInputs
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Known", "Unchanged", "remember", "roots_of", "stats_path"]
 
-SCHEMA = 2
+SCHEMA = 3
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""
 BACKEND_GROUPS = (b"hatch_lower.backends", b"hatch_lower.delegates")
@@ -148,8 +148,11 @@ class Unchanged:
         """
         environment = self._environment
         recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
+        machine = machine_facts()
+        fixed = fixed_variables(machine["cpu"])
         counted = {name for name in environment if name.startswith("PYTHON") and name not in PLACES}
-        counted |= {name for name, value in environment.items() if FIXED.get(name, value) != value}
+        counted |= {name for name, value in environment.items() if fixed.get(name, value) != value}
+        counted |= set(LOADER) & environment.keys()
         if any(recipe.backends for recipe in recipes):
             counted |= set(COMPILER) & environment.keys()
         return ManifestKey(
@@ -163,8 +166,6 @@ class Unchanged:
             check=settings.check,
             seed=settings.seed,
             inputs=settings.inputs,
-            pass_env=settings.pass_env,
-            passed=tuple(sorted(name for name in environment if matches(name, settings.pass_env))),
             strict=settings.strict,
             metadata=(digest_of(surroundings.metadata), digest_of(surroundings.entry_points)),
             roots=tuple(self._located(root) for root in surroundings.import_roots),
@@ -172,7 +173,7 @@ class Unchanged:
             later_hooks=surroundings.later_hooks,
             lower=lower,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
-            machine=tuple(sorted(machine_facts().items())),
+            machine=tuple(sorted(machine.items())),
             backends=backends_of(self._checker.distributions.values()),
             code=own_digest(self._stats),
             schema=SCHEMA,

@@ -30,15 +30,14 @@ class ManifestKey:
         check: whether there is check data.
         seed: of the exporting process.
         inputs: globs of the declared inputs.
-        pass_env: globs of the variables that are passed.
-        passed: names of those that are set.
         strict: whether undeclared inputs are refused.
         metadata: digests of the project's metadata and of its entry points.
         roots: located import roots.
         links: path and located target of each link that makes the project importable.
         later_hooks: build hooks that run later.
         lower: the function that lowers.
-        variables: those set of the interpreter and of compilers, and those that are otherwise fixed: name and digest.
+        variables: those set of the interpreter, of compilers and of the dynamic loader, and those that are otherwise
+            fixed: name and digest.
         machine: operating system, processor, C library and interpreter.
         backends: distributions that have backends or delegates: name, version and digest of their entry points.
         code: digest of hatch-lower's own code.
@@ -55,8 +54,6 @@ class ManifestKey:
     check: bool
     seed: int
     inputs: tuple[str, ...]
-    pass_env: tuple[str, ...]
-    passed: tuple[str, ...]
     strict: bool
     metadata: tuple[str, str]
     roots: tuple[str, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hatch_lower.explain.words import change_text
@@ -55,9 +55,6 @@ def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     tools: list[str] = []
     for name in {**before, **after}:
         if name in EXPORTED or name in CONSEQUENCES:
-            continue
-        if name == "passed":
-            settings += passed_lines(before.get(name) or (), after.get(name) or ())
             continue
         for path, left, right in leaves((name,), before.get(name), after.get(name)):
             if name in TOOLS:
@@ -114,12 +111,6 @@ def version_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(version_text, value))
     return "none" if value is None else DIGEST.sub("", str(value)).strip()
-
-
-def passed_lines(before: Collection[str], after: Collection[str]) -> Iterator[str]:
-    """Yield a line for each variable that `pass-env` matches and that was set or removed."""
-    yield from (f"variable {name} is set now" for name in sorted(set(after) - set(before)))
-    yield from (f"variable {name} is no longer set" for name in sorted(set(before) - set(after)))
 
 
 def setting_line(path: Path, before: Any, after: Any) -> str:

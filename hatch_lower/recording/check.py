@@ -79,7 +79,7 @@ class Checker:
         yield from compare("listing", inputs.listings, present.listing)
         yield from compare("importable", inputs.importable, present.importable)
         yield from compare("tool", inputs.tools, present.tool)
-        yield from compare("variable", inputs.environment, present.variable)
+        yield from compare("variable", present.asked_variables(inputs.environment), present.variable)
 
 
 def compare(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -> Iterator[Change]:

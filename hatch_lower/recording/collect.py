@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import source_from_cache
 
-from hatch_lower.environment import FIXED
+from hatch_lower.recording.environment_inputs import globs_of, variables_of
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.recording.modules import SUFFIX_RANKS, list_folder
 from hatch_lower.recording.observations import Observations
@@ -29,14 +29,10 @@ from hatch_lower.recording.owners import Owners
 from hatch_lower.recording.present import PORTIONS, Present
 from hatch_lower.recording.roots import Roots
 from hatch_lower.recording.stats import StatCache
-from hatch_lower.recording.watch import RECORDING_VARIABLES
+from hatch_lower.recording.variables import UNSET
 
 __all__ = ["collect"]
 
-PLACES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"})
-PLACE_PREFIXES = ("XDG_", "PYTHON", "HATCH_LOWER_")
-NEVER_VARIABLES = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
-"""They are another build's own at each build, or the recording's."""
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
 GRAIN_NS = 20_000_000
 """A file system's clock may be behind by a tick of the kernel."""
@@ -84,7 +80,10 @@ def collect(
         importable=collector.importable,
         modules=collector.modules,
         distributions=collector.distributions,
-        environment={name: present.variable(name) for name in sorted(variables_of(observations))},
+        environment={
+            **dict.fromkeys(globs_of(observations), UNSET),
+            **{name: present.variable(name) for name in variables_of(observations)},
+        },
         tools={**collector.tools, **{name: present.tool(name) for name in tools}},
         globs={glob: present.glob(glob) for glob in globs},
         unknown=tuple(sorted({*observations.unknown, *collector.reasons})),
@@ -280,23 +279,6 @@ class Collector:
     def doubt(self, located: str, why: str = "changed while the export ran") -> None:
         """Note that an input may not be what the export read."""
         self.reasons.add(f"{located.removeprefix('project/').removeprefix('site/')} {why}")
-
-
-def variables_of(observations: Observations) -> set[str]:
-    """Return the names of the variables that are inputs."""
-    own = {name for name, is_own in observations.variables.items() if is_own}
-    names = {name for name in observations.variables if not says_where(name, observations)} | own
-    if observations.all_variables:
-        names |= set(observations.environment)
-    if observations.handed_on:
-        names |= {name for name in observations.environment if not says_where(name, observations)}
-    return names - NEVER_VARIABLES
-
-
-def says_where(name: str, observations: Observations) -> bool:
-    """Return whether a variable says only where things are, or has the same value in every build."""
-    fixed = name in FIXED and observations.environment.get(name) == FIXED[name]
-    return name in PLACES or name.startswith(PLACE_PREFIXES) or fixed
 
 
 def source_of(path: str) -> str:

@@ -1,22 +1,42 @@
 """Which variables are read through `os.environ`, by whose code; its class is exchanged for one that takes notes.
 
-A variable that the process set before anybody read it is no input. A copy of everything, or going through all names, is
-not a read of each: most who do that hand the environment on.
+A variable that the process set before anybody read it is no input. Who copies all variables, or goes through them, may
+use any of them.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 from _collections_abc import Mapping as PlainMapping
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["EnvironmentReads"]
 
-BETWEEN = frozenset({__file__, os.getenv.__code__.co_filename, PlainMapping.get.__code__.co_filename})
+BETWEEN = frozenset({__file__, *(each.__code__.co_filename for each in (os.getenv, PlainMapping.get, getpass.getuser))})
 """Files whose functions stand between whoever asks for a variable and this module."""
+TRACER = "/torch/_dynamo/variables/"
+"""The part of torch that follows the model's own code step by step, and reads what that reads."""
+USED: Mapping[str, str] = {
+    "tqdm.utils": "TQDM_",
+    "networkx.utils.backends": "NETWORKX_",
+    "torch._inductor.runtime.cache_dir_utils": "TORCHINDUCTOR_",  # the user's name only names a folder for caches
+}
+"""Modules that every export with torch imports, and that ask for more variables than they use → how those begin."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def called_by_tracer(function: Function) -> Function:
+    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`.
+
+    It is what `torch._dynamo.assume_constant_result` does; there is no torch yet.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class EnvironmentReads:
@@ -27,7 +47,7 @@ class EnvironmentReads:
         written: is told the name of each variable that the process itself sets or removes.
     """
 
-    __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "all", "names", "own_writes")
+    __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "globs", "names", "own_writes")
 
     def __init__(self, is_own: Callable[[str], bool], written: Callable[[str], None]) -> None:
         self._is_own = is_own
@@ -35,8 +55,8 @@ class EnvironmentReads:
         self._plain: Any = None
         self._copying: set[tuple[CodeType, int]] = set()
         self.active = False
-        self.all = False
-        """Whether the project's own code took all variables."""
+        self.globs: dict[str, bool] = {}
+        """Glob of which all variables were asked for → whether the project's own code asked."""
         self.names: dict[str, bool] = {}
         """Name → whether the project's own code read it."""
         self.own_writes: set[str] = set()
@@ -60,17 +80,23 @@ class EnvironmentReads:
             mapping.__class__ = self._plain
             vars(mapping).pop("_reads", None)
 
+    @called_by_tracer
     def copying(self) -> None:
         """Note that names are asked for: the calling instruction may be a copy that goes on to ask for each value."""
         frame = sys._getframe(2)
         self._copying.add((frame.f_code, frame.f_lasti))
         self.every()
 
+    @called_by_tracer
     def every(self) -> None:
         """Note that all names were asked for."""
-        if self.active and self._is_own(asking(sys._getframe(2)).f_code.co_filename):
-            self.all = True
+        frame = asking(sys._getframe(2))
+        if self.active and not module_of(frame).startswith("hatch_lower."):  # which only puts them back
+            own = self._asks(frame)
+            glob = "*" if own else f"{used_by(frame)}*"
+            self.globs[glob] = self.globs.get(glob, False) or own
 
+    @called_by_tracer
     def one(self, name: str | bytes) -> None:
         """Note that a variable was asked for."""
         caller = sys._getframe(2)
@@ -79,15 +105,23 @@ class EnvironmentReads:
         if not self.active or not name or view or name in self.own_writes:
             return
         if (caller.f_code, caller.f_lasti) not in self._copying:
-            own = self._is_own(asking(caller).f_code.co_filename)
-            self.names[name] = self.names.get(name, False) or own
+            frame = asking(caller)
+            own = self._asks(frame)
+            if own or name.startswith(used_by(frame)):
+                self.names[name] = self.names.get(name, False) or own
 
+    @called_by_tracer
     def write(self, name: str | bytes) -> None:
         """Note that the process sets or removes a variable."""
         name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
         if name and name not in self.names and name not in self.own_writes:
             self.own_writes.add(name)
             self._written(name)
+
+    def _asks(self, frame: FrameType) -> bool:
+        """Return whether a frame is of the project's own code, or of torch that follows it."""
+        file = frame.f_code.co_filename
+        return self._is_own(file) or TRACER in file
 
 
 class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form is no class before Python 3.12
@@ -140,3 +174,13 @@ def asking(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename in BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def used_by(frame: FrameType) -> str:
+    """Return how the variables begin that a frame's module uses of those that it asks for."""
+    return USED.get(module_of(frame), "")
+
+
+def module_of(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs."""
+    return str(frame.f_globals.get("__name__", ""))

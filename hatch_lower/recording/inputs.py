@@ -37,7 +37,8 @@ class RecordedInputs:
     distributions: Mapping[str, str]
     """Normalised name → `<version> <digest of RECORD>`; empty if it is not installed."""
     environment: Mapping[str, str]
-    """Variable → what `variables.mark_of` makes of its value."""
+    """Variable → what `variables.mark_of` makes of its value. A glob → nothing: all variables that match it were asked
+    for, and those that are not named were not set."""
     tools: Mapping[str, str]
     """Command → digest of the executable that `PATH` finds."""
     globs: Mapping[str, str]

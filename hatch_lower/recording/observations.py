@@ -37,8 +37,8 @@ class Observations:
     """All variables as they were in the beginning."""
     variables: Mapping[str, bool]
     """Variables that were read → whether the project's own code read them."""
-    all_variables: bool
-    """Whether the project's own code took a copy of all variables."""
+    globs: Mapping[str, bool]
+    """Globs of which all variables were asked for → whether the project's own code asked."""
     handed_on: bool
     """Whether a recorded process was started, which may read any variable."""
     commands: tuple[str, ...]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.recording.distributions import Distribution, find_distributions, mark_of_distribution
+from hatch_lower.recording.environment_inputs import new_variables
 from hatch_lower.recording.inputs import ABSENT
 from hatch_lower.recording.modules import (
     Listing,
@@ -103,6 +104,13 @@ class Present:
     def variable(self, name: str) -> str:
         """Return what is recorded of a variable."""
         return mark_of(self.secret, name, self.environment.get(name))
+
+    def asked_variables(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what is recorded of variables, without globs, and with those that match one and were not set."""
+        return {
+            **{name: mark for name, mark in recorded.items() if "*" not in name},
+            **dict.fromkeys(new_variables(recorded, self.environment), ABSENT),
+        }
 
     def tool(self, name: str) -> str:
         """Return the digest of the executable that a command runs."""

@@ -2,7 +2,7 @@
 
 Values of environment variables are recorded by digests that are keyed with a secret of this machine's cache. A shared
 record names only variables that were not set, and those that the project declares: these by a plain digest, which
-whoever reads the record can compare with values that they guess.
+whoever reads the record can compare with values that they guess. What looks like a credential is never in one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from hatch_lower.environment import matches
 from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.variables import SET, UNSET, is_credential, mark_of
+from hatch_lower.recording.variables import UNSET, is_credential, mark_of
 
 __all__ = ["received", "shareable"]
 
@@ -44,10 +44,10 @@ def shareable(
             marks[name] = mark
             continue
         value = environment.get(name)
-        declared = any(fnmatchcase(name, glob) for glob in globs)
+        declared = matches(name, globs) and not is_credential(name)
         if not declared or value is None or mark_of(key, name, value) != mark:
             return None
-        marks[name] = mark if mark == SET and is_credential(name) else plain_mark(name, value)
+        marks[name] = plain_mark(name, value)
     return replace(inputs, environment=marks)
 
 

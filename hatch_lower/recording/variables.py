@@ -1,7 +1,7 @@
 """Environment variables as recorded inputs: what their values were, without saying them.
 
-A value is recorded by a digest that is keyed with a random number of this cache, so that nobody who is given a record
-can try out values. What looks like a credential is recorded by presence only.
+A value is recorded by a digest that is keyed with a random number of this cache, which only its owner can read: nobody
+else who is given a record can try out values.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["SET", "UNSET", "is_credential", "mark_of", "secret"]
+__all__ = ["UNSET", "is_credential", "mark_of", "secret"]
 
-SET = "set"
 UNSET = ""
 CREDENTIALS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 SECRET_BYTES = 32
 
 
 def mark_of(key: bytes, name: str, value: str | None) -> str:
-    """Return what is recorded of a variable: a digest keyed with `key`; `set` for a credential; empty if not set."""
+    """Return what is recorded of a variable: a digest keyed with `key`; empty if it is not set."""
     if value is None:
         return UNSET
-    if is_credential(name):
-        return SET
     return hmac.new(key, os.fsencode(f"{name}={value}"), hashlib.sha256).hexdigest()
 
 

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from hatch_lower.recording.audit import AuditEvents
+from hatch_lower.recording.environment_inputs import RECORDING_VARIABLES
 from hatch_lower.recording.environment_reads import EnvironmentReads
 from hatch_lower.recording.notes import Notes
 from hatch_lower.recording.observations import Observations, folders_of_finders, loaded_modules, mapped_libraries
@@ -30,10 +31,8 @@ from hatch_lower.recording.preload import Observed, read_log
 from hatch_lower.recording.programs import unrecorded_programs
 from hatch_lower.recording.readers import Exchanged, wrap_forks, wrap_looks, wrap_metadata, wrap_safetensors, wrap_torch
 
-__all__ = ["RECORDING_VARIABLES", "Recorder"]
+__all__ = ["Recorder"]
 
-RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")
-"""The variables that make a process write the log."""
 NOTHING_OBSERVED = Observed(*((),) * len(fields(Observed)))
 
 
@@ -134,7 +133,7 @@ class Recorder:
             distributions=tuple(sorted(notes.distributions)),
             environment=self._initial,
             variables={**dict.fromkeys(log.variables, False), **environment.names},
-            all_variables=environment.all,
+            globs=environment.globs,
             handed_on=notes.handed_on or bool(log.executed),
             commands=log.executed,
             unknown=tuple(sorted({*notes.unknown, *reasons})),

@@ -363,8 +363,61 @@ def test_a_fixed_variable_that_was_passed_on_after_all_is_an_input(project: Proj
     assert project.record(code, OMP_NUM_THREADS="4")["environment"]["OMP_NUM_THREADS"]
 
 
-def test_a_credential_is_recorded_by_presence(project: Project) -> None:
-    assert project.record("os.environ['HUB_TOKEN']", HUB_TOKEN="x")["environment"] == {"HUB_TOKEN": "set"}
+def test_another_value_of_a_credential_is_noticed(project: Project) -> None:
+    inputs = project.record("os.environ['MODEL_KEY_DIM']", MODEL_KEY_DIM="3")
+    assert project.changes(inputs, MODEL_KEY_DIM="3") == []
+    assert project.changes(inputs, MODEL_KEY_DIM="4") == ["variable MODEL_KEY_DIM"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["{name.lower(): value for name, value in os.environ.items()}", "os.environ.copy()", "os.system('true')"],
+)
+def test_whoever_takes_all_variables_reads_each(project: Project, tmp_path: Path, code: str) -> None:
+    """`pydantic-settings` does; a library stands for it."""
+    helper = tmp_path / "elsewhere" / "helper.py"
+    helper.parent.mkdir()
+    helper.write_text(f"import os\n{code}\n")
+    inputs = project.record(f"sys.path.append({str(helper.parent)!r}); import helper", COLOUR="red", USER="me")
+    assert project.changes(inputs) == []
+    for name, said in (("COLOUR", ""), ("USER", ""), ("SHAPE", " is set now"), ("CC", " is set now")):
+        assert project.changes(inputs, **{name: "other"}) == [f"variable {name}{said}"]
+    elsewhere = {"HOME": "/h", "PATH": "/bin", "TMPDIR": "/t", "PYTHONPATH": "/p", "HATCH_LOWER_CACHE": "frozen"}
+    assert project.changes(inputs, **elsewhere) == []
+
+
+def test_a_module_that_takes_all_variables_of_one_beginning_reads_those(project: Project, tmp_path: Path) -> None:
+    helper = tmp_path / "elsewhere" / "tqdm" / "utils.py"
+    helper.parent.mkdir(parents=True)
+    helper.write_text("import os\ntaken = {name for name in os.environ.items() if name[0].startswith('TQDM_')}\n")
+    code = f"sys.path.insert(0, {str(helper.parents[1])!r}); import tqdm.utils"
+    inputs = project.record(code, TQDM_ASCII="1", COLOUR="red")
+    assert project.changes(inputs, COLOUR="blue", SHAPE="round") == []
+    assert project.changes(inputs, TQDM_ASCII="0") == ["variable TQDM_ASCII"]
+    assert project.changes(inputs, TQDM_DISABLE="1") == ["variable TQDM_DISABLE is set now"]
+
+
+@pytest.mark.torch
+def test_variables_that_the_standard_library_and_hubs_read_are_inputs(project: Project) -> None:
+    code = "import getpass, torch, huggingface_hub.constants; getpass.getuser(); torch.hub.get_dir()"
+    names = ("LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME")
+    inputs = project.record(code, **dict.fromkeys(names, "/one"))
+    assert project.changes(inputs) == []
+    assert [project.changes(inputs, **{name: "/other"}) for name in names] == [[f"variable {name}"] for name in names]
+
+
+@pytest.mark.torch
+def test_an_ordinary_import_of_torch_reads_no_variable_that_is_set(project: Project) -> None:
+    """A shared record names no variable that is set."""
+    code = """
+        import torch
+        from hatch_lower.lowering.restored import process_restored
+        with process_restored():
+            torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+        """
+    environment = project.record(code, USER="me", LOGNAME="me", SHELL="sh", COLOUR="red")["environment"]
+    assert {name for name, mark in environment.items() if mark} == set()
+    assert {"TQDM_*", "NETWORKX_*"} <= environment.keys()
 
 
 @pytest.mark.torch

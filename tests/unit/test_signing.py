@@ -310,12 +310,11 @@ def test_a_declared_variable_means_the_same_elsewhere() -> None:
         assert mark != mark_of(OTHER_SECRET, "SIZE", other.get("SIZE"))
 
 
-def test_a_credential_is_shared_by_presence_and_only_if_it_is_declared() -> None:
+def test_a_credential_is_not_shared_even_if_it_is_declared() -> None:
     inputs = inputs_of(recorded("HF_TOKEN"))
-    assert shareable(inputs, (), HERE, SECRET) is None
-    shared = shareable(inputs, ("HF_*",), HERE, SECRET)
-    assert shared is not None
-    assert shared.environment == {"HF_TOKEN": "set"}
+    assert shareable(inputs, ("HF_TOKEN",), HERE, SECRET) is None
+    assert shareable(inputs, ("HF_TOKEN",), {}, SECRET) is None
+    assert shareable(inputs_of({"HF_TOKEN": ""}), (), HERE, SECRET) is not None, "it was not set"
 
 
 def test_a_variable_that_has_changed_since_is_not_shared() -> None:

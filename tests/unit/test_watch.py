@@ -312,19 +312,41 @@ def test_whoever_takes_all_variables_reads_all_if_it_is_the_project(unaided: Pro
     assert {"COLOUR", "HOME"} <= set(unaided.record(code, COLOUR="red", HOME="/h")["environment"])
 
 
-def test_a_library_that_takes_all_variables_reads_none(either: Project, tmp_path: Path) -> None:
-    library = tmp_path / "elsewhere" / "helper.py"
-    library.parent.mkdir()
-    library.write_text("\n".join(["import os", *COPIES.values()]))
-    inputs = either.record(f"sys.path.append({str(library.parent)!r}); import helper", COLOUR="red")
-    assert "COLOUR" not in inputs["environment"]
-
-
 def test_code_of_an_environment_in_the_project_is_not_the_projects_own(unaided: Project) -> None:
     site = unaided.folder / ".venv" / "lib" / "site-packages"
     unaided.write(".venv/lib/site-packages/helper.py", "import os\nos.environ.get('HOME'), dict(os.environ)\n")
     environment = unaided.record("import helper", site=site, HOME="/h", COLOUR="red")["environment"]
-    assert not {"HOME", "COLOUR"} & set(environment)
+    assert "HOME" not in environment
+    assert environment["COLOUR"]
+
+
+TRACED = {
+    "GET": "os.environ.get('GET', '1')",
+    "ITEM": "os.environ['ITEM']",
+    "IN": "'IN' in os.environ",
+    "GETENV": "os.getenv('GETENV')",
+    "HOME": "os.environ['HOME']",
+}
+
+
+@pytest.mark.torch
+def test_what_a_strict_export_follows_may_read_variables(unaided: Project) -> None:
+    """Dynamo follows the code of `forward`, and of what it calls."""
+    lines = "".join(f"        read.append(len(str({code})))\n" for code in [*TRACED.values(), *COPIES.values()])
+    unaided.write(
+        "src/digits/net.py",
+        "import os\nimport torch\n\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        f"        read = []\n{lines}        return x * sum(read)\n",
+    )
+    code = """
+        import torch
+        from digits.net import Net
+        program = torch.export.export(Net(), (torch.ones(1),), strict=True)
+        assert program.module()(torch.ones(1)) > 0
+        """
+    environment = unaided.record(code, **dict.fromkeys(TRACED, "red"), UNREAD="red")["environment"]
+    assert all(environment[name] for name in (*TRACED, "UNREAD"))
+    assert "*" in environment
 
 
 def test_the_environment_can_be_copied_deeply(unaided: Project) -> None:
