@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from hatch_lower.recording.c_library import CLibrary
 from hatch_lower.recording.notes import Notes
 
 __all__ = ["AuditEvents"]
@@ -30,6 +31,7 @@ class AuditEvents:
     def __init__(self, notes: Notes) -> None:
         self.active = False
         self._notes = notes
+        self._c_library = CLibrary(notes.log is not None)
         self._handlers: dict[str, Callable[..., None]] = {
             "open": self._on_open,
             "os.listdir": self._on_list,
@@ -40,6 +42,8 @@ class AuditEvents:
             "os.link": self._on_link,
             "import": self._on_import,
             "ctypes.dlopen": self._on_dlopen,
+            "ctypes.dlsym": self._on_dlsym,
+            "ctypes.dlsym/handle": self._on_dlsym,
             "sqlite3.connect": self._on_sqlite,
             "subprocess.Popen": self._on_start,
             "os.posix_spawn": self._on_start,
@@ -114,6 +118,10 @@ class AuditEvents:
     def _on_dlopen(self, name: Any, *_: Any) -> None:
         if "/" in text_of(name):  # others are found in the list of mapped libraries
             self._notes.note_read(name)
+
+    def _on_dlsym(self, library: Any, name: Any) -> None:
+        if self._c_library.is_unseen(library, name):
+            self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
 
     def _on_sqlite(self, database: Any, *_: Any) -> None:
         text = os.fsdecode(database) if isinstance(database, (str, bytes)) else os.fspath(database)

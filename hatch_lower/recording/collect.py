@@ -17,10 +17,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import source_from_cache
 
+from hatch_lower.environment import LOADER
 from hatch_lower.recording.environment_inputs import globs_of, variables_of
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.recording.modules import SUFFIX_RANKS, list_folder
@@ -199,7 +200,7 @@ class Collector:
     def add_listings(self) -> None:
         """Record the names in folders that were listed; what distributions installed is known already."""
         observed = self.observations
-        for folder in observed.listed:
+        for folder in (*observed.listed, *loader_folders(observed.environment)):
             located = self.roots.locate(folder)
             owners = self.owners.below(folder) if located is not None and located.startswith("site/") else ()
             for owner in owners:
@@ -279,6 +280,11 @@ class Collector:
     def doubt(self, located: str, why: str = "changed while the export ran") -> None:
         """Note that an input may not be what the export read."""
         self.reasons.add(f"{located.removeprefix('project/').removeprefix('site/')} {why}")
+
+
+def loader_folders(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders in which the dynamic loader looks first, with system calls of its own."""
+    return [folder for name in LOADER for folder in environment.get(name, "").split(os.pathsep) if folder]
 
 
 def source_of(path: str) -> str:

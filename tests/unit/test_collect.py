@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,17 @@ def test_another_value_of_a_credential_is_noticed(project: Project) -> None:
     inputs = project.record("os.environ['MODEL_KEY_DIM']", MODEL_KEY_DIM="3")
     assert project.changes(inputs, MODEL_KEY_DIM="3") == []
     assert project.changes(inputs, MODEL_KEY_DIM="4") == ["variable MODEL_KEY_DIM"]
+
+
+def test_a_library_that_comes_where_the_loader_looks_first_is_noticed(project: Project, tmp_path: Path) -> None:
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    variables = {"LD_LIBRARY_PATH": f"{tmp_path / 'missing'}:{folder}"}
+    time.sleep(0.05)  # it is older than the export
+    inputs = project.record("pass", **variables)
+    assert inputs["unknown"] == project.changes(inputs) == []
+    (folder / "libm.so.6").touch()
+    assert len(project.changes(inputs)) == 1
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,31 @@ def test_code_of_an_environment_in_the_project_is_not_the_projects_own(unaided: 
     assert environment["COLOUR"]
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("ctypes.CDLL('libc.so.6').open(b'data.bin', os.O_RDONLY)", "open"),
+        ("ctypes.CDLL('libm.so.6').getenv(b'COLOUR')", "getenv"),
+        ("_ctypes.dlsym(ctypes.CDLL('libc.so.6')._handle, 'fopen')", "fopen"),
+        ("ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'environ')", "environ"),
+        ("ctypes.CDLL(None).syscall(39)", "syscall"),
+    ],
+)
+def test_the_c_library_past_the_preloaded_one_is_a_reason_to_doubt(project: Project, code: str, name: str) -> None:
+    unknown = project.record(f"import _ctypes, ctypes; {code}")["unknown"]
+    assert unknown == [f"the C library was called past the recording: {name}"]
+
+
+def test_without_the_library_any_function_of_the_c_library_is_a_reason_to_doubt(unaided: Project) -> None:
+    unknown = unaided.record("import ctypes; ctypes.CDLL(None).getenv(b'COLOUR')")["unknown"]
+    assert unknown == ["the C library was called past the recording: getenv"]
+
+
+def test_what_reads_nothing_is_no_reason_to_doubt(project: Project) -> None:
+    functions = "CDLL('libc.so.6').strlen(b'a'), CDLL(None).getenv(b'A'), pythonapi.PyErr_Print"
+    assert project.record(f"from ctypes import CDLL, pythonapi; {functions}")["unknown"] == []
+
+
 TRACED = {
     "GET": "os.environ.get('GET', '1')",
     "ITEM": "os.environ['ITEM']",
