@@ -47,6 +47,7 @@ class Recipe:
     verify: bool = True
     rtol: float = 1e-4
     atol: float = 1e-5
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def read_settings(
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
     """Return every recipe by name, `default` first."""
-    recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol)}
+    recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol, given.imports)}
     check_backends(given.backends, path, problems)
     for name, recipe in given.recipes.items():
         here = f"{path}.recipes.{quote_key(name)}"
@@ -175,6 +176,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             given.verify if recipe.verify is None else recipe.verify,
             given.rtol if recipe.rtol is None else recipe.rtol,
             given.atol if recipe.atol is None else recipe.atol,
+            given.imports if recipe.imports is None else recipe.imports,
         )
     return recipes
 

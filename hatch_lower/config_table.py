@@ -36,6 +36,7 @@ REMOTE = {
     "pattern": r"(?!https?://[^/]*@)(?![^/]*//[^/]*:[^/]*@)[a-z][a-z0-9+.-]*://\S+",
     "words": "a URL such as `https://cache.example.org` or `s3://bucket/folder`, without a user name or password",
 }
+MODULE = {"pattern": r"[^\W\d]\w*(\.[^\W\d]\w*)*", "words": "the dotted name of a module"}
 PUBLIC_KEY = {
     "pattern": "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=",
     "words": "an ed25519 public key: the base64 of its 32 bytes",
@@ -73,6 +74,8 @@ class RecipeTable:
     """Relative tolerance of the comparison. Default: the `rtol` at the top."""
     atol: float | None = field(default=None, metadata={"minimum": 0})
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
+    imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
+    """Modules that `load` imports first. Default: the `imports` at the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,10 @@ class HookTable:
     """Relative tolerance of the comparison, for recipes that set none."""
     atol: float = field(default=1e-5, metadata={"minimum": 0})
     """Absolute tolerance of the comparison, for recipes that set none."""
+    imports: tuple[str, ...] = field(default=(), metadata=MODULE)
+    """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
+    wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from
+    anywhere, `load` imports nothing: whoever loads one imports them."""
     check: bool = True
     """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
     checked."""

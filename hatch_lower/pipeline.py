@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,9 @@ from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.check_data import example_tensors, limited
 from hatch_lower.export.source import trim
+from hatch_lower.export.verify import widened
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
+from hatch_lower.fresh import FreshProcess, Packaged
 from hatch_lower.graph.surgery import count_operations
 from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.lower import Lowered, lower_methods
@@ -34,9 +37,9 @@ from hatch_lower.lowering.manager import lowered_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
-from hatch_lower.program.constants_file import constants_bytes
+from hatch_lower.program.constants_file import constants_bytes, write_constants
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
-from hatch_lower.program.package import Packager, ProgramFiles
+from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.records import MethodRow, ModelReport, encode
 from hatch_lower.requirements import requirements_to_add
 from hatch_lower.reuse import (
@@ -48,11 +51,15 @@ from hatch_lower.reuse import (
     plain_constants,
     used_backends,
 )
+from hatch_lower.runtime.check import Tolerance
+from hatch_lower.runtime.installed import normal_name
 from hatch_lower.suspects import suspected
 from hatch_lower.verifying import verify_recipe
 
 __all__ = ["lower_model"]
 
+EXAMPLES = "examples.safetensors"
+"""The example inputs and eager's outputs in full; only some are packaged."""
 PLAN_READER = "hatch-lower>=0.1"
 """The first version that reads the plans that this one writes."""
 
@@ -72,6 +79,7 @@ class ModelBuild:
         digests: of its constants.
         examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
         reporter: is told of the stages.
+        fresh: a process that has not run the model's code.
     """
 
     settings: Settings
@@ -84,6 +92,7 @@ class ModelBuild:
     digests: SpanDigests
     examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
+    fresh: FreshProcess | None
 
     def warn(self, line: str) -> None:
         """Report a line about the cache or the check data."""
@@ -104,7 +113,13 @@ class LoweredRecipe:
 
 
 def lower_model(
-    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter, store: Store
+    settings: Settings,
+    model: ModelSettings,
+    source: CapturedModel,
+    folder: Path,
+    reporter: Reporter,
+    store: Store,
+    fresh: FreshProcess | None = None,
 ) -> ModelReport:
     """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
 
@@ -117,6 +132,7 @@ def lower_model(
         folder: for its files.
         reporter: is told of the stages.
         store: the cache.
+        fresh: a process that has not run the model's code; without it the programs are run in this one only.
 
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
@@ -131,7 +147,9 @@ def lower_model(
     compared = settings.check or any(recipe.verify for recipe in recipes)
     examples = example_tensors(source) if compared else None
     packager = Packager(folder, model.name, store)
-    build = ModelBuild(settings, model, source, recipes, partitioners, store, packager, digests, examples, reporter)
+    build = ModelBuild(
+        settings, model, source, recipes, partitioners, store, packager, digests, examples, reporter, fresh
+    )
     try:
         with stage(reporter, "known", model.name) as describe:
             export = describe_export(settings, model, source, store, digests, examples)
@@ -176,12 +194,13 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
         order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
         constants=constants,
         check=check,
-        recipes={each.recipe.name: describe_recipe(each) for each in lowered},
+        recipes={each.recipe.name: describe_recipe(each, build.settings.name) for each in lowered},
     )
     for each in lowered:
         if each.recipe.verify:
             with suspected(packager.folder, each.keys):
                 verify_recipe(build.source, each.recipe, each.files, packager, build.settings.seed, build.reporter)
+                verify_afresh(build, each)
     used = [used for each in lowered for used in each.used]
     backends = backends_of(build.recipes, used, f"model `{model.name}`")
     report = ModelReport(
@@ -196,6 +215,27 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
         backends=backends,
     )
     return report, lowered
+
+
+def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
+    """Compare a packaged recipe with eager in a process that has not run the model's code."""
+    if build.fresh is None or build.examples is None:
+        return
+    source, recipe, packager = build.source, lowered.recipe, build.packager
+    examples = packager.folder / EXAMPLES
+    if not examples.exists():
+        write_constants(examples, build.examples[0])
+    with stage(build.reporter, "verify", source.name, recipe.name) as describe:
+        packaged = Packaged(
+            folder=packager.folder,
+            plan=packager.source(lowered.files.plan.path),
+            constants=packager.source(f"{source.name}/{CONSTANTS}") if lowered.emitted.plan.storages else None,
+            imports=recipe.imports,
+            examples=examples,
+            tolerances={each.name: widened(Tolerance(recipe.rtol, recipe.atol), each) for each in source.methods},
+        )
+        build.fresh.check(packaged, place_of(build, recipe))
+        describe("in a fresh process")
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
@@ -351,7 +391,16 @@ def row_of(
     )
 
 
-def describe_recipe(lowered: LoweredRecipe) -> RecipeEntry:
+def owners_of(recipe: Recipe, project: str) -> set[str]:
+    """Return the distributions, beside the project's own, that bring the modules that a recipe imports."""
+    if not recipe.imports:
+        return set()
+    known = importlib.metadata.packages_distributions()
+    owners = {normal_name(each) for name in recipe.imports for each in known.get(name.partition(".")[0], ())}
+    return owners - {normal_name(project)}
+
+
+def describe_recipe(lowered: LoweredRecipe, project: str) -> RecipeEntry:
     """Return the manifest's entry of a recipe."""
     plan = lowered.emitted.plan
     targets = [delegate.target for delegate in plan.delegates if delegate.target is not None]
@@ -360,7 +409,8 @@ def describe_recipe(lowered: LoweredRecipe) -> RecipeEntry:
         debug=lowered.files.debug,
         delegates=lowered.files.delegates,
         backends=tuple(sorted({delegate.backend for delegate in plan.delegates})),
-        requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements()})),
+        requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project)})),
         target=targets[0] if targets else None,
         methods=lowered.methods,
+        imports=lowered.recipe.imports,
     )

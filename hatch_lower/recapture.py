@@ -22,7 +22,13 @@ __all__ = ["recapture_model"]
 
 
 def recapture_model(
-    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter, _: Store
+    settings: Settings,
+    model: ModelSettings,
+    source: CapturedModel,
+    folder: Path,
+    reporter: Reporter,
+    store: Store,
+    fresh: object,
 ) -> ModelReport:
     """Return a report that says what was exported and holds no files; it has no methods where they have no digest."""
 

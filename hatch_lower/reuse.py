@@ -182,6 +182,7 @@ def recipe_row(recipe: Recipe) -> dict[str, Any]:
         "verify": recipe.verify,
         "rtol": recipe.rtol,
         "atol": recipe.atol,
+        "imports": list(recipe.imports),
     }
 
 

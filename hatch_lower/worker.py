@@ -161,6 +161,11 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
         gc.disable()
         import torch
 
+        from hatch_lower.fresh import start_fresh
+
+        verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
+        with contextlib.nullcontext() if recorder is None else recorder.unwatched():
+            fresh = start_fresh() if verified else None
         if recorder is not None:
             recorder.wrap_torch()
         from hatch_lower.export.capture import capture_model
@@ -176,11 +181,10 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
             sys.modules["numpy"].random.seed(request.settings.seed)
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         exports = discover(entry)
-    verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
     source = capture_model(
         model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
     )
-    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store)
+    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
     return report
 
 

@@ -80,10 +80,12 @@ def check(
 @contextmanager
 def places_of(target: str | Path) -> Iterator[list[Place]]:
     """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
+    is_name = isinstance(target, str)
     if isinstance(target, str) or target.is_dir():
         found = find_contents(target)
         yield [
-            (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded), each.models) for each in found
+            (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded, is_name), each.models)
+            for each in found
         ]
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:

@@ -17,8 +17,9 @@ from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.checks import path_text
 from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.export.source import describe_exception
+from hatch_lower.runtime.check import Tolerance
 
-__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "verify_method"]
+__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "verify_method", "widened"]
 
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
 """How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
@@ -38,14 +39,6 @@ class Verification:
     cases: tuple[str, ...]
     notes: tuple[str, ...]
     largest_error: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`."""
-
-    rtol: float
-    atol: float
 
 
 class Leaf:

@@ -14,6 +14,7 @@ from hatch_lower.format.reading import (
     read_digest,
     read_fields,
     read_list,
+    read_module_name,
     read_natural,
     read_object,
     read_path,
@@ -72,6 +73,7 @@ class RecipeEntry:
         requirements: PEP 508, public versions only.
         target: the machine that its native code needs; `None` where it is portable.
         methods: how much of each was delegated.
+        imports: modules to import first: they register operators that the plan calls.
     """
 
     plan: FileEntry
@@ -81,6 +83,7 @@ class RecipeEntry:
     requirements: tuple[str, ...]
     target: TargetEntry | None
     methods: Mapping[str, MethodEntry]
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def _read_model(value: Any, where: str) -> ModelEntry:
 
 def _read_recipe(value: Any, where: str) -> RecipeEntry:
     names = frozenset({"plan", "debug", "delegates", "backends", "requirements", "target", "methods"})
-    fields = read_fields(value, names, where)
+    fields = read_fields(value, names, where, frozenset({"imports"}))
     return RecipeEntry(
         _read_file(fields["plan"], f"{where}.plan"),
         _read_file(fields["debug"], f"{where}.debug"),
@@ -171,6 +174,7 @@ def _read_recipe(value: Any, where: str) -> RecipeEntry:
             read_text(name, where): _read_method(each, f"{where}.methods[{name!r:.80}]")
             for name, each in read_object(fields["methods"], where).items()
         },
+        tuple(read_module_name(each, f"{where}.imports") for each in read_list(fields.get("imports", []), where)),
     )
 
 
@@ -210,7 +214,9 @@ def model_json(model: ModelEntry) -> dict[str, Any]:
 
 
 def _recipe_json(recipe: RecipeEntry) -> dict[str, Any]:
+    imports = {"imports": list(recipe.imports)} if recipe.imports else {}
     return {
+        **imports,
         "plan": _file_json(recipe.plan),
         "debug": _file_json(recipe.debug),
         "delegates": [_file_json(each) for each in recipe.delegates],

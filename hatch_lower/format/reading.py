@@ -19,6 +19,7 @@ __all__ = [
     "read_identifier",
     "read_integer",
     "read_list",
+    "read_module_name",
     "read_natural",
     "read_object",
     "read_pair",
@@ -134,6 +135,14 @@ def read_identifier(value: Any, where: str) -> str:
     reserved = keyword.iskeyword(text) or text == "__debug__"
     if not text.isidentifier() or reserved or unicodedata.normalize("NFKC", text) != text:
         refuse(where, f"{text[:40]!r} instead of an identifier")
+    return text
+
+
+def read_module_name(value: Any, where: str) -> str:
+    """Return `value`, `package.module`."""
+    text = read_text(value, where)
+    if not all(part.isidentifier() for part in text.split(".")):
+        refuse(where, f"{text[:80]!r} instead of a module's name")
     return text
 
 

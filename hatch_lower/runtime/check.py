@@ -20,12 +20,13 @@ from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import choose_builder, take_apart
+from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
-__all__ = ["HALF_FACTORS", "CheckRow", "Tolerance", "check_model"]
+__all__ = ["HALF_FACTORS", "CheckRow", "Tolerance", "check_method", "check_model"]
 
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 """How much wider the tolerances are for half precision, as where a build verifies."""
@@ -112,7 +113,9 @@ def check_model(
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
-            yield check_method(loaded, plan, method, tensors, tolerance or Tolerance())
+            used = widened(tolerance or Tolerance(), method, plan, tensors)
+            status, detail, largest = check_method(loaded, plan, method, tensors, used)
+            yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
 
 
 def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:
@@ -124,21 +127,20 @@ def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tens
 
 
 def check_method(
-    loaded: LoadedModel, plan: Plan, name: str, tensors: Mapping[str, Tensor], tolerance: Tolerance
-) -> CheckRow:
-    """Call one method twice, each time with the state that was packaged, and compare what it returns."""
+    loaded: LoadedModel | Executor, plan: Plan, name: str, tensors: Mapping[str, Tensor], tolerance: Tolerance
+) -> tuple[str, str, float | None]:
+    """Call one method twice, each time with the state that was packaged, and compare what it returns.
+
+    Returns:
+        Status, detail and largest error of its `CheckRow`.
+    """
     method = plan.methods[name]
-
-    def row(status: str, detail: str, largest: float | None = None, used: Tolerance | None = None) -> CheckRow:
-        return CheckRow(loaded.name, loaded.recipe, name, status, detail, largest, used)
-
     if not any(key.startswith(f"{name}/output/") for key in tensors):
-        return row("skipped", "no check inputs are packaged with it")
+        return "skipped", "no check inputs are packaged with it", None
     leaves, reason = input_leaves(name, method, tensors)
     if reason:
-        return row("skipped", reason)
-    used = widened(tolerance, name, plan, tensors)
-    comparison = Comparison(name, method, tensors, used)
+        return "skipped", reason, None
+    comparison = Comparison(name, method, tensors, tolerance)
     outputs = take_apart(name, method.outputs, "output")
     first = None
     for call in ("", " of a second call"):
@@ -148,14 +150,14 @@ def check_method(
             given = outputs(loaded.methods[name](*args, **kwargs))
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
             text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
-            return row("fails", text)
+            return "fails", text, None
         wrong = comparison.difference(given, call)
         if not wrong and first is not None:
             wrong = comparison.difference(first, " after a second call")
         if wrong:
-            return row("differs", wrong, comparison.largest_error, used)
+            return "differs", wrong, comparison.largest_error
         first = given
-    return row("ok", "", comparison.largest_error, used)
+    return "ok", "", comparison.largest_error
 
 
 def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -> tuple[list[Any], str]:

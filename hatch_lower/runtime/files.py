@@ -28,11 +28,13 @@ class PackagedFolder:
         path: the folder.
         manifest: what it says that the folder holds.
         recorded: what RECORD says of the files; `None` for a folder that no distribution is known to own.
+        installed: whether it was found as part of an installed distribution, whose code may be imported.
     """
 
     path: Path
     manifest: Manifest
     recorded: Recorded | None = None
+    installed: bool = False
 
     def locate(self, entry: FileEntry) -> Path:
         """Return a file's path, after a look at its place, kind and size.

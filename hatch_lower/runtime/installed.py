@@ -6,7 +6,7 @@ import csv
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hatch_lower.errors import ProgramError, nearest
@@ -136,7 +136,7 @@ def models_of(owner: str, distribution: importlib.metadata.Distribution) -> dict
     for path, recorded in recorded_files(owner, distribution):
         sources: Mapping[str, PackagedFolder | EagerEntry]
         if path.name == MANIFEST:
-            folder = open_folder(path.parent, recorded)
+            folder = replace(open_folder(path.parent, recorded), installed=True)
             sources = dict.fromkeys(folder.manifest.models, folder)
         else:
             sources = read_eager(path)

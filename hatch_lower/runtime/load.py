@@ -22,6 +22,7 @@ from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.runtime.imports import import_modules
 from hatch_lower.runtime.installed import EagerEntry, find_model
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel, Provenance
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
@@ -130,6 +131,7 @@ def load_recipe(
     where = str(folder.path / MANIFEST)
     chosen = choose_recipe(model, entry, recipe, kinds, where)
     files = entry.recipes[chosen]
+    import_modules(files.imports, where, installed=folder.installed)
     folder.check(files.debug)
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
     check_delegates(folder, plan, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from hatch_lower.runtime.names import Names
 __all__ = [
     "PYTHON_FUNCTIONS",
     "PYTHON_TEMPLATES",
+    "TORCH_LIBRARIES",
     "Operators",
     "may_return_alias",
     "python_code",
@@ -101,6 +103,17 @@ SIZE_TEMPLATES: Mapping[str, str] = MappingProxyType(
 """Operators that a method of the tensor answers sooner."""
 
 
+TORCH_LIBRARIES: Mapping[str, str] = MappingProxyType(
+    {
+        "onnx": "torch.onnx.ops",
+        "prims": "torch._prims",
+        "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+        "torch_attn": "torch.nn.attention.varlen",
+    }
+)
+"""Namespaces of operators that a module of torch registers, but not `import torch`."""
+
+
 def python_code(op: str, args: list[str], names: Names) -> str:
     """Return the code of an operation on sizes."""
     if op in PYTHON_TEMPLATES:
@@ -151,6 +164,8 @@ def calls_in(graph: Graph) -> Iterator[OpCall]:
 def find_operator(name: str, where: str) -> OpOverload[..., Any]:
     """Return the overload `namespace.name.overload`; none that opens a file, for a program is arithmetic on tensors."""
     namespace, packet, overload = name.split(".")
+    if namespace in TORCH_LIBRARIES:
+        importlib.import_module(TORCH_LIBRARIES[namespace])
     try:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):
@@ -160,8 +175,8 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
             "the program calls an operator that torch does not have here",
             where=where,
             found=name,
-            hint="import the package that registers it before loading the model, or install the torch version that "
-            "the program requires",
+            hint="install the torch version that the program requires; if a library registers the operator, name its"
+            " module in `imports` of the recipe, build the wheel again, and until then import it before loading",
         )
     if any(each.name == "filename" for each in operator._schema.arguments):
         raise ProgramError(

@@ -105,12 +105,12 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
     assert str(caught.value) == (
         "4 settings of the build hook `lower` are wrong\n"
         f"  found: `{LOWER}.recipes.portable.backend` is not a setting, found an array; "
-        "did you mean `backends`? known: `atol`, `backends`, `rtol`, `verify`\n"
+        "did you mean `backends`? known: `atol`, `backends`, `imports`, `rtol`, `verify`\n"
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
-        "did you mean `runtime-requirements`? known: `atol`, `backends`, `cache`, `check`, `editable`, `inputs`, "
-        "`jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, "
+        "did you mean `runtime-requirements`? known: `atol`, `backends`, `cache`, `check`, `editable`, `imports`, "
+        "`inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, "
         "`seed`, `strict`, `timeout`, `verify`\n"
         "  to do: correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import importlib.metadata
 import json
 import os
@@ -34,6 +35,7 @@ from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.runtime.installed import read_field
 from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
+from hatch_lower.runtime.operators import TORCH_LIBRARIES
 from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.selection import DelegateKinds
 
@@ -338,6 +340,37 @@ def test_folders(folder: Path) -> None:
 def test_what_is_neither_a_name_nor_a_path(name: Any) -> None:
     with pytest.raises(InputError, match="`load` takes the name of an installed model, or a path object"):
         load(name)
+
+
+# modules that a program needs
+
+
+def test_modules_that_register_operators_are_imported_for_an_installed_model(site: Path) -> None:
+    (site / "other_operators.py").write_text("")
+    folder = site / "digits" / "_lowered"
+    write_lowered(folder, {"digits": portable_model(folder, imports=["other_operators"])})
+    install(site, "digits", {"hatch_lower.models": {"digits": "digits.model:export"}})
+    with pytest.raises(ProgramError) as caught:
+        load(folder)
+    assert str(caught.value) == (
+        "the program needs a module that is not imported\n"
+        f"  where: {folder / 'manifest.json'}\n"
+        "  found: `other_operators`\n"
+        "  to do: run `import other_operators` before loading; a program from a folder does not import anything itself"
+    )
+    load("digits")
+    assert sys.modules.pop("other_operators").__file__ == str(site / "other_operators.py")
+    (site / "other_operators.py").write_text("raise ValueError('no')")
+    importlib.invalidate_caches()
+    with pytest.raises(ProgramError, match="a module that the program needs cannot be imported") as caught:
+        load("digits")
+    assert "found: `other_operators`: ValueError: no" in str(caught.value)
+
+
+@pytest.mark.parametrize("namespace", TORCH_LIBRARIES)
+def test_operators_of_torchs_own_libraries_need_no_import(namespace: str) -> None:
+    importlib.import_module(TORCH_LIBRARIES[namespace])
+    assert any(name.startswith(f"{namespace}::") for name in torch._C._dispatch_get_all_op_names())
 
 
 # choosing a recipe

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -348,3 +352,76 @@ def test_check_tensors_that_are_too_large() -> None:
     tensors, note = check_tensors(captured(Function(lambda x: x + 1), torch.zeros(CHECK_BYTES // 4)))
     assert tensors == {}
     assert note == "no check data: example inputs and outputs take 2097152 bytes, more than 1048576"
+
+
+FRESH = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+from hatch_lower.fresh import start_fresh
+
+work = Path(sys.argv[1])
+sys.path.insert(0, str(work))
+fresh = start_fresh()
+
+import hatch_lower
+from hatch_lower.cache.store import Store
+from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.errors import VerificationError
+from hatch_lower.events import NullReporter
+from hatch_lower.export.capture import capture_model
+from hatch_lower.pipeline import lower_model
+from torch.ao.quantization.fx import _decomposed
+
+scales = torch.ones(3)
+(work / "other_library.py").write_text("import torch\\nlibrary = torch.library.Library('other', 'DEF')\\n"
+    "library.define('twice(Tensor x) -> Tensor')\\nlibrary.impl('twice', lambda x: x * 2, 'CompositeExplicitAutograd')")
+import other_library
+
+def quantised(x):
+    q = torch.ops.quantized_decomposed.quantize_per_channel(x, scales, scales, 0, -128, 127, torch.int8)
+    return torch.ops.quantized_decomposed.dequantize_per_channel(q, scales, scales, 0, -128, 127, torch.int8)
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return self.run(x)
+
+def said(run, *imports):
+    net = Net().eval()
+    net.run = run
+    method = hatch_lower.Method((torch.ones(3, 2),))
+    source = capture_model("net", hatch_lower.Model(net, {"forward": method}), NullReporter())
+    recipe = Recipe("default", imports=imports)
+    model = ModelSettings("net", "net:export", "net", ("default",))
+    settings = Settings(work, "net", "1", (model,), (recipe,), ("default",))
+    folder = work / f"{len(list(work.iterdir()))}"
+    folder.mkdir()
+    try:
+        lower_model(settings, model, source, folder, NullReporter(), Store(work / "cache", "off", print), fresh)
+    except VerificationError as error:
+        return str(error)
+
+torch.set_num_threads(1)
+twice = torch.ops.other.twice
+print(json.dumps([said(quantised), said(twice), said(twice, "no_such_library"), said(twice, "other_library")]))
+"""
+
+
+def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    torch_own, missing, absent, named = json.loads(done.stdout)
+    assert torch_own is None
+    assert missing == (
+        "what is packaged does not run in a process that has not run the model's code\n"
+        "  where: model `net`, recipe `default`\n"
+        "  found: the program calls an operator that torch does not have here: other.twice.default\n"
+        "  to do: if it needs operators or classes of a library, name the library's module in `imports` of the recipe;"
+        " if it needs a setting of the process, such as the default dtype, let the model's code do without"
+    )
+    assert "found: ModuleNotFoundError: No module named 'no_such_library'" in absent
+    assert named is None

@@ -1,0 +1,148 @@
+"""A process in which nothing of the model's was imported: what is packaged has to run there as it does for its user.
+
+It is a fork of the build's child process from before that imports the model's code. In the child itself the operators,
+classes and settings that this code leaves behind are there, which the user of the wheel does not have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from hatch_lower.errors import LowerError, VerificationError
+from hatch_lower.format.plan import read_plan
+from hatch_lower.records import decode, encode
+from hatch_lower.runtime.check import Tolerance, check_method
+from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.selection import DelegateKinds
+
+__all__ = ["FreshProcess", "Packaged", "start_fresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A recipe of a model as it was written, and what eager computes.
+
+    Args:
+        folder: what the paths of delegates in the plan are relative to.
+        plan: the plan's file.
+        constants: the constants file, if there is one.
+        imports: modules to import first.
+        examples: a file of the example inputs and eager's outputs, named as in `check.safetensors`.
+        tolerances: of each method.
+    """
+
+    folder: Path
+    plan: Path
+    constants: Path | None
+    imports: tuple[str, ...]
+    examples: Path
+    tolerances: Mapping[str, Tolerance]
+
+
+class FreshProcess:
+    """The parent's end of the process.
+
+    Args:
+        process: its id.
+        requests: what is written here, it reads.
+        answers: what it writes is read here.
+    """
+
+    def __init__(self, process: int, requests: BinaryIO, answers: BinaryIO) -> None:
+        self._process = process
+        self._requests = requests
+        self._answers = answers
+
+    def check(self, packaged: Packaged, where: str) -> None:
+        """Load a recipe there, and compare what it computes from the example inputs with eager.
+
+        Args:
+            packaged: the recipe.
+            where: names it in errors.
+
+        Raises:
+            VerificationError: if it does not load or run there, or computes something else.
+        """
+        try:
+            self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
+            self._requests.flush()
+            answer = self._answers.readline()
+        except BrokenPipeError:
+            answer = b""
+        problem = json.loads(answer) if answer else self._ending()
+        if problem:
+            raise VerificationError(
+                "what is packaged does not run in a process that has not run the model's code",
+                where=where,
+                found=problem,
+                hint="if it needs operators or classes of a library, name the library's module in `imports` of the"
+                " recipe; if it needs a setting of the process, such as the default dtype, let the model's code do"
+                " without",
+            )
+
+    def _ending(self) -> str:
+        """Return how the process ended."""
+        status = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        return f"the process ended: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+
+
+def start_fresh() -> FreshProcess | None:
+    """Return a fork of this process; `None` where the system has no forks.
+
+    To be called when torch is imported, before anything has run on several threads.
+    """
+    if not hasattr(os, "fork"):
+        return None
+    requests, answers = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the other thread only waits for the parent's end
+        process = os.fork()
+    if process:
+        os.close(requests[0])
+        os.close(answers[1])
+        return FreshProcess(process, open(requests[1], "wb"), open(answers[0], "rb"))
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(requests[1])
+        os.close(answers[0])
+        with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
+            for line in given:
+                written.write(json.dumps(problem_of(decode(Packaged, json.loads(line)))).encode() + b"\n")
+                written.flush()
+    finally:
+        os._exit(1)  # whatever is above in the calls belongs to the parent
+
+
+def problem_of(packaged: Packaged) -> str:
+    """Return what is wrong with a packaged recipe, or an empty text."""
+    try:
+        for name in packaged.imports:
+            importlib.import_module(name)
+        plan = read_plan(packaged.plan.read_bytes(), packaged.plan.name)
+        spans: Sequence[torch.Tensor] = ()
+        if packaged.constants is not None:
+            spans = ConstantsFile(packaged.constants, packaged.constants.name).spans(plan.storages)
+        kinds = DelegateKinds()
+        delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
+        executor = execute_plan(plan, spans, delegates, packaged.folder)
+        tensors = ConstantsFile(packaged.examples, packaged.examples.name).tensors()
+        for name, tolerance in packaged.tolerances.items():
+            status, detail, _ = check_method(executor, plan, name, tensors, tolerance)
+            if status not in ("ok", "skipped"):
+                return f"method `{name}`: {detail}"
+    except LowerError as error:
+        return f"{error.what}: {error.found}" if error.found else error.what
+    except BaseException as error:  # a run half may raise anything, and end nothing but this
+        return f"{type(error).__name__}: {error}"
+    return ""
