@@ -1,5 +1,8 @@
-"""A backend's own code at work in the build's process: what it raises becomes one paragraph, and what it changed of the
-process is put back, so that neither the next backend nor the comparison with eager works under other conditions.
+"""Other people's code at work in the build's process.
+
+What a backend raises becomes one paragraph, and what it changed of the process is put back, so that neither the next
+backend nor the comparison with eager works under other conditions. Of the model's code torch's settings are put back,
+but those under which eager computes something else than a loaded model are refused.
 """
 
 from __future__ import annotations
@@ -7,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hatch_lower.errors import BackendError, LowerError
+from hatch_lower.errors import BackendError, CaptureError, LowerError
 from hatch_lower.export.source import describe_exception, is_out_of_memory
-from hatch_lower.lowering.restored import process_restored
+from hatch_lower.lowering.restored import arithmetic, process_restored, torch_restored
 
-__all__ = ["backend_at_work"]
+__all__ = ["backend_at_work", "export_at_work"]
 
 
 @contextmanager
@@ -42,3 +45,24 @@ def backend_at_work(backend: str, where: str) -> Iterator[None]:
             found=describe_exception(error),
             hint="leave the backend out of the recipe, or report this to its authors",
         ) from error
+
+
+@contextmanager
+def export_at_work(model: str) -> Iterator[None]:
+    """Run the model's own code.
+
+    Raises:
+        CaptureError: if it leaves a setting changed that decides what the same code computes.
+    """
+    with torch_restored():
+        before = arithmetic()
+        yield
+        changed = {name: value for name, value in arithmetic().items() if value != before[name]}
+    if changed:
+        raise CaptureError(
+            "the model's code leaves a setting of torch changed, and whoever loads the model has not changed it",
+            where=f"model `{model}`",
+            found="\n".join(f"`{name}`: {value}, before {before[name]}" for name, value in changed.items()),
+            hint="put it back before the entry point returns; give tensors their dtype and device where they are made,"
+            " and use `torch.autocast` inside the method that needs it",
+        )

@@ -170,6 +170,7 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
             recorder.wrap_torch()
         from hatch_lower.export.capture import capture_model
         from hatch_lower.export.discover import EntryPoint, discover
+        from hatch_lower.guarded import export_at_work
 
         module, _, function = request.lower.partition(":")
         lower_model = getattr(importlib.import_module(module), function)
@@ -180,10 +181,12 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(request.settings.seed)
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
-        exports = discover(entry)
-    source = capture_model(
-        model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
-    )
+        with export_at_work(model.name):
+            exports = discover(entry)
+    with export_at_work(model.name):
+        source = capture_model(
+            model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
+        )
     report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
     return report
 

@@ -1,4 +1,4 @@
-"""What a process has one of, put back after a backend's own code was at work: the next step works as the one before."""
+"""What a process has one of: put back after other people's code was at work, or refused if it was changed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["process_restored"]
+__all__ = ["arithmetic", "process_restored", "torch_restored"]
 
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Put back at the end what a process has one of."""
+    """Put back at the end what a process has one of, after a backend's own code was at work."""
     folder, path = os.getcwd(), list(sys.path)
     streams = sys.stdout, sys.stderr
     environment = dict(os.environ)
     language = locale.setlocale(locale.LC_ALL)
     depth, mask = sys.getrecursionlimit(), read_umask()
     chance = random.getstate(), torch.get_rng_state()
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
-    strictness = torch.get_deterministic_debug_mode()
-
     try:
-        yield
+        with torch_restored():
+            yield
     finally:
         sys.stdout, sys.stderr = streams
         sys.setrecursionlimit(depth)
@@ -40,14 +37,49 @@ def process_restored() -> Iterator[None]:
         put_back_environment(environment)
         random.setstate(chance[0])
         torch.set_rng_state(chance[1])
+
+
+@contextmanager
+def torch_restored() -> Iterator[None]:
+    """Put back at the end what torch has one of, but its random numbers."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
+    strictness, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    is_cast, cast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    flushes = flushes_denormals()
+    try:
+        yield
+    finally:
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(gradients)
+        torch.set_autocast_enabled("cpu", is_cast)
+        torch.set_autocast_dtype("cpu", cast_dtype)
+        torch.set_flush_denormal(flushes)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         if device != torch.get_default_device():
             torch.set_default_device(device)
         if strictness != torch.get_deterministic_debug_mode():
             torch.set_deterministic_debug_mode(strictness)
+        if precision != torch.get_float32_matmul_precision():
+            torch.set_float32_matmul_precision(precision)
+
+
+def arithmetic() -> dict[str, str]:
+    """Return the settings of torch that decide what the same code computes, by the function that changes them."""
+    cast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off"
+    return {
+        "torch.set_default_dtype": str(torch.get_default_dtype()),
+        "torch.set_default_device": str(torch.get_default_device()),
+        "torch.autocast": cast,
+        "torch.inference_mode": str(torch.is_inference_mode_enabled()),
+        "torch.set_flush_denormal": str(flushes_denormals()),
+    }
+
+
+def flushes_denormals() -> bool:
+    """Return whether this thread takes the smallest numbers for zero."""
+    return sys.float_info.min / 2 == 0
 
 
 def put_back_environment(variables: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.export.graph_signature import InputKind
 from hatch_lower.errors import CaptureError
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.guarded import export_at_work
+from hatch_lower.lowering.restored import arithmetic
 from hatch_lower.model import Method, Model
 
 pytestmark = pytest.mark.torch
@@ -428,6 +431,40 @@ def test_a_module_that_was_never_given_memory() -> None:
 def test_example_inputs_without_memory() -> None:
     message = refuse(Net(), forward=Method(((PAIR, {"b": PAIR.to("meta")}),)))
     assert message.startswith("`args[0][1]['b']` is on the device `meta`; models are lowered on the CPU\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            "`torch.set_default_dtype`: torch.float64, before torch.float32",
+        ),
+        (lambda: torch.autocast("cpu", torch.bfloat16).__enter__(), "`torch.autocast`: torch.bfloat16, before off"),
+        (lambda: torch.set_flush_denormal(True), "`torch.set_flush_denormal`: True, before False"),
+        (lambda: torch.set_default_device("meta"), "`torch.set_default_device`: meta, before cpu"),
+    ],
+)
+def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Callable[[], Any], found: str) -> None:
+    before = arithmetic()
+    with pytest.raises(CaptureError) as caught, export_at_work("net"):
+        change()
+    assert str(caught.value).startswith(
+        "the model's code leaves a setting of torch changed, and whoever loads the model has not changed it\n"
+        f"  where: model `net`\n  found: {found}\n  to do: put it back before the entry point returns"
+    )
+    assert arithmetic() == before
+
+
+def test_other_settings_of_torch_are_put_back_after_an_export() -> None:
+    precision = torch.get_float32_matmul_precision()
+    with export_at_work("net"):
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("medium")
+    assert torch.is_grad_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == precision
 
 
 def test_memory_that_ran_out_is_not_the_methods_fault(monkeypatch: pytest.MonkeyPatch) -> None:
