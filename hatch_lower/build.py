@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower import __version__
+from hatch_lower.assets import find_assets, with_assets
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import Settings
 from hatch_lower.digest import sha256_bytes
@@ -68,12 +69,13 @@ def build(
     def warn(line: str) -> None:
         reporter.report(Event("cache", "note", settings.name, detail=line))
 
+    assets = find_assets(settings)
     store = open_cache(settings, warn)
     known = look_up(settings, work, surroundings=surroundings, store=store, lower=lower)
     found = {name: each.result for name, each in known.models.items() if each.result is not None}
     missing = [model for model in settings.models if model.name not in found]
     if not missing:
-        return result_of(settings, [found[model.name] for model in settings.models], work)
+        return result_of(settings, found, assets, work)
 
     from hatch_lower.exporting import explained, export_models  # a build of what is known starts no process
 
@@ -90,7 +92,7 @@ def build(
         search_path=known.search_path,
     )
     found |= explained(settings, store, known.models, answers)
-    return result_of(settings, [found[model.name] for model in settings.models], work)
+    return result_of(settings, found, assets, work)
 
 
 def look_up(
@@ -128,8 +130,11 @@ def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
     return open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
 
 
-def result_of(settings: Settings, results: Sequence[ModelResult], work: Path) -> BuildResult:
-    """Return what the results of all models, in their order, come to."""
+def result_of(
+    settings: Settings, found: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
+) -> BuildResult:
+    """Return what the results and the assets of all models come to."""
+    results = [with_assets(found[model.name], assets[model.name]) for model in settings.models]
     recipes = [recipe for result in results for recipe in result.entry["recipes"].values()]
     return BuildResult(
         payload=collect_payload(settings, results, work),

@@ -61,6 +61,8 @@ class ModelSettings:
     """Dotted import package that gets `_lowered/`: `digits`."""
     recipes: tuple[str, ...]
     """Names of the recipes to lower it for."""
+    assets: tuple[str, ...] = ()
+    """Globs of files that are packaged beside it; they are in no key."""
     card: Card = field(default_factory=Card)
     """For the SBOM; it is in no key."""
 
@@ -127,9 +129,12 @@ def read_settings(
     recipes = resolve_recipes(given, path, problems)
     order = resolve_order(given, recipes, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
+    globs = {f"{path}.inputs": given.inputs}
+    globs |= {f"{path}.models.{quote_key(name)}.assets": each.assets for name, each in given.models.items()}
     problems += [
-        f"`{path}.inputs[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
-        for i, pattern in enumerate(given.inputs)
+        f"`{here}[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
+        for here, patterns in globs.items()
+        for i, pattern in enumerate(patterns)
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
     ]
     if problems:
@@ -256,7 +261,8 @@ def resolve_models(
         package = resolve_package(given, override, match["module"], packages, path, here, problems)
         if package is not None and len(problems) == found:
             ordered = tuple(each for each in order if each in recipes)
-            yield ModelSettings(name, f"{match['module']}:{match['attribute']}", package, ordered, override.card)
+            reference = f"{match['module']}:{match['attribute']}"
+            yield ModelSettings(name, reference, package, ordered, override.assets, override.card)
 
 
 def resolve_package(

@@ -89,6 +89,10 @@ class ModelTable:
     """Import package that gets this model's files. Default: the `package` at the top."""
     recipes: tuple[str, ...] | None = None
     """The recipes to lower this model for. Default: all."""
+    assets: tuple[str, ...] = ()
+    """Globs, relative to the project, of files that belong to the model: a tokenizer, labels. They are packaged beside
+    it, and a loaded model has their paths: `model.assets["vocab.json"]` is that of `tokenizer/vocab.json` for
+    `assets = ["tokenizer/*"]`. A change of one lowers nothing."""
     card: Card = field(default_factory=Card)
     """What is known of the model beside its code, described below: licence, training data, limits."""
 

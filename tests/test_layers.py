@@ -22,6 +22,7 @@ LAYERS = (
     {"lowering"},
     {"export", "program"},
     {
+        "assets",
         "audit",
         "backends",
         "build",
@@ -54,6 +55,7 @@ SINGLE_MODULES = {
     "worker",
 }
 SINGLE_MODULES |= {
+    "assets",
     "audit",
     "endings",
     "exporting",
@@ -72,6 +74,7 @@ SINGLE_MODULES |= {
 RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
 NO_TORCH = {
     "abandoned",
+    "assets",
     "errors",
     "digest",
     "events",

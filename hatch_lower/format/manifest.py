@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.format.delegates import TargetEntry, read_target, target_json
@@ -88,12 +88,21 @@ class RecipeEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model: its recipes, the order in which `load` tries them, and the files that they share."""
+    """A model: its recipes, the order in which `load` tries them, and the files that they share.
+
+    Args:
+        order: names of the recipes.
+        constants: the weights.
+        check: example inputs, and eager's outputs for them.
+        recipes: by name.
+        assets: files that the project packages with it, by the names that they have for the user.
+    """
 
     order: tuple[str, ...]
     constants: FileEntry | None
     check: FileEntry | None
     recipes: Mapping[str, RecipeEntry]
+    assets: Mapping[str, FileEntry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,8 @@ def write_manifest(manifest: Manifest) -> bytes:
 
 
 def _read_model(value: Any, where: str) -> ModelEntry:
-    fields = read_fields(value, frozenset({"order", "constants", "check", "recipes"}), where)
+    names = frozenset({"order", "constants", "check", "recipes"})
+    fields = read_fields(value, names, where, optional=frozenset({"assets"}))
     recipes = {
         read_text(name, where): _read_recipe(each, f"{where}.recipes[{name!r:.80}]")
         for name, each in read_object(fields["recipes"], where).items()
@@ -154,7 +164,11 @@ def _read_model(value: Any, where: str) -> ModelEntry:
         refuse(f"{where}.order", "a load order that does not name every recipe once")
     constants = None if fields["constants"] is None else _read_file(fields["constants"], f"{where}.constants", True)
     check = None if fields["check"] is None else _read_file(fields["check"], f"{where}.check")
-    return ModelEntry(order, constants, check, recipes)
+    assets = {
+        read_path(name, f"{where}.assets"): _read_file(each, f"{where}.assets[{name!r:.80}]")
+        for name, each in read_object(fields.get("assets", {}), where).items()
+    }
+    return ModelEntry(order, constants, check, recipes, assets)
 
 
 def _read_recipe(value: Any, where: str) -> RecipeEntry:
@@ -205,12 +219,14 @@ def _file_json(entry: FileEntry) -> dict[str, Any]:
 
 def model_json(model: ModelEntry) -> dict[str, Any]:
     """Return a model's part of the manifest as JSON."""
-    return {
+    fields = {
         "order": list(model.order),
         "constants": model.constants and _file_json(model.constants),
         "check": model.check and _file_json(model.check),
         "recipes": {name: _recipe_json(each) for name, each in model.recipes.items()},
     }
+    assets = {name: _file_json(each) for name, each in model.assets.items()}
+    return fields | {"assets": assets} if assets else fields
 
 
 def _recipe_json(recipe: RecipeEntry) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_lower.assets import asset_files, find_assets
 from hatch_lower.config import Settings
 from hatch_lower.digest import canonical_json, sha256_bytes
 
@@ -19,12 +21,16 @@ def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
     from hatch_lower.results import PayloadFile
 
     packages: dict[str, dict[str, str]] = {}
+    assets = {model: asset_files(model, found) for model, found in find_assets(settings).items()}
     for model in settings.models:
         packages.setdefault(model.package, {})[model.name] = model.export
     files = []
     for package, models in sorted(packages.items()):
-        data = canonical_json({"schema": 1, "models": models})
-        path = f"{package.replace('.', '/')}/_lowered/eager.json"
+        folder = f"{package.replace('.', '/')}/_lowered"
+        paths = {model: {name: file.path for name, file in assets[model].items()} for model in models if assets[model]}
+        data = canonical_json({"schema": 1, "models": models, **({"assets": paths} if paths else {})})
+        path = f"{folder}/eager.json"
+        files += [replace(file, path=f"{folder}/{file.path}") for model in models for file in assets[model].values()]
         source = work / path
         source.parent.mkdir(parents=True)
         source.write_bytes(data)

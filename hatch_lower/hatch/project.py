@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.config import Settings, read_settings
-from hatch_lower.config_table import RESERVED_KEYS, HookTable, read_table
+from hatch_lower.config_table import RESERVED_KEYS, HookTable, quote_key, read_table
 from hatch_lower.errors import ConfigError
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
@@ -95,7 +95,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
 
 
 def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
-    """Return the files that match the declared `inputs`, whether or not version control ignores them.
+    """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them.
 
     They are declared in the hook's table for this target, or in its table for the wheel. A folder stands for all that
     is in it. A glob that matches nothing is warned about.
@@ -108,21 +108,24 @@ def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
     patterns: dict[str, str] = {}
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
-        part = {"inputs": table["inputs"]} if "inputs" in table else {}
-        patterns |= dict.fromkeys(read_table(HookTable, part, path, problems).inputs, path)
+        part = {key: table[key] for key in ("inputs", "models") if key in table}
+        given = read_table(HookTable, part, path, problems)
+        patterns |= dict.fromkeys(given.inputs, f"{path}.inputs")
+        for name, model in given.models.items():
+            patterns |= dict.fromkeys(model.assets, f"{path}.models.{quote_key(name)}.assets")
     problems += [
-        f"`{path}.inputs` must hold globs relative to the project and within it, found `{pattern}`"
+        f"`{path}` must hold globs relative to the project and within it, found `{pattern}`"
         for pattern, path in patterns.items()
         if not pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
     ]
     if problems:
-        what = "The `inputs` of the build hook `lower` are wrong"
+        what = "what the build hook `lower` adds to the source distribution is wrong"
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
     root, found = Path(hook.root), set[Path]()
     for pattern, path in patterns.items():
         matches = [below for match in root.glob(pattern) for below in (match, *match.rglob("*")) if below.is_file()]
         if not matches:
-            hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}.inputs` matches no file")
+            hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}` matches no file")
         found.update(matches)
     return sorted(found)
 

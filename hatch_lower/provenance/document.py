@@ -185,6 +185,8 @@ def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]
     for role, name in (("weights", "constants"), ("check data", "check")):
         if entry[name]:
             roles[entry[name]["path"]] = (role, ())
+    for asset in entry.get("assets", {}).values():
+        roles[asset["path"]] = ("asset", ())
     for recipe in entry["order"]:
         each = entry["recipes"][recipe]
         found = [("plan", each["plan"]), ("debug map", each["debug"])]

@@ -172,6 +172,7 @@ def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
     files = [each for each in (model.constants, model.check) if each is not None]
     for recipe in model.recipes.values():
         files += [recipe.plan, recipe.debug, *recipe.delegates]
+    files += model.assets.values()
     return tuple(dict.fromkeys(files))
 
 

@@ -6,12 +6,19 @@ import csv
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.package import SBOM_FILE
-from hatch_lower.format.reading import check_schema, parse_json, read_fields, read_object, read_qualified_name
+from hatch_lower.format.reading import (
+    check_schema,
+    parse_json,
+    read_fields,
+    read_object,
+    read_path,
+    read_qualified_name,
+)
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
@@ -24,9 +31,10 @@ FOLDER = "_lowered"
 
 @dataclass(frozen=True, slots=True)
 class EagerEntry:
-    """A model of an editable install that runs eagerly: `module:attribute` of its entry point."""
+    """A model of an editable install that runs eagerly: `module:attribute` of its entry point, and its assets."""
 
     export: str
+    assets: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +181,15 @@ def read_eager(path: Path) -> dict[str, EagerEntry]:
     where = str(path)
     value = parse_json(read_bytes(path), where)
     check_schema(value, EAGER_SCHEMA, where)
-    models = read_object(read_fields(value, frozenset({"schema", "models"}), where)["models"], where)
-    return {name: EagerEntry(read_qualified_name(each, where)) for name, each in models.items()}
+    fields = read_fields(value, frozenset({"schema", "models"}), where, optional=frozenset({"assets"}))
+    assets = {
+        model: {name: path.parent / read_path(each, where) for name, each in read_object(paths, where).items()}
+        for model, paths in read_object(fields.get("assets", {}), where).items()
+    }
+    return {
+        name: EagerEntry(read_qualified_name(each, where), assets.get(name, {}))
+        for name, each in read_object(fields["models"], where).items()
+    }
 
 
 def not_found(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from hatch_lower.debug import DebugMap, read_debug
@@ -59,7 +60,7 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
         )
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
-        return load_eager(found.model, found.source.export, recipe, verify)
+        return load_eager(found.model, found.source, recipe, verify)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
 
 
@@ -146,6 +147,7 @@ def load_recipe(
         entry.order,
         functools.partial(read_debug_file, folder, files.debug),
         functools.partial(load_recipe, folder, model, constants, kinds),
+        MappingProxyType({name: folder.path / each.path for name, each in entry.assets.items()}),
     )
     return LoadedModel(executor, provenance)
 
@@ -193,8 +195,9 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
         refuse(where, "JSON that nests too deeply")
 
 
-def load_eager(model: str, export: str, recipe: str | None, verify: bool) -> LoadedModel:
+def load_eager(model: str, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
     """Return a model of an editable install that runs its module."""
+    export = entry.export
     if verify:
         raise ProgramError(
             f"model `{model}` runs eagerly and has no packaged files to verify",
@@ -216,7 +219,7 @@ def load_eager(model: str, export: str, recipe: str | None, verify: bool) -> Loa
                 where=export,
                 hint='install the project editable with `editable = "lower"`, or not editable',
             )
-        provenance = Provenance(model, "eager", ("eager",), refuse_debug, load_again)
+        provenance = Provenance(model, "eager", ("eager",), refuse_debug, load_again, MappingProxyType(entry.assets))
         return LoadedModel(make_eager(model, export), provenance)
 
     return load_again(recipe)

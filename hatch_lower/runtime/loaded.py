@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hatch_lower.debug import DebugMap, MethodDebug
@@ -23,6 +24,7 @@ class Provenance:
         recipes: of the model, in load order.
         read_debug: reads the recipe's debug file.
         load_recipe: loads the same model in another recipe, over the same mapped constants.
+        assets: the files that its project packages with it, by name.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Provenance:
     recipes: tuple[str, ...]
     read_debug: Callable[[], DebugMap]
     load_recipe: Callable[[str], LoadedModel]
+    assets: Mapping[str, Path]
 
 
 class LoadedModel:
@@ -85,6 +88,11 @@ class LoadedModel:
     def methods(self) -> Mapping[str, Callable[..., Any]]:
         """The methods by name: functions with the signatures of the exported ones."""
         return self._runnable.methods
+
+    @property
+    def assets(self) -> Mapping[str, Path]:
+        """The files that its project packages with the model (`assets` in its table), by name: `tokenizer.json`."""
+        return self._provenance.assets
 
     def signature(self, method: str) -> str:
         """Return a method's signature with dtypes and symbolic shapes: `forward(image: float32[batch, 1, 8, 8])`.

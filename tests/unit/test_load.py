@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lowered import floats, install, lowered_model, safetensors_bytes, write_lowered
+from support.lowered import file_entry, floats, install, lowered_model, safetensors_bytes, write_lowered
 from support.plans import (
     Doubling,
     c,
@@ -517,6 +517,15 @@ def eager(site: Path) -> Iterator[Path]:
     sys.modules.pop("eager_digits", None)
 
 
+def test_an_eager_model_has_its_assets(eager: Path) -> None:
+    folder = eager / "eager_digits" / "_lowered"
+    listed = {"export": {"labels.txt": "export/assets/labels.txt"}}
+    models = {"export": "eager_digits:export", "pair": "eager_digits:pair"}
+    (folder / "eager.json").write_bytes(canonical_json({"schema": 1, "models": models, "assets": listed}))
+    assert dict(load("export").assets) == {"labels.txt": folder / "export/assets/labels.txt"}
+    assert dict(load("pair").assets) == {}
+
+
 def test_an_eager_model(eager: Path) -> None:
     model = load("export")
     assert (model.recipe, model.name, list(model.methods)) == ("eager", "export", ["forward", "vector"])
@@ -575,6 +584,20 @@ FILES = [
     "digits/delegates/blob.bin",
     "digits/portable.json",
 ]
+
+
+def test_a_model_has_its_assets(folder: Path) -> None:
+    assert dict(load_here(folder).assets) == {}
+    entry = file_entry(folder, "digits/assets/words/labels.txt", b"zero")
+    rewrite_manifest(folder, lambda model: model.update(assets={"words/labels.txt": entry}))
+    path = folder / "digits/assets/words/labels.txt"
+    assert dict(load_here(folder).assets) == {"words/labels.txt": path}
+    path.write_bytes(b"none")
+    with pytest.raises(ProgramError, match="the one that the manifest lists"):
+        load_here(folder, verify=True)
+    path.unlink()
+    with pytest.raises(ProgramError, match="a packaged program file is missing"):
+        load_here(folder)
 
 
 @pytest.mark.parametrize("name", FILES)

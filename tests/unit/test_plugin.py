@@ -470,7 +470,8 @@ def test_wrong_inputs_fail_the_source_distribution(
     assert caught.value.code == 1
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith(f"hatch-lower: The `inputs` of the build hook `lower` are wrong\n  found: {message}")
+    what = "what the build hook `lower` adds to the source distribution is wrong"
+    assert shown.err.startswith(f"hatch-lower: {what}\n  found: {message}")
     assert list((root / "dist").iterdir()) == []
 
 
@@ -487,6 +488,28 @@ def test_an_eager_editable_wheel_says_where_to_import_the_models(make_project: M
     assert [name for name in names_in(wheel) if "_lowered" in name] == ["digits/_lowered/eager.json"]
     text = read_from(wheel, "digits/_lowered/eager.json")
     assert text == '{"models":{"digits":"digits.model:export"},"schema":1}\n'
+
+
+def test_an_eager_editable_wheel_has_the_assets(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project('editable = "eager"\nmodels.digits.assets = ["words/*"]')
+    (root / "words").mkdir()
+    (root / "words" / "labels.txt").write_text("zero\n")
+    wheel = build_wheel(root, "editable")
+    assert read_from(wheel, "digits/_lowered/digits/assets/labels.txt") == "zero\n"
+    assert json.loads(read_from(wheel, "digits/_lowered/eager.json"))["assets"] == {
+        "digits": {"labels.txt": "digits/assets/labels.txt"}
+    }
+
+
+def test_a_source_distribution_has_the_assets(make_project: MakeProject, lowering: Lowering) -> None:
+    start = PYPROJECT.replace("build.targets.wheel.hooks.lower", "build.hooks.lower")
+    root = make_project('models.digits.assets = ["words/*"]', start=start)
+    (root / "words").mkdir()
+    (root / "words" / "labels.txt").write_text("zero\n")
+    (root / ".gitignore").write_text("words/\n")
+    (sdist,) = SdistBuilder(str(root), plugin_manager=manager()).build()
+    with tarfile.open(sdist) as archive:
+        assert "digits-1.0/words/labels.txt" in archive.getnames()
 
 
 def test_an_editable_wheel_can_go_without(make_project: MakeProject, lowering: Lowering, tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Files that belong to a model beside its weights: a tokenizer, labels. They are packaged as they are.
+
+Nothing is exported or lowered for them, so they are in no key: a changed one makes another wheel, and that is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.digest import sha256_file
+from hatch_lower.errors import ConfigError, LowerError
+from hatch_lower.format.reading import read_path
+from hatch_lower.results import ModelResult, PayloadFile
+
+__all__ = ["asset_entries", "asset_files", "find_assets", "with_assets"]
+
+WILDCARDS = frozenset("*?[")
+
+
+def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
+    """Return each model's assets: the names by which a loaded model has them, and where they are.
+
+    A name is the path below the folder that the pattern names before its first wildcard: `tokenizer/*.json` finds
+    `vocab.json`.
+
+    Raises:
+        ConfigError: if a pattern matches no file, or two files would have one name.
+    """
+    problems: list[str] = []
+    found = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
+    if problems:
+        raise ConfigError(
+            "the assets of a model are not as its table says",
+            found="\n".join(problems),
+            hint='write patterns relative to the project, such as `assets = ["tokenizer/*.json", "labels.txt"]`',
+        )
+    return found
+
+
+def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of a model's assets, and append a sentence for each pattern that is wrong."""
+    taken: dict[str, Path] = {}
+    for pattern in model.assets:
+        here = f"`{pattern}` in the `assets` of model `{model.name}`"
+        folder = root / folder_of(pattern)
+        matches = sorted(path for path in root.glob(pattern) if path.is_file())
+        if not matches:
+            problems.append(f"{here} matches no file")
+        for path in matches:
+            name = path.relative_to(folder).as_posix()
+            other = taken.setdefault(name.casefold(), path)
+            if other != path:
+                first, second = other.relative_to(root), path.relative_to(root)
+                problems.append(f"{here} matches `{second}`, whose name `{first}` has")
+            elif not can_be_packaged(name):
+                problems.append(f"{here} matches {name!r}, which not every system can have as a file name")
+            else:
+                yield name, path
+
+
+def folder_of(pattern: str) -> PurePosixPath:
+    """Return the folder that a pattern names before its first wildcard."""
+    parts = PurePosixPath(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)
+    return PurePosixPath(*parts[:fixed])
+
+
+def can_be_packaged(name: str) -> bool:
+    """Return whether the manifest may hold a path."""
+    try:
+        return name.isprintable() and bool(read_path(name, ""))
+    except LowerError:
+        return False
+
+
+def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile]:
+    """Return a model's assets as files of its package's folder, by their names.
+
+    Raises:
+        OSError: if one cannot be read.
+    """
+    return {
+        name: PayloadFile(f"{model}/assets/{name}", path, path.stat().st_size, sha256_file(path))
+        for name, path in sorted(assets.items())
+    }
+
+
+def asset_entries(files: Mapping[str, PayloadFile]) -> dict[str, object]:
+    """Return what the manifest says of a model's assets."""
+    return {name: {"path": file.path, "size": file.size, "sha256": file.sha256} for name, file in files.items()}
+
+
+def with_assets(result: ModelResult, assets: Mapping[str, Path]) -> ModelResult:
+    """Return a model's result with its assets."""
+    if not assets:
+        return result
+    files = asset_files(result.model, assets)
+    entry = {**result.entry, "assets": asset_entries(files)}
+    return replace(result, entry=entry, files=(*result.files, *files.values()))
