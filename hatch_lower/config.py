@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 BACKEND_GROUP = "hatch_lower.backends"
-HOOK_PATH = "tool.hatch.build.targets.wheel.hooks.lower"
+HOOK_PATH = "tool.hatch.build.hooks.lower"
 ENTRY_POINTS_PATH = f'project.entry-points."{ENTRY_POINT_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -140,7 +140,7 @@ def read_settings(
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
-        hint = "correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
+        hint = "correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
         raise ConfigError(what, found="\n".join(problems), hint=hint)
     return Settings(
         root=root.absolute(),

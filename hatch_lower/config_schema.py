@@ -31,7 +31,9 @@ INTRODUCTION = f"""\
 <!-- Made from hatch_lower/config_table.py by `hatch-lower schema --markdown > docs/configuration.md`. -->
 
 Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
-(in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). An example with most of them:
+(in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). A table
+`[tool.hatch.build.targets.wheel.hooks.lower]` takes its place where wheels are built; source distributions do not see
+it, nor the `inputs` in it. An example with most of them:
 
 ```toml
 [project.entry-points."hatch_lower.models"]

@@ -119,7 +119,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class HookTable:
-    """The settings of the hook, under `[tool.hatch.build.targets.wheel.hooks.lower]`."""
+    """The settings of the hook, under `[tool.hatch.build.hooks.lower]`."""
 
     backends: tuple[BackendChoice, ...] = ()
     """Backends of the recipe `default`, in the order in which they are asked; the first to claim a node gets it. A
@@ -159,8 +159,7 @@ class HookTable:
     module. `skip`: nothing."""
     inputs: tuple[str, ...] = ()
     """Globs, relative to the project, of files that exports read and that are to be in the source distribution even
-    if version control ignores them: weights, most often. Hatchling asks a hook about source distributions only where it
-    is configured for them: an empty table `[tool.hatch.build.targets.sdist.hooks.lower]` does that."""
+    if version control ignores them: weights, most often."""
     pass_env: tuple[str, ...] = ()
     """Globs of environment variables that exports may see: `["HF_*"]`. Without it they see where things are (`PATH`,
     `HOME`, cache folders), what Python and compilers read, and `HATCH_LOWER_*`; locale, time zone, hash seed and the

@@ -210,7 +210,7 @@ def keygen() -> None:
             f"HATCH_LOWER_SIGNING_KEY={pair.private}",
             "",
             "# public: for pyproject.toml",
-            "[tool.hatch.build.targets.wheel.hooks.lower.cache]",
+            "[tool.hatch.build.hooks.lower.cache]",
             f'public-keys = ["{pair.public}"]',
         ]
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from hatch_lower.config import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.export.source import describe_exception, is_out_of_memory, relative_to_roots, user_line
 from hatch_lower.model import Method, Model
@@ -148,8 +149,8 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
     elif isinstance(error, FileNotFoundError) and missing is not None and is_inside(missing, entry):
         name = relative_to_roots(missing, entry.roots())
         hint = joined(
-            f"`{name}` is not there; an sdist leaves out what git ignores: if the wheel is built from one, list the"
-            f' file in the hook\'s table, `inputs = ["{name}"]`',
+            f"`{name}` is not there; an sdist leaves out what git ignores: if the wheel is built from one, let the"
+            f' hook\'s table be `[{HOOK_PATH}]`, which sdists read too, and contain `inputs = ["{name}"]`',
             later_hooks_hint(entry),
         )
     elif isinstance(error, ImportError):

@@ -5,16 +5,52 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import ConfigError
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
 
-__all__ = ["open_project"]
+__all__ = ["open_project", "read_pyproject"]
 
 HOOK = "lower"
+
+
+def check_present(path: Path) -> None:
+    """Refuse to go on without a `pyproject.toml`, or without hatchling.
+
+    Raises:
+        ConfigError: if one of them is not there.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            "there is no project",
+            where=str(path.parent),
+            found="no file `pyproject.toml`",
+            hint="run this in the project's folder, or name it with `--root`",
+        )
+    if importlib.util.find_spec("hatchling") is None:
+        raise ConfigError(
+            "hatchling is not installed here",
+            where=str(path),
+            hint="install hatchling, or run this in the environment in which the project is built",
+        )
+
+
+def read_pyproject(path: Path) -> dict[str, Any]:
+    """Return what a `pyproject.toml` says, as hatchling reads it.
+
+    Raises:
+        ConfigError: if it is not there or no TOML, or hatchling is not there.
+    """
+    check_present(path)
+    from hatchling.metadata.core import load_toml
+
+    try:
+        return load_toml(str(path))
+    except ValueError as error:
+        raise ConfigError("the project's file cannot be read", where=str(path), found=str(error)) from error
 
 
 def open_project(root: Path) -> Project:
@@ -27,19 +63,7 @@ def open_project(root: Path) -> Project:
             refuses its metadata.
     """
     root = Path(os.path.abspath(root))
-    if not (root / "pyproject.toml").is_file():
-        raise ConfigError(
-            "there is no project",
-            where=str(root),
-            found="no file `pyproject.toml`",
-            hint="run this in the project's folder, or name it with `--root`",
-        )
-    if importlib.util.find_spec("hatchling") is None:
-        raise ConfigError(
-            "hatchling is not installed here",
-            where=str(root / "pyproject.toml"),
-            hint="install hatchling, or run this in the environment in which the project is built",
-        )
+    check_present(root / "pyproject.toml")
     from hatchling.builders.wheel import WheelBuilder
     from hatchling.metadata.core import ProjectMetadata
     from hatchling.plugin.manager import PluginManager
@@ -65,7 +89,7 @@ def open_project(root: Path) -> Project:
         raise ConfigError(
             "the project does not use hatch-lower",
             where=str(root / "pyproject.toml"),
-            found="no table `[tool.hatch.build.targets.wheel.hooks.lower]`",
+            found="no table `[tool.hatch.build.hooks.lower]`",
         )
     build_data["build_hooks"] = tuple(hooks)
     return read_project(hooks[HOOK], build_data)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 TABLE = "tool.hatch.build.targets.wheel.hooks.lower"
 PYPROJECT = "pyproject.toml"
-CORRECT_IT = "correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
+CORRECT_IT = "correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
 
 
 def message_of(project: Project, environment: dict[str, str] | None = None) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from support.scenarios import Project, only, sha256, tree
-from support.venv import installer_environment, run
+from support.venv import REPOSITORY, installer_environment, run
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -69,6 +73,43 @@ def test_another_isolated_environment_exports_nothing(
         digests.add(sha256(only(scenario.dist, "*.whl")))
     assert digests == {sha256(built("two_methods"))}
     assert done.output.count("unchanged") == 4, done.output
+
+
+def write_tutorial(root: Path) -> None:
+    """Write the project of the README's tutorial, with weights that git ignores."""
+    text = (REPOSITORY / "README.md").read_text()
+    (table,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(r"```python\n(# digits/model.py\n.*?)```", text, re.DOTALL)
+    (root / "digits").mkdir(parents=True)
+    (root / ".git").mkdir()
+    (root / ".gitignore").write_text("*.safetensors\n")
+    (root / "pyproject.toml").write_text(table)
+    (root / "digits/__init__.py").write_text("")
+    (root / "digits/model.py").write_text(code)
+    weights = {"hidden.weight": (32, 64), "hidden.bias": (32,), "classify.weight": (10, 32), "classify.bias": (10,)}
+    save_file({name: torch.ones(shape) for name, shape in weights.items()}, root / "digits/weights.safetensors")
+
+
+def test_the_tutorial_works_with_weights_that_git_ignores_on_every_frontend(tmp_path: Path) -> None:
+    scenario = Project(tmp_path / "project", tmp_path / "dist", tmp_path / "cache")
+    write_tutorial(scenario.root)
+    here = sys.executable
+    uv = Path(here).parent / "uv"
+    options = {
+        "hatchling": [here, "-m", "hatchling", "build", "--target", "wheel", "--directory"],
+        "build": [here, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir"],
+        "uv": [uv, "build", "--no-build-isolation", "--python", here, "--out-dir"],
+    }
+    digests = set()
+    for frontend, command in options.items():
+        folder = scenario.dist / frontend
+        run([*command, folder], cwd=scenario.root, environment=scenario.environment()).check()
+        digests.add(sha256(only(folder, "*.whl")))
+        for archive in folder.glob("*.tar.gz"):
+            with tarfile.open(archive) as file:
+                assert "digits-1.0.0/digits/weights.safetensors" in file.getnames()
+    assert len(digests) == 1
+    assert len(list(scenario.dist.glob("*/*.tar.gz"))) == 2, "two of them build the wheel from the sdist"
 
 
 def test_nothing_is_on_stdout_for_a_frontend_to_stumble_over(project: Callable[[str], Project]) -> None:

@@ -241,7 +241,7 @@ def test_keygen_prints_a_pair(tmp_path: Path) -> None:
     lines = shown(tmp_path, "keygen").splitlines()
     assert lines[0] == "# secret: only for the environment of the builds that push"
     assert len(read_key(lines[1].removeprefix("HATCH_LOWER_SIGNING_KEY="), "")) == 32
-    assert lines[2:5] == ["", "# public: for pyproject.toml", "[tool.hatch.build.targets.wheel.hooks.lower.cache]"]
+    assert lines[2:5] == ["", "# public: for pyproject.toml", "[tool.hatch.build.hooks.lower.cache]"]
     assert len(read_key(lines[5].removeprefix('public-keys = ["').removesuffix('"]'), "")) == 32
     assert len(lines) == 6
     assert lines[1].partition("=")[2] not in lines[5]

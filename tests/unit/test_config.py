@@ -11,7 +11,7 @@ from hatch_lower.config import BackendChoice, CacheSettings, ModelSettings, Reci
 from hatch_lower.config_card import Author, Card, Dataset
 from hatch_lower.errors import ConfigError
 
-LOWER = "tool.hatch.build.targets.wheel.hooks.lower"
+LOWER = "tool.hatch.build.hooks.lower"
 DIGITS = {"digits": "digits.model:export"}
 PUBLIC_KEY = base64.b64encode(bytes(range(32))).decode()
 REMOTE = "a URL such as `https://cache.example.org` or `s3://bucket/folder`, without a user name or password"
@@ -112,7 +112,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         "did you mean `runtime-requirements`? known: `atol`, `backends`, `cache`, `check`, `editable`, `imports`, "
         "`inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, "
         "`seed`, `strict`, `timeout`, `verify`\n"
-        "  to do: correct pyproject.toml (or hatch.toml); docs/configuration.md lists every setting"
+        "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
 
 
@@ -122,7 +122,7 @@ def test_one_problem_is_singular() -> None:
 
 
 def test_another_path_of_the_table_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"`tool\.hatch\.build\.hooks\.lower\.jobs` must be"):
+    with pytest.raises(ConfigError, match=r"`tool\.hatch\.build\.targets\.wheel\.hooks\.lower\.jobs` must be"):
         read_settings(
             {"jobs": 0},
             root=Path(),
@@ -130,7 +130,7 @@ def test_another_path_of_the_table_is_named() -> None:
             version="1",
             entry_points=DIGITS,
             packages=["digits"],
-            path="tool.hatch.build.hooks.lower",
+            path="tool.hatch.build.targets.wheel.hooks.lower",
         )
 
 

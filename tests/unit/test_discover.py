@@ -268,7 +268,8 @@ def test_weights_that_are_missing(package: Package) -> None:
         "  found: FileNotFoundError: [Errno 2] No such file or directory:"
         f" '{package.root}/shop/clerk.safetensors'\n"
         "  to do: `shop/clerk.safetensors` is not there; an sdist leaves out what git ignores: if the wheel is built"
-        ' from one, list the file in the hook\'s table, `inputs = ["shop/clerk.safetensors"]`'
+        " from one, let the hook's table be `[tool.hatch.build.hooks.lower]`, which sdists read too, and contain"
+        ' `inputs = ["shop/clerk.safetensors"]`'
     )
 
 

@@ -239,7 +239,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_policy({}, url, ())
     assert str(caught.value).startswith(
-        "a remote cache needs a URL\n  where: `tool.hatch.build.targets.wheel.hooks.lower.cache.remote`\n  found: `"
+        "a remote cache needs a URL\n  where: `tool.hatch.build.hooks.lower.cache.remote`\n  found: `"
     )
 
 

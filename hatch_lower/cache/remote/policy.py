@@ -25,7 +25,7 @@ UNSIGNED = "HATCH_LOWER_REMOTE_UNSIGNED"
 SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)
 """Variables that the code of a model has no use for."""
 
-PROJECT_KEY = "tool.hatch.build.targets.wheel.hooks.lower.cache"
+PROJECT_KEY = "tool.hatch.build.hooks.lower.cache"
 PORTS = {"http": 80, "https": 443}
 ANONYMOUS: Mapping[str, Mapping[str, object]] = {
     **{scheme: {"anon": True} for scheme in ("s3", "s3a", "az", "abfs", "abfss")},
