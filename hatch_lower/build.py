@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hatch_lower import __version__
 from hatch_lower.assets import find_assets, with_assets
+from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config import Settings
 from hatch_lower.digest import sha256_bytes
@@ -75,6 +76,10 @@ def build(
     found = {name: each.result for name, each in known.models.items() if each.result is not None}
     missing = [model for model in settings.models if model.name not in found]
     if not missing:
+        if store.writes and not history_path(store.directory, settings.root).exists():
+            from hatch_lower.exporting import explained  # the project was copied or moved: `explain` is to know it here
+
+            explained(settings, store, known.models, [])
         return result_of(settings, found, assets, work)
 
     from hatch_lower.exporting import explained, export_models  # a build of what is known starts no process

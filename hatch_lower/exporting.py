@@ -33,6 +33,8 @@ from hatch_lower.unchanged import Known
 
 __all__ = ["explained", "export_models"]
 
+SHOWN = 3
+"""Reasons of a method that the summary of a build names."""
 TRIMMING_S = 10.0
 """How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves."""
 
@@ -134,7 +136,7 @@ def explained(
             changes = tuple(key_changes(earlier.manifest, key)) if earlier.manifest else ()
             changes = changes or earlier.unknown
         reasons = explain_methods(earlier, report, changes, store.read_blob) if store.mode != "off" else {}
-        rows = tuple(replace(row, note=said(row.note, reasons.get(row.method, ()))) for row in report.rows)
+        rows = tuple(replace(row, note=shortened(reasons.get(row.method, ()))) for row in report.rows)
         level = min((row.level for row in rows), default=0)
         histories[report.model] = ModelHistory(
             level, changes, answer.unknown, reasons, report.methods, report.key, rows, key
@@ -157,6 +159,7 @@ def explained(
     return results
 
 
-def said(note: str, reasons: Sequence[str]) -> str:
-    """Return a row's note with the first of the reasons."""
-    return ", ".join(each for each in (note, *reasons[:1]) if each)
+def shortened(reasons: Sequence[str]) -> str:
+    """Return the weightiest reasons, and how many more there are."""
+    more = len(reasons) - SHOWN
+    return "; ".join([*reasons[:SHOWN], *([f"{more} more, see `hatch-lower explain`"] if more > 0 else [])])

@@ -21,7 +21,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, CacheError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
@@ -156,10 +156,12 @@ def lower_model(
             report = find_report(store, export, packager)
             describe("nothing to lower" if report is not None else "not yet")
     except NoKeyError as error:
+        refuse_frozen(store, model.name, str(error))
         build.warn(f"only partitions are looked up in the cache: {error}")
         return lower_all(build)[0]
     if report is not None:
         return report
+    refuse_frozen(store, model.name, "no result of what it exports now, with these settings")
     with store.locked([export.key.digest()], "export"):
         report = find_report(store, export, packager)  # another build may just have made it
         if report is not None:
@@ -314,6 +316,21 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
     return partitioner
 
 
+def refuse_frozen(store: Store, model: str, found: str) -> None:
+    """Refuse to lower what the cache does not hold as a whole, if it is frozen; not even a portable program is new.
+
+    Raises:
+        CacheError: if it is.
+    """
+    if store.mode == "frozen":
+        raise CacheError(
+            "the cache is frozen and does not hold what this build needs",
+            where=f"model `{model}`",
+            found=found,
+            hint="build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last build",
+        )
+
+
 def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     """Refuse now what the end of the build would refuse, as far as the recipes tell what their programs will require.
 
@@ -387,7 +404,7 @@ def row_of(
         bytes=sum(blobs.values()),
         seconds=seconds,
         reused=reused,
-        level=3 if entry.partitions and reused == entry.partitions else 0,
+        level=3 if reused == entry.partitions else 0,
     )
 
 

@@ -41,7 +41,7 @@ class MethodRow:
         bytes: of the delegates' blobs.
         seconds: that lowering it took.
         reused: how many of the partitions came from the cache.
-        note: a few words more.
+        note: why it is not as the last build left it.
         level: what was taken from the cache: 1 the files, for nothing that the export reads had changed; 2 the files,
             for the exported graphs are known; 3 the result of every partition; 0 not all of that.
     """

@@ -27,7 +27,7 @@ LEVELS = {
     0: "lowered",
     1: "unchanged, nothing was run",
     2: "exported, nothing to lower",
-    3: "exported, every partition from the cache",
+    3: "exported, no partition had to be lowered",
 }
 
 

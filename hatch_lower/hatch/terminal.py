@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,18 +37,30 @@ def reporter_for(app: Application, log: Path | None) -> Reporter:
 
 
 def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
-    """Return the table of what was lowered, with aligned columns; nothing for no rows."""
+    """Return the table of what was lowered, with aligned columns, and below it why; nothing for no rows."""
     if not rows:
         return []
     table = [HEADINGS, *(cells_of(row) for row in rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
-    return [
+    lines = [
         "  ".join(
             cell.ljust(width) if i in TEXT_COLUMNS else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ).rstrip()
         for cells in table
     ]
+    return [*lines, *note_lines(rows)]
+
+
+def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
+    """Yield a line for what is said of a whole model, or of its methods where that differs; never twice."""
+    notes: dict[str, dict[str, str]] = {}
+    for row in rows:
+        notes.setdefault(row.model, {})[row.method] = row.note
+    for model, said in notes.items():
+        if len(set(said.values())) == 1:
+            said = {"": next(iter(said.values()))}
+        yield from (f"why {model}{f'.{method}' if method else ''}: {note}" for method, note in said.items() if note)
 
 
 def cells_of(row: MethodRow) -> tuple[str, ...]:
@@ -62,7 +74,7 @@ def cells_of(row: MethodRow) -> tuple[str, ...]:
         str(row.partitions),
         f"{row.bytes:,}",
         f"{row.seconds:.2f}",
-        ", ".join(text for text in (origin_of(row), row.note) if text),
+        origin_of(row),
     )
 
 
@@ -70,6 +82,8 @@ def origin_of(row: MethodRow) -> str:
     """Return whether a method was lowered, or how far the build came with it before it was known."""
     if row.level in LEVELS:
         return LEVELS[row.level]
+    if row.partitions == 0:
+        return "nothing to lower"
     if row.reused == 0:
         return "built"
     return "reused" if row.reused == row.partitions else f"{row.reused} reused, {row.partitions - row.reused} built"

@@ -18,7 +18,7 @@ from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, Pa
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config import BackendChoice, Recipe
 from hatch_lower.debug import read_debug
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, CacheError
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.records import ModelReport
 
@@ -73,7 +73,7 @@ def test_a_comment_moves_the_lines_in_the_debug_map_and_nothing_is_lowered(
     assert {replace(file, source=Path()) for file in second.files} == {
         replace(file, source=Path()) for file in fresh.files
     }
-    assert [row.level for row in first.rows] == [0] * 4
+    assert [row.level for row in first.rows] == [0, 0, 3, 3], "a portable recipe has nothing to lower"
     assert [row.level for row in second.rows] == [2] * 4
     assert [replace(row, level=0, seconds=0, reused=0) for row in second.rows] == [
         replace(row, level=0, seconds=0, reused=0) for row in fresh.rows
@@ -251,6 +251,21 @@ def test_a_look_up_that_writes_nothing(
     assert events.stages() == {"known"}
     assert files_of(again).keys() == files_of(report).keys()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries
+
+
+@pytest.mark.parametrize(
+    "edit", [{"manual_seed(3)": "manual_seed(4)"}, {"hidden.sum() > 0": "hidden.sum() > 1"}], ids=["weights", "graph"]
+)
+def test_a_frozen_cache_lets_no_changed_program_through(
+    shop: Workshop, edit: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portable = settings_of(Recipe("portable"))
+    shop.build(shop.capture(), portable)
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
+    assert shop.build(shop.capture(), portable)[1].stages() == {"known"}
+    with pytest.raises(CacheError, match="the cache is frozen") as caught:
+        shop.build(shop.capture(edits=edit), portable)
+    assert (caught.value.where, caught.value.found[:9]) == ("model `net`", "no result")
 
 
 def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Workshop) -> None:

@@ -14,20 +14,33 @@ def test_the_table_is_aligned() -> None:
     rows = [
         MethodRow("digits", "default", "forward", 12, 12, 3, 1_234_567, 10.5, 0),
         MethodRow("digits", "default", "embed", 8, 7, 3, 1000, 0.25, 1),
-        MethodRow("digits", "portable", "forward", 12, 0, 0, 0, 0.0, 0, "manifest"),
+        MethodRow("digits", "portable", "forward", 12, 0, 0, 0, 0.0, 0),
         MethodRow("digits", "other", "forward", 12, 12, 3, 5, 0.0, 3, level=3),
-        MethodRow("digits", "same", "forward", 12, 12, 3, 5, 0.0, 3, "digits/model.py", level=2),
+        MethodRow("digits", "same", "forward", 12, 12, 3, 5, 0.0, 3, level=2),
         MethodRow("digits", "known", "forward", 12, 12, 3, 5, 0.0, 3, level=1),
     ]
     assert summary_lines(rows) == [
         "model   method   recipe    nodes  delegated  partitions      bytes  seconds",
         "digits  forward  default      12         12           3  1,234,567    10.50  built",
         "digits  embed    default       8          7           3      1,000     0.25  1 reused, 2 built",
-        "digits  forward  portable     12          0           0          0     0.00  built, manifest",
+        "digits  forward  portable     12          0           0          0     0.00  nothing to lower",
         "digits  forward  other        12         12           3          5     0.00  reused",
-        "digits  forward  same         12         12           3          5     0.00  same graph, digits/model.py",
+        "digits  forward  same         12         12           3          5     0.00  same graph",
         "digits  forward  known        12         12           3          5     0.00  unchanged",
     ]
+
+
+def test_a_reason_is_said_once_for_all_rows_that_it_explains() -> None:
+    def row(model: str, recipe: str, method: str, note: str) -> MethodRow:
+        return MethodRow(model, recipe, method, 1, 1, 1, 1, 0.0, 0, note)
+
+    alike = [
+        row("a", recipe, method, "first build") for recipe in ("default", "more") for method in ("forward", "embed")
+    ]
+    other = [row("b", recipe, "forward", "weights only: 1 of 2 tensors") for recipe in ("default", "more")]
+    other += [row("b", recipe, "embed", "") for recipe in ("default", "more")]
+    lines = summary_lines([*alike, *other])
+    assert lines[9:] == ["why a: first build", "why b.forward: weights only: 1 of 2 tensors"]
 
 
 def test_nothing_lowered_is_no_table() -> None:
