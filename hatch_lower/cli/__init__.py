@@ -1,4 +1,4 @@
-"""The command line: `hatch-lower inspect`, `check`, `debug`, `schema`, `cache`, `explain`, `audit`."""
+"""The command line `hatch-lower`: a module for each command, and `output`, through which all of them print."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -16,6 +17,8 @@ from hatch_lower.errors import ProgramError, nearest
 
 __all__ = ["debug"]
 
+Row = dict[str, Any]
+
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
@@ -23,8 +26,21 @@ __all__ = ["debug"]
 @path_option
 @click.option("--model", help="The model, where there are several.")
 @click.option("--recipe", help="The recipe. Default: the first in load order.")
+@click.option("--op", help="Only what comes from an operator with this in its name: `conv`, `aten.add.Tensor`.")
+@click.option("--line", help="Only what comes from this file or line: `model.py`, `digits/model.py:31`.")
+@click.option("--delegate", help="Only the delegates of this backend, or that of this instruction: `aoti`, `3`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
-def debug(name: str, method: str, is_path: bool, model: str | None, recipe: str | None, as_json: bool) -> None:
+def debug(
+    name: str,
+    method: str,
+    is_path: bool,
+    model: str | None,
+    recipe: str | None,
+    op: str | None,
+    line: str | None,
+    delegate: str | None,
+    as_json: bool,
+) -> None:
     """Show which source lines a method's instructions come from."""
     contents, model_name, entry = choose_model(find_contents(target_of(name, is_path)), model)
     recipe_name = choose_recipe(model_name, entry, recipe)
@@ -32,17 +48,42 @@ def debug(name: str, method: str, is_path: bool, model: str | None, recipe: str 
     if method not in methods:
         raise ProgramError(f"the model `{model_name}` has no such method", found=nearest(method, methods))
     rows = debug_report(methods[method])
+    if op or line or delegate:
+        rows = list(matching(rows, op or "", line or "", delegate or ""))
+        if not rows:
+            raise ProgramError(
+                "no instruction matches", where=f"method `{method}`", hint="leave out `--op`, `--line` or `--delegate`"
+            )
     if as_json:
         show_json({"model": model_name, "recipe": recipe_name, "method": method, "instructions": rows})
         return
     page([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)])
 
 
-def debug_report(debug: MethodDebug) -> list[dict[str, Any]]:
+def matching(rows: Sequence[Row], op: str, line: str, delegate: str) -> Iterator[Row]:
+    """Yield the rows of a report of which something matches, with nothing else in them; an empty filter matches all."""
+
+    def is_asked_for(origin: dict[str, str]) -> bool:
+        source = origin["source"]
+        places = (source, source.rpartition(":")[0])
+        return op in origin["op"] and (not line or any(f"/{each}".endswith(f"/{line}") for each in places))
+
+    for row in rows:
+        if delegate and ("backend" not in row or delegate not in (row["backend"], row["instruction"])):
+            continue
+        kept = {**row, "origins": list(filter(is_asked_for, row["origins"]))}
+        if "map" in row:
+            parts = [{**part, "origins": list(filter(is_asked_for, part["origins"]))} for part in row["map"]]
+            kept["map"] = [part for part in parts if part["origins"]]
+        if kept["origins"] or kept.get("map") or not (op or line):
+            yield kept
+
+
+def debug_report(debug: MethodDebug) -> list[Row]:
     """Return the instructions in the order of the plan; one that calls a delegate has the delegate's own `map`."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for path in sorted({*debug.instructions, *debug.delegates}, key=natural_order):
-        row: dict[str, Any] = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
+        row: Row = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
         delegate = debug.delegates.get(path)
         if delegate is not None:
             ordered = sorted((delegate.map or {}).items(), key=computing_order)
@@ -52,18 +93,25 @@ def debug_report(debug: MethodDebug) -> list[dict[str, Any]]:
     return rows
 
 
-def debug_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids."""
+def debug_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids.
+
+    Instructions, or ids of one delegate, that follow each other and come from the same are told together.
+    """
     cells: list[tuple[str, str, str, str]] = []
     headings: dict[int, list[str]] = {}
-    for row in rows:
-        if "backend" in row:
+    for is_delegate, group in itertools.groupby(rows, key=lambda row: "backend" in row):
+        if not is_delegate:
+            for labels, listed in folded((row["instruction"], row["origins"]) for row in group):
+                cells += origin_cells(labels, listed)
+            continue
+        for row in group:
             headings.setdefault(len(cells), []).append(f"{row['instruction']}  delegate of `{row['backend']}`")
-        for each in row.get("map", ()):
-            headings.setdefault(len(cells), []).append(f"   {each['id']}")
-            cells += origin_cells("", each["origins"])
-        if not row.get("map"):
-            cells += origin_cells("" if "backend" in row else row["instruction"], row["origins"])
+            for labels, listed in folded((each["id"], each["origins"]) for each in row["map"]):
+                headings.setdefault(len(cells), []).append(f"   {labels}")
+                cells += origin_cells("", listed)
+            if not row["map"]:
+                cells += origin_cells("", row["origins"])
     header, *lines = table_lines([("instruction", "op", "module", "source"), *cells])
     yield header
     for position, line in enumerate(lines):
@@ -72,10 +120,19 @@ def debug_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from headings.get(len(lines), ())
 
 
-def origin_cells(path: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each origin; only the first names the instruction."""
-    for position, each in enumerate(listed):
-        yield path if position == 0 else "", each["op"], each["module"], each["source"]
+def folded(entries: Iterable[tuple[str, list[dict[str, str]]]]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield labels and origins; where the same origins follow each other, once with all of their labels."""
+    for listed, group in itertools.groupby(entries, key=lambda entry: entry[1]):
+        labels = [label for label, _ in group]
+        yield ", ".join(labels) if len(labels) < 4 else f"{labels[0]} … {labels[-1]} ({len(labels)})", listed
+
+
+def origin_cells(label: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each origin, one for equal ones that follow each other; only the first has the label."""
+    for each, group in itertools.groupby(listed):
+        count = len(list(group))
+        yield label, each["op"] + (f" ({count} times)" if count > 1 else ""), each["module"], each["source"]
+        label = ""
 
 
 def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:

@@ -197,7 +197,7 @@ def delegate_text(delegate: Report) -> str:
 
     The number of calls is there if it is called twice, and its named data, each file once, if it has any.
     """
-    digest = delegate["file"].rpartition("/")[2][:8]
+    digest = delegate["file"].rpartition("/")[2].removeprefix("sha256_")[:8]
     again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
     files = {each["file"]: each["size"] for each in delegate["data"].values()}
     data = f" with {size_text(sum(files.values()))} of named data" if files else ""

@@ -12,7 +12,9 @@ from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
 from hatch_lower.cli.debug import debug
 from hatch_lower.cli.explain import explain
+from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
+from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
 from hatch_lower.cli.verify import verify
@@ -36,7 +38,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hatch-lower")
 def main() -> None:
-    """Look into lowered PyTorch programs, and into what builds of them did and kept."""
+    """Set up projects with lowered PyTorch programs, look into such programs, and into what builds of them did."""
 
 
 @main.command()
@@ -48,5 +50,5 @@ def schema(markdown: bool) -> None:
     show_text(reference_markdown() if markdown else schema_text())
 
 
-for command in (inspect, debug, check, explain, audit, verify, cache, new_backend):
+for command in (init, list_models, inspect, debug, check, explain, audit, verify, cache, new_backend):
     main.add_command(command)

@@ -13,6 +13,7 @@ from support.installed import update_entries
 from hatch_lower import __version__
 from hatch_lower.cli import main
 from hatch_lower.cli.inspect import delegate_text
+from hatch_lower.cli.output import page
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config_schema import reference_markdown, schema_text
 from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
@@ -296,9 +297,63 @@ instruction  op                   module     source
              aten.relu.default    net.act    digits/model.py:8
    10
              aten.relu.default    net.act    digits/model.py:8
-2            aten.cumsum.default             digits/model.py:31
-10           aten.cumsum.default             digits/model.py:31
+2, 10        aten.cumsum.default             digits/model.py:31
 """
+
+
+def test_debug_tells_together_what_follows_each_other_and_comes_from_the_same(tmp_path: Path) -> None:
+    relu = Origin("aten.relu.default", "act", "net.py:1")
+    handles = dict.fromkeys(range(9), relu) | {9: Origin("aten.mul.Tensor", "", "net.py:2")}
+    delegate = DelegateDebug("aoti", {"a": (1,), "b": (2,), "c": (9,)})
+    method = MethodDebug(handles, {"0": (1, 2, 9), **{str(i): (i, i) for i in range(3, 7)}, "7": (9,)}, {"0": delegate})
+    files = relisted(
+        packaged_files(), "digits/default.debug.json", write_debug(DebugMap({"forward": method, "embed": method}))
+    )
+    assert run("debug", write_wheel(tmp_path / "net.whl", files), "embed").output.splitlines()[2:] == [
+        "instruction  op                           module  source",
+        "0  delegate of `aoti`",
+        "   a, b",
+        "             aten.relu.default            act     net.py:1",
+        "   c",
+        "             aten.mul.Tensor                      net.py:2",
+        "3 … 6 (4)    aten.relu.default (2 times)  act     net.py:1",
+        "7            aten.mul.Tensor                      net.py:2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--op", "cumsum"], {"2": [], "10": []}),
+        (["--op", "aten.mul"], {"0": ["9"]}),
+        (["--line", "model.py:8"], {"0": ["9", "10"]}),
+        (["--line", "digits/model.py"], {"0": ["9", "10"], "2": [], "10": []}),
+        (["--delegate", "aoti"], {"0": ["9", "10"]}),
+        (["--delegate", "0", "--op", "mul"], {"0": ["9"]}),
+        (["--delegate", "2"], None),
+        (["--line", "del.py"], None),
+        (["--line", "model.py:3"], None),
+    ],
+)
+def test_debug_shows_only_what_is_asked_for(wheel: str, options: list[str], left: dict[str, list[str]] | None) -> None:
+    result = run("debug", wheel, "forward", "--json", *options)
+    if left is None:
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith("error: no instruction matches\n")
+    else:
+        rows = json.loads(result.output)["instructions"]
+        assert {row["instruction"]: [each["id"] for each in row.get("map", [])] for row in rows} == left
+
+
+def test_what_is_longer_than_the_terminal_goes_through_its_pager(monkeypatch: pytest.MonkeyPatch) -> None:
+    paged: list[str] = []
+    monkeypatch.setattr("click.echo_via_pager", paged.append)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("LINES", "3")
+    page(["a", "b"])
+    assert paged == []
+    page(["a", "b\x1b", "c"])
+    assert paged == ["a\nb\\u001b\nc"]
 
 
 def test_debug_as_json(wheel: str) -> None:
@@ -479,6 +534,85 @@ def test_a_wheel_without_models_says_how_to_get_them(tmp_path: Path) -> None:
         "  found: no `_lowered/manifest.json`\n"
         "  to do: build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS\n"
     )
+
+
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]      # a comment that stays
+
+build-backend = "hatchling.build"
+[project]
+name = "My.Net"
+version = "1.0"
+dependencies = ["torch==2.13.*",]
+[project.entry-points.other]
+a = "b:c"
+"""
+
+
+def test_init_appends_tables_and_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(PROJECT)
+    path.chmod(0o640)
+    done = run("init", "--root", str(tmp_path), "--backend", "openvino", "--backend", "aoti")
+    assert (done.exit_code, done.stderr) == (0, "")
+    added = (
+        '[project.entry-points."hatch_lower.models"]\n"My.Net" = "my_net.model:export"\n\n'
+        '[tool.hatch.build.hooks.lower]\nbackends = ["openvino", "aoti"]\n'
+    )
+    assert path.read_text() == f"{PROJECT}\n{added}"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert added in done.output
+    own = f'"hatch-lower[openvino]>={__version__}"'
+    assert f'- let `[build-system] requires` contain {own}, "torch' in done.output
+    assert f"- let `[project] dependencies` contain {own}\n" in done.output
+    assert [each.name for each in tmp_path.iterdir()] == ["pyproject.toml"]
+    again = run("init", "--root", str(tmp_path))
+    assert again.stderr == ("error: the project uses hatch-lower already\n  where: tool.hatch.build.hooks.lower\n")
+    assert path.read_text() == f"{PROJECT}\n{added}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hatchling.build", "flit_core.buildapi", "the project is not built by hatchling"),
+        ('name = "My.Net"\n', "", "the project has no name"),
+        ("points.other", 'points."hatch_lower.models"', "the project declares models already"),
+        ('[project.entry-points.other]\na = "b:c"', "entry-points = { other = { a = 'b' } }", "cannot be appended"),
+        ("[project.entry", "[tool.hatch.build.targets.wheel.hooks.lower]\n[project.entry", "uses hatch-lower already"),
+        ("[project]", "[project", "the project's file cannot be read"),
+    ],
+)
+def test_init_refuses_what_it_would_break(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "pyproject.toml"
+    text = PROJECT.replace(old, new)
+    path.write_text(text)
+    done = run("init", "--root", str(tmp_path))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert message in done.stderr.splitlines()[0]
+    assert path.read_text() == text
+
+
+@pytest.mark.torch
+def test_list_says_which_recipes_can_run_here(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(wheel, tmp_path / "site", "digits")
+    eager = write_wheel(tmp_path / "eager.whl", {"eager.json": b'{"schema":1,"models":{"tiny":"tiny:export"}}'})
+    install(eager, tmp_path / "other", "tiny")
+    damaged = write_wheel(tmp_path / "damaged.whl", {"manifest.json": b"{}"})
+    install(damaged, tmp_path / "third", "zebra")
+    for site in ("site", "other", "third"):
+        monkeypatch.syspath_prepend(tmp_path / site)
+    monkeypatch.setattr("hatch_lower.runtime.selection.unsupported_reason", lambda target: "the CPU is too old")
+    assert run("list").output.splitlines() == [
+        "model   distribution  version  recipe    backends  runs here",
+        "digits  digits        1.0      default   aoti      no: the CPU is too old",
+        "                               portable            yes",
+        "tiny    tiny          1.0      eager               yes",
+        "        zebra         1.0                          no: a packaged program file is damaged",
+    ]
+    listed = json.loads(run("list", "--json").output)
+    assert [each["model"] for each in listed] == ["digits", "tiny", ""]
+    assert listed[0]["recipes"][1] == {"recipe": "portable", "backends": [], "reason": None}
 
 
 def test_schema_prints_what_is_checked_in() -> None:

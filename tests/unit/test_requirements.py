@@ -104,10 +104,27 @@ def test_check_fails_with_the_lines_to_paste() -> None:
 def test_an_extra_of_hatch_lower_implies_what_it_consists_of() -> None:
     required = ["hatch-lower>=0.1", "openvino>=2026.0,<2027"]
     assert find_unmet(required, ["hatch-lower[openvino]>=0.1"]) == ()
-    assert find_unmet(["onnxruntime>=1.23,<2"], ["hatch-lower[ONNXRuntime]>=0.1", "onnxruntime<2"]) == ()
+    assert find_unmet(["onnx>=1.19"], ["hatch-lower[ONNXRuntime]>=0.1"]) == ()
     for declared in ("hatch-lower>=0.1", "hatch-lower[remote]>=0.1", 'hatch-lower[openvino]>=0.1; os_name == "nt"'):
         (unmet, *_) = find_unmet(required[1:], [declared])
         assert unmet.reason == "not among the dependencies"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "openvino"])
+def test_an_extra_implies_what_the_programs_of_its_backend_require(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tomllib
+
+    from hatch_lower.backend.registry import find_backend
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    listed = [f'{each}; extra == "{backend}"' for each in project["optional-dependencies"][backend]]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: listed)
+    required = find_backend(backend).requirements({})
+    assert required
+    assert find_unmet(required, [f"hatch-lower[{backend}]>=0.1"]) == ()
 
 
 @pytest.mark.torch

@@ -1,0 +1,69 @@
+"""`hatch-lower list`: the models that are installed, and which of their recipes can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import Distribution
+from typing import Any
+
+import click
+
+from hatch_lower.cli.output import show_report
+from hatch_lower.cli.tables import table_lines
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
+
+__all__ = ["list_models"]
+
+Report = list[dict[str, Any]]
+
+
+@click.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+def list_models(as_json: bool) -> None:
+    """List the installed models, and which of their recipes can run here."""
+    report = [row for owner, each in sorted(recording().items()) for row in distribution_report(owner, each)]
+    show_report(report, as_json, list_lines)
+
+
+def distribution_report(owner: str, distribution: Distribution) -> Iterator[dict[str, Any]]:
+    """Yield the models of a distribution; one without a name for a distribution whose models cannot be read."""
+    known = {"distribution": owner, "version": read_field(distribution, "Version")}
+    try:
+        models: Mapping[str, InstalledModel] = models_of(owner, distribution)
+    except ProgramError as error:
+        yield {"model": "", **known, "recipes": [{"recipe": "", "backends": [], "reason": error.what}]}
+        return
+    for name, model in sorted(models.items()):
+        yield {"model": name, **known, "recipes": list(recipe_reports(model))}
+
+
+def recipe_reports(model: InstalledModel) -> Iterator[dict[str, Any]]:
+    """Yield the recipes in load order, each with why it cannot run here, or none."""
+    if isinstance(model.source, EagerEntry):
+        yield {"recipe": "eager", "backends": [], "reason": None}
+        return
+    from hatch_lower.runtime.selection import DelegateKinds, refusal_reason  # imports torch
+
+    kinds, entry = DelegateKinds(), model.source.manifest.models[model.model]
+    for name in entry.order:
+        try:
+            reason = refusal_reason(entry.recipes[name], kinds, str(model.source.path))
+        except ProgramError as error:
+            reason = error.found or error.what
+        yield {"recipe": name, "backends": list(entry.recipes[name].backends), "reason": reason}
+
+
+def list_lines(report: Report) -> Iterator[str]:
+    """Yield a row for each recipe; what it shares with the row above is said there."""
+    if not report:
+        yield "no lowered models are installed here"
+        return
+    rows: list[Sequence[str]] = [("model", "distribution", "version", "recipe", "backends", "runs here")]
+    for model in report:
+        named = (model["model"], model["distribution"], model["version"])
+        for recipe in model["recipes"]:
+            reason = "yes" if recipe["reason"] is None else f"no: {recipe['reason']}"
+            rows.append((*named, recipe["recipe"], ", ".join(recipe["backends"]), reason))
+            named = ("", "", "")
+    yield from table_lines(rows)
