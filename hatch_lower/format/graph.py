@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from hatch_lower.format.arguments import Argument, argument_json
-from hatch_lower.format.inputs import Input, input_json
+from hatch_lower.format.inputs import Input, TensorInput, input_json
 
 __all__ = [
     "PYTHON_OPS",
@@ -71,11 +71,20 @@ class PythonCall:
 
 @dataclass(frozen=True, slots=True)
 class DelegateCall:
-    """A call of the plan's delegate number `delegate`, lowered for `inputs`; its result is a sequence."""
+    """A call of the plan's delegate number `delegate`; its result is a sequence.
+
+    Args:
+        delegate: its number.
+        args: what it is given.
+        inputs: what it was lowered for.
+        outputs: what it returns: tensors, and `None` in the place of a number.
+        out: the slot.
+    """
 
     delegate: int
     args: tuple[Argument, ...]
     inputs: tuple[Input, ...]
+    outputs: tuple[TensorInput | None, ...]
     out: int
 
 
@@ -190,7 +199,13 @@ def _instruction_json(instruction: Instruction) -> dict[str, Any]:
             return fields | {"kind": "python", "op": instruction.op}
         case DelegateCall():
             inputs = [input_json(each) for each in instruction.inputs]
-            return fields | {"kind": "delegate", "delegate": instruction.delegate, "inputs": inputs}
+            outputs = [None if each is None else input_json(each) for each in instruction.outputs]
+            return fields | {
+                "kind": "delegate",
+                "delegate": instruction.delegate,
+                "inputs": inputs,
+                "outputs": outputs,
+            }
         case Cond():
             branches = {"true": graph_json(instruction.true_graph), "false": graph_json(instruction.false_graph)}
             return fields | branches | {"kind": "cond", "predicate": argument_json(instruction.predicate)}

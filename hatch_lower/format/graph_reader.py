@@ -21,7 +21,7 @@ from hatch_lower.format.graph import (
     While,
     arguments_of,
 )
-from hatch_lower.format.inputs import Symbol, read_input
+from hatch_lower.format.inputs import Symbol, TensorInput, read_input
 from hatch_lower.format.reading import read_fields, read_list, read_natural, read_object, read_text, refuse
 
 __all__ = ["Scope", "read_graph"]
@@ -117,18 +117,32 @@ def _read_python(value: Any, where: str) -> PythonCall:
 
 
 def _read_delegate(value: Any, scope: Scope, where: str) -> DelegateCall:
-    fields = read_fields(value, frozenset({"kind", "delegate", "args", "inputs", "out"}), where)
+    fields = read_fields(value, frozenset({"kind", "delegate", "args", "inputs", "outputs", "out"}), where)
     index = read_natural(fields["delegate"], where)
     args = _read_arguments(fields["args"], where)
     inputs = tuple(
         read_input(each, scope.symbols, f"{where}.inputs[{position}]")
         for position, each in enumerate(read_list(fields["inputs"], where))
     )
+    outputs = tuple(
+        _read_output(each, scope, f"{where}.outputs[{position}]")
+        for position, each in enumerate(read_list(fields["outputs"], where))
+    )
     if index >= scope.delegates:
         refuse(where, f"delegate {index} of {scope.delegates}")
     if len(args) != len(inputs):
         refuse(where, f"{len(args)} arguments for {len(inputs)} inputs")
-    return DelegateCall(index, args, inputs, read_natural(fields["out"], where))
+    return DelegateCall(index, args, inputs, outputs, read_natural(fields["out"], where))
+
+
+def _read_output(value: Any, scope: Scope, where: str) -> TensorInput | None:
+    """Return what a delegate returns: a tensor, or `None` for a number."""
+    if value is None:
+        return None
+    output = read_input(value, scope.symbols, where)
+    if not isinstance(output, TensorInput):
+        refuse(where, "an output that is neither a tensor nor null")
+    return output
 
 
 def _read_cond(value: Any, scope: Scope, where: str, depth: int) -> Cond:

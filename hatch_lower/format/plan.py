@@ -48,7 +48,7 @@ __all__ = [
     "write_plan",
 ]
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)

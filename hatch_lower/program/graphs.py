@@ -29,7 +29,7 @@ from hatch_lower.graph.surgery import attribute_of, graph_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
 from hatch_lower.program.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
-from hatch_lower.program.signature import value_input
+from hatch_lower.program.signature import tensor_value, value_input
 from hatch_lower.program.sources import SourceRoots
 from hatch_lower.program.symbols import Symbols
 
@@ -211,6 +211,10 @@ class GraphEmitter:
             value_input(arg.meta["val"] if isinstance(arg, Node) else arg, self._context.symbols, self._where(node))
             for arg in operands
         )
+        outputs = tuple(
+            tensor_value(value, self._context.symbols, self._where(node)) if isinstance(value, torch.Tensor) else None
+            for value in node.meta["val"]
+        )
         args = self._arguments(operands, node)
         handles: dict[int, None] = {}
         for each in graph_modules(module.original_module.graph_module):
@@ -220,7 +224,7 @@ class GraphEmitter:
         debug = (module.meta or {}).get("debug_handle_map", module.result.debug_handle_map)
         mapped = None if debug is None else {str(key): tuple(value) for key, value in debug.items()}
         self._context.delegates[self._next_path()] = DelegateDebug(module.backend_id, mapped)
-        return self._append(lambda out: DelegateCall(number, args, inputs, out), tuple(sorted(handles)))
+        return self._append(lambda out: DelegateCall(number, args, inputs, outputs, out), tuple(sorted(handles)))
 
     def _emit_in_place(self, node: Node) -> list[Argument]:
         """Emit a custom operator that changes arguments, on copies of them; return its results, then the copies."""

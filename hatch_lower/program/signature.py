@@ -158,15 +158,7 @@ def value_input(value: Any, symbols: Symbols, where: str) -> Input:
         EdgeError: for a tensor that is not dense or not on the CPU, or a symbolic number that is no integer.
     """
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.device.type != "cpu":
-            raise EdgeError(
-                "a tensor is not a dense tensor on the CPU",
-                where=where,
-                found=f"layout {value.layout}, on {value.device}",
-                hint="export the model on the CPU",
-            )
-        shape = tuple(symbols.expr(size) for size in value.shape)
-        return TensorInput(dtype_name(value.dtype), shape, tuple(symbols.expr(step) for step in value.stride()))
+        return tensor_value(value, symbols, where)
     if isinstance(value, torch.SymInt):
         return SymbolInput(symbols.expr(value))
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
@@ -177,3 +169,20 @@ def value_input(value: Any, symbols: Symbols, where: str) -> Input:
             hint="pass it as a 0-d tensor",
         )
     return LiteralInput(literal_argument(value, where))
+
+
+def tensor_value(value: torch.Tensor, symbols: Symbols, where: str) -> TensorInput:
+    """Return what a tensor must be, from the traced one.
+
+    Raises:
+        EdgeError: if it is not dense or not on the CPU.
+    """
+    if value.layout is not torch.strided or value.device.type != "cpu":
+        raise EdgeError(
+            "a tensor is not a dense tensor on the CPU",
+            where=where,
+            found=f"layout {value.layout}, on {value.device}",
+            hint="export the model on the CPU",
+        )
+    shape = tuple(symbols.expr(size) for size in value.shape)
+    return TensorInput(dtype_name(value.dtype), shape, tuple(symbols.expr(step) for step in value.stride()))

@@ -46,19 +46,20 @@ class MethodCode:
     text: str
 
 
-def compile_method(plan: Plan, name: str, *, is_locked: bool) -> MethodCode:
+def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bool = False) -> MethodCode:
     """Compile one method of a plan.
 
     Args:
         plan: as `read_plan` gives it.
         name: of the method.
         is_locked: whether each call holds the instance's lock.
+        checks_outputs: whether all that delegates return is compared with the plan, and not its number alone.
 
     Raises:
         ProgramError: if torch lacks an operator, the inputs do not determine what the program needs to know, or Python
             refuses the code (a name that nothing can be assigned to, too much nesting).
     """
-    writer = MethodWriter(plan, name, is_locked)
+    writer = MethodWriter(plan, name, is_locked, checks_outputs)
     source = "\n".join(writer.write()) + "\n"
     names = writer.names
     parameters = [

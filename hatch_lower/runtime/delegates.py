@@ -62,7 +62,9 @@ class Delegate(ABC):
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run on `inputs` (dtype, shape, strides and device already checked); return the outputs in order.
 
-        An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor.
+        An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor. There are as many as
+        the partition has, each with its dtype, shape and strides (those of a clone, where it is a view with gaps): a
+        call refuses another number, the build anything else.
         """
 
 

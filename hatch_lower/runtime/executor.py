@@ -167,6 +167,8 @@ def execute_plan(
     spans: Sequence[Tensor],
     delegates: Mapping[str, type[Delegate]],
     folder: Path,
+    *,
+    checks_outputs: bool = False,
 ) -> Executor:
     """Return an executor of a plan, with the packaged state. The build verifies its programs with this.
 
@@ -176,6 +178,7 @@ def execute_plan(
             cloned; the others are used as they are.
         delegates: the run half of each backend that the plan mentions.
         folder: what the paths of the delegates' files are relative to.
+        checks_outputs: whether each call compares all that delegates return with the plan, and not its number alone.
 
     Raises:
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
@@ -193,7 +196,9 @@ def execute_plan(
             )
         kinds.append(delegates[entry.backend])
     is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
-    codes = {name: compile_method(plan, name, is_locked=is_locked) for name in plan.methods}
+    codes = {
+        name: compile_method(plan, name, is_locked=is_locked, checks_outputs=checks_outputs) for name in plan.methods
+    }
     data = map_data(plan, folder)
     layouts = MappingProxyType({name: each.layout for name, each in data_files(plan).items() if each.layout})
     files = MappingProxyType({name: folder / each.file for name, each in data_files(plan).items()})

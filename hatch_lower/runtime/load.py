@@ -71,13 +71,18 @@ def load_folder(
     *,
     delegates: Mapping[str, type[Delegate]] | None = None,
     verify: bool = False,
+    checks_outputs: bool = False,
 ) -> LoadedModel:
     """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones.
+
+    With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
 
     Raises:
         ProgramError: as `load` does.
     """
-    return load_model(open_folder(folder), model, recipe, DelegateKinds(delegates), verify)
+    return load_model(
+        open_folder(folder), model, recipe, DelegateKinds(delegates, checks_outputs=checks_outputs), verify
+    )
 
 
 def load_model(
@@ -140,7 +145,13 @@ def load_recipe(
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
     spans = constants.spans(plan.storages) if constants is not None else ()
     backends = dict.fromkeys(each.backend for each in plan.delegates)
-    executor = execute_plan(plan, spans, {each: kinds.load(each) for each in backends}, folder.path)
+    executor = execute_plan(
+        plan,
+        spans,
+        {each: kinds.load(each) for each in backends},
+        folder.path,
+        checks_outputs=kinds.checks_outputs,
+    )
     provenance = Provenance(
         model,
         chosen,

@@ -19,10 +19,16 @@ __all__ = ["DelegateKinds", "choose_recipe"]
 
 
 class DelegateKinds:
-    """The run halves of backends: those given, else the installed ones, imported one by one when asked for."""
+    """The run halves of backends: those given, else the installed ones, imported one by one when asked for.
 
-    def __init__(self, given: Mapping[str, type[Delegate]] | None = None) -> None:
+    Args:
+        given: id to run half; `None`: the installed ones.
+        checks_outputs: whether all that they return is compared with the plan, and not its number alone.
+    """
+
+    def __init__(self, given: Mapping[str, type[Delegate]] | None = None, *, checks_outputs: bool = False) -> None:
         self._given = given
+        self.checks_outputs = checks_outputs
 
     def missing_reason(self, backend: str) -> str | None:
         """Return why a backend's programs cannot run, or `None` if its run half is there."""

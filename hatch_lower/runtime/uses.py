@@ -40,6 +40,7 @@ def symbols_of(graph: Graph) -> frozenset[str]:
     symbols: frozenset[str] = frozenset()
     for instruction in graph.instructions:
         if isinstance(instruction, DelegateCall):
-            symbols = symbols.union(*(symbols_in(size) for each in instruction.inputs for size in expressions_of(each)))
+            tensors = [*instruction.inputs, *filter(None, instruction.outputs)]
+            symbols = symbols.union(*(symbols_in(size) for each in tensors for size in expressions_of(each)))
         symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
     return symbols

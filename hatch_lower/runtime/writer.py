@@ -11,6 +11,7 @@ For a method with one delegate the source reads like this (identifiers shortened
         if image.requires_grad: image = image.detach()
         if not image.is_contiguous(): image = restride(image, (n1, 1,))
         v1 = delegate(([image]))
+        if len(v1) != 1: check_outputs(v1, {})
         v2 = v1[0]
         del v1
         return v2
@@ -48,6 +49,7 @@ from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.operators import python_code, resolve_operators, size_code
+from hatch_lower.runtime.outputs import OutputCheck
 from hatch_lower.runtime.refusals import Refusals
 from hatch_lower.runtime.rows import map_rows, scan_rows
 from hatch_lower.runtime.uses import last_uses, references_to_values, symbols_of
@@ -56,12 +58,20 @@ __all__ = ["MethodWriter"]
 
 
 class MethodWriter:
-    """Writes the source of one method: a function for each graph, the method's own last."""
+    """Writes the source of one method: a function for each graph, the method's own last.
 
-    def __init__(self, plan: Plan, name: str, is_locked: bool) -> None:
+    Args:
+        plan: the plan.
+        name: of the method.
+        is_locked: whether each call holds the instance's lock.
+        checks_outputs: whether all that delegates return is compared with the plan, and not its number alone.
+    """
+
+    def __init__(self, plan: Plan, name: str, is_locked: bool, checks_outputs: bool) -> None:
         self._plan = plan
         self._name = name
         self._is_locked = is_locked
+        self._checks_outputs = checks_outputs
         self._method = plan.methods[name]
         self._where = f"method `{name}`"
         self._operators = resolve_operators(self._method.graph, self._where)
@@ -195,7 +205,7 @@ class MethodWriter:
         symbols: dict[str, str],
         specs: Mapping[int, Input],
     ) -> list[str]:
-        """Return the delegate's call, after the checks of what is not an input that was checked for the same."""
+        """Return the delegate's call between the checks of what it is given, where that is needed, and returns."""
         where = f"delegate {instruction.delegate} of {self._where}"
         lines: list[str] = []
         given: list[str] = []
@@ -210,6 +220,13 @@ class MethodWriter:
                 given.append(code)
         copies = [each for each, code in zip(given, args, strict=True) if each != code]
         lines.append(f"{out} = {self.names.delegate(instruction.delegate)}([{', '.join(given)}])")
+        check = self.names.bind("check_outputs", OutputCheck(where, instruction.outputs))
+        if self._checks_outputs:
+            known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in symbols.items()]
+            lines.append(f"{check}({out}, {{{', '.join(known)}}})")
+        else:
+            length = self.names.bind("len", len, "len")
+            lines.append(f"if {length}({out}) != {len(instruction.outputs)}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
 
     def _write_while(

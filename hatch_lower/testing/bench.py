@@ -216,7 +216,8 @@ class Bench:
     def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
         """Load a saved program with the backend's run half, or with `kind` in its place."""
         chosen = kind or self.subject.delegate
-        return load_folder(folder, delegates=None if chosen is None else {self.subject.backend_id: chosen})
+        given = None if chosen is None else {self.subject.backend_id: chosen}
+        return load_folder(folder, delegates=given, checks_outputs=True)
 
     def delegate(self) -> type[Delegate]:
         """Return the backend's run half."""

@@ -54,9 +54,13 @@ def python(name: str, *args: Any, out: int) -> dict[str, Any]:
     return {"kind": "python", "op": name, "args": list(args), "out": out}
 
 
-def call(delegate: int, args: Sequence[Any], inputs: Sequence[Any], out: int) -> dict[str, Any]:
-    """Return a delegate's instruction."""
-    return {"kind": "delegate", "delegate": delegate, "args": list(args), "inputs": list(inputs), "out": out}
+def call(
+    delegate: int, args: Sequence[Any], inputs: Sequence[Any], out: int, outputs: Sequence[Any] | None = None
+) -> dict[str, Any]:
+    """Return a delegate's instruction; unless they are given, its outputs are what its inputs are."""
+    same = [each if each["kind"] == "tensor" else None for each in inputs]
+    fields = {"inputs": list(inputs), "outputs": same if outputs is None else list(outputs)}
+    return {"kind": "delegate", "delegate": delegate, "args": list(args), "out": out, **fields}
 
 
 def graph(inputs: int, instructions: Sequence[Any], *outputs: Any) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def plan_value(
 ) -> dict[str, Any]:
     """Return a plan."""
     return {
-        "schema": 1,
+        "schema": 2,
         "storages": [{"key": key, "dtype": dtype, "length": length} for key, dtype, length in storages],
         "constants": dict(constants or {}),
         "delegates": list(delegates),
@@ -150,8 +154,14 @@ class Doubling(Delegate):
         return [each * 2 for each in inputs]
 
 
-def executor_of(value: Any, *spans: torch.Tensor, delegates: Mapping[str, type[Delegate]] | None = None) -> Executor:
+def executor_of(
+    value: Any,
+    *spans: torch.Tensor,
+    delegates: Mapping[str, type[Delegate]] | None = None,
+    checks_outputs: bool = False,
+) -> Executor:
     """Return an executor of a plan's JSON value."""
     from hatch_lower.runtime.executor import execute_plan
 
-    return execute_plan(plan_of(value), spans, delegates or {"doubling": Doubling}, Path("/nowhere"))
+    kinds = delegates or {"doubling": Doubling}
+    return execute_plan(plan_of(value), spans, kinds, Path("/nowhere"), checks_outputs=checks_outputs)

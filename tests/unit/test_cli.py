@@ -54,7 +54,7 @@ DELEGATED = Plan(
             Graph(
                 (0,),
                 (
-                    DelegateCall(0, (Value(0),), (IMAGE,), 1),
+                    DelegateCall(0, (Value(0),), (IMAGE,), (IMAGE,), 1),
                     PythonCall("getitem", (Value(1), 0), 2),
                     OpCall("aten.cumsum.default", (Value(2), 0), (), 3),
                 ),
@@ -175,7 +175,7 @@ model digits
       batch from 1 to 1024
 
   recipe    backends  runs on                      size  requires
-  default   aoti      Linux x86_64, x86-64-v3  1.47 KiB  hatch-lower>=0.1, torch==2.13.*
+  default   aoti      Linux x86_64, x86-64-v3  1.56 KiB  hatch-lower>=0.1, torch==2.13.*
   portable  none      any machine                 915 B  hatch-lower>=0.1
 
   recipe    method   nodes  delegated  delegates

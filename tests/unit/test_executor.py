@@ -274,6 +274,85 @@ def test_what_the_graph_computes_wrongly_never_reaches_a_delegate() -> None:
     )
 
 
+class Returning(Delegate):
+    """Returns what it was told to."""
+
+    outputs: ClassVar[list[Any]] = []
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[torch.Tensor]) -> Returning:
+        return cls()
+
+    def run(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
+        return self.outputs
+
+
+def returned(monkeypatch: pytest.MonkeyPatch, *outputs: Any, expected: Sequence[Any], **fields: Any) -> Any:
+    """Call a delegate that returns the outputs and should return others, with rows as the only size."""
+    monkeypatch.setattr(Returning, "outputs", list(outputs))
+    body = [call(0, [v(0)], [tensor_input("s0", 4)], 1, expected), python("getitem", v(1), 0, out=2)]
+    forward = method([tensor_input("s0", 4)], body, v(2), symbols={**BATCH, "u0": {"min": 0, "max": None}})
+    plan = plan_value(forward=forward, delegates=[delegate_entry("returning")])
+    executor = executor_of(plan, delegates={"returning": Returning}, **fields)
+    return executor.methods["forward"](torch.zeros(3, 4))
+
+
+def test_a_wrong_number_of_outputs_is_an_error_of_that_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tensor_input("s0", 4)
+    assert returned(monkeypatch, torch.ones(3, 4), 7, expected=[rows, None]).sum() == 12
+    for outputs in ([torch.ones(3, 4)] * 2, []):
+        with pytest.raises(ProgramError) as caught:
+            returned(monkeypatch, *outputs, expected=[rows])
+        assert str(caught.value) == (
+            "a delegate returned something else than it was lowered for\n"
+            "  where: delegate 0 of method `forward`\n"
+            f"  found: {len(outputs)} outputs instead of 1\n"
+            "  to do: this is a fault of the backend: report it to its authors, or leave the backend out of the recipe"
+        )
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "found"),
+    [
+        (torch.ones(3, 4).double(), tensor_input("s0", 4), "float64 on cpu instead of float32 on cpu"),
+        (torch.ones(2, 4), tensor_input("s0", 4), "the shape [2, 4] instead of [3, 4]"),
+        (torch.ones(3), tensor_input("u0", 4, stride=[4, 1]), "the shape [3] instead of ['u0', 4]"),
+        (
+            torch.ones(4, 3).T,
+            tensor_input("s0", 4),
+            "the strides [1, 3] instead of [4, 1] for the shape [3, 4]",
+        ),
+        (
+            torch.ones(3, 4),
+            tensor_input("s0", 4, stride=[1, "s0"]),
+            "the strides [4, 1] instead of [1, 3] for the shape [3, 4]",
+        ),
+        (5, tensor_input("s0", 4), "`int` instead of a tensor"),
+    ],
+)
+def test_a_wrong_output_is_found_where_outputs_are_checked(
+    monkeypatch: pytest.MonkeyPatch, output: Any, expected: Any, found: str
+) -> None:
+    assert returned(monkeypatch, output, expected=[expected]) is output
+    with pytest.raises(ProgramError) as caught:
+        returned(monkeypatch, output, expected=[expected], checks_outputs=True)
+    assert caught.value.where == "delegate 0 of method `forward`, output 0"
+    assert caught.value.found == found
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (torch.ones(3, 4), tensor_input("s0", 4, stride=[8, 2])),  # a view's, copied
+        (torch.ones(3, 4), tensor_input("s0", 4, stride=[0, 1])),  # a row, repeated
+        (torch.ones(5, 4), tensor_input("u0", 4)),  # as many rows as the data say
+        (torch.ones(1, 4).T.contiguous().T, tensor_input(1, 4, stride=[9, 1])),
+    ],
+)
+def test_an_output_may_be_the_clone_of_a_view(monkeypatch: pytest.MonkeyPatch, output: Any, expected: Any) -> None:
+    assert returned(monkeypatch, output, expected=[expected], checks_outputs=True) is output
+
+
 def test_a_size_that_depends_on_data() -> None:
     symbols = {"u0": {"min": 0, "max": None}}
     body = [
@@ -388,7 +467,7 @@ class Sizes(Delegate):
 
 def test_sizes_from_a_delegate_become_numbers() -> None:
     body = [
-        call(0, [v(0)], [tensor_input("s0", 4)], 1),
+        call(0, [v(0)], [tensor_input("s0", 4)], 1, [None, None, None]),
         *(python("getitem", v(1), index, out=2 + index) for index in range(3)),
         python("item_int", v(2), out=5),
         python("item_bool", v(3), out=6),

@@ -149,11 +149,11 @@ def test_a_canonical_plan_is_written_as_it_was_read() -> None:
 
 
 def test_a_newer_schema() -> None:
-    value = plan_value({}) | {"schema": 2, "something": "new"}
+    value = plan_value({}) | {"schema": 3, "something": "new"}
     assert str(refusal(value)) == (
         "a packaged program needs a newer hatch-lower\n"
         "  where: digits/default.json\n"
-        "  found: schema 2; this hatch-lower reads schema 1\n"
+        "  found: schema 3; this hatch-lower reads schema 2\n"
         "  to do: upgrade hatch-lower"
     )
 
