@@ -135,7 +135,7 @@ def problem_of(packaged: Packaged) -> str:
             spans = ConstantsFile(packaged.constants, packaged.constants.name).spans(plan.storages)
         kinds = DelegateKinds()
         delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
-        executor = execute_plan(plan, spans, delegates, packaged.folder)
+        executor = execute_plan(plan, spans, delegates, packaged.folder, checks_outputs=True)
         tensors = ConstantsFile(packaged.examples, packaged.examples.name).tensors()
         for name, tolerance in packaged.tolerances.items():
             status, detail, _ = check_method(executor, plan, name, tensors, tolerance)
