@@ -126,17 +126,29 @@ class BackendDetails(ABC):
         return edge_program
 
     @classmethod
+    def preprocess_many(
+        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
+    ) -> list[PreprocessResult]:
+        """Lower partitions that have nothing to do with each other; by default one after the other.
+
+        Override it to lower several at a time. Each result may depend on its own program and options only, for each
+        is cached by itself.
+        """
+        return [cls.preprocess(program, specs) for program, specs in zip(edge_programs, compile_specs, strict=True)]
+
+    @classmethod
     def preprocess_multimethod(
         cls,
         edge_programs: Mapping[str, list[ExportedProgram]],
         compile_specs: Mapping[str, list[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Lower all partitions of all methods at once; by default one after the other."""
+        """Lower all partitions of all methods in one call, so that they can share things.
+
+        Override it only for that. Then it is always given all partitions, equal ones too, and the results are cached as
+        one: any change lowers them all again. Backends that do not override it are never called here.
+        """
         return {
-            method: [
-                cls.preprocess(program, specs) for program, specs in zip(programs, compile_specs[method], strict=True)
-            ]
-            for method, programs in edge_programs.items()
+            method: cls.preprocess_many(programs, compile_specs[method]) for method, programs in edge_programs.items()
         }
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 from hatch_lower.digest import digest_of
 
-__all__ = ["ExportKey", "NoKeyError", "PartitionKey"]
+__all__ = ["ExportKey", "JointKey", "NoKeyError", "PartitionKey"]
 
 
 class NoKeyError(Exception):
@@ -43,6 +43,27 @@ class PartitionKey:
     interpreter: str
     system: str
     result_schema: int
+
+    def components(self) -> dict[str, Any]:
+        """Return the fields as a JSON value."""
+        return asdict(self)
+
+    def digest(self) -> str:
+        """Return the sha256 over all fields."""
+        return digest_of(self.components())
+
+
+@dataclass(frozen=True, slots=True)
+class JointKey:
+    """The key of the results of partitions that a backend lowered in one call in which it saw them all.
+
+    Args:
+        backend: the backend's id.
+        partitions: of each partition in order, its method and the digest of its own key.
+    """
+
+    backend: str
+    partitions: tuple[tuple[str, str], ...]
 
     def components(self) -> dict[str, Any]:
         """Return the fields as a JSON value."""

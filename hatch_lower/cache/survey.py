@@ -15,6 +15,7 @@ __all__ = ["Damage", "Entry", "Survey", "survey", "verify"]
 
 KINDS = (
     ("compile_specs", "partition"),
+    ("partitions", "partition"),
     ("graphs", "export"),
     ("constants", "constants"),
     ("native file", "native"),

@@ -1,4 +1,8 @@
-"""From partitions to backends' results: each distinct partition is lowered once, or found in the cache."""
+"""From partitions to backends' results, which are made once or found in the cache.
+
+A backend that defines `preprocess_multimethod` may share things among partitions, so its results are one unit: made,
+kept and found together. Of any other backend each distinct partition is one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from typing import Any
 
 import torch
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, PreprocessResult, Target
+from hatch_lower.backend.api import BackendDetails, DelegationSpec, PreprocessResult, Target
 from hatch_lower.backend.identity import code_of
 from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
-from hatch_lower.cache.key import NoKeyError, PartitionKey
+from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import BackendError
@@ -25,7 +29,7 @@ from hatch_lower.lowering.checked import wrong_field
 from hatch_lower.lowering.extract import LocalProgram
 from hatch_lower.lowering.restored import process_restored
 
-__all__ = ["Request", "Response", "preprocess_all"]
+__all__ = ["Request", "Response", "key_of", "lowers_jointly", "preprocess_all"]
 
 RESULT_SCHEMA = 2
 
@@ -48,8 +52,33 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Unit:
+    """Partitions whose results are made, kept and found together.
+
+    Args:
+        requests: one; or all that a backend is asked for, if it defines `preprocess_multimethod`.
+        components: what the key is made of.
+        states: of each request, the digest of the weights that its backend is given.
+    """
+
+    requests: tuple[Request, ...]
+    components: Mapping[str, Any]
+    states: tuple[str, ...]
+
+    @property
+    def backend(self) -> type[BackendDetails]:
+        """The backend's compile half."""
+        return self.requests[0].backend
+
+    @property
+    def joint(self) -> bool:
+        """Whether each result may depend on all partitions."""
+        return lowers_jointly(self.backend)
+
+
+@dataclass(frozen=True, slots=True)
 class Response:
-    """A partition's result; `reused` says that no `preprocess` call was made for it, and `key` where it is stored."""
+    """A partition's result; `reused` says that it was not made for this request, and `key` where it is stored."""
 
     result: PreprocessResult
     reused: bool
@@ -57,7 +86,7 @@ class Response:
 
 
 def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
-    """Lower partitions, equal ones once, those of one backend together.
+    """Lower partitions: equal ones once, or all of a backend that lowers them jointly.
 
     Args:
         requests: in the order in which backends shall see them.
@@ -67,45 +96,67 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
         BackendError: if a backend answers with something else than it was asked for.
         CacheError: if the cache is frozen and does not hold a result.
     """
-    fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
-    keys = [key_of(request, fingerprints) for request in requests]
-    digests = [key.digest() for key in keys]
-    wanted: dict[str, Request] = {}
-    for digest, request in zip(digests, requests, strict=True):
-        wanted.setdefault(digest, request)
-    found = {} if store is None else read_results(store, wanted)
-    missing = {digest: request for digest, request in wanted.items() if digest not in found}
+    units, places = units_of(requests)
+    found = {} if store is None else read_units(store, units)
+    missing = {key: unit for key, unit in units.items() if key not in found}
     if missing:
-        components = {digest: key.components() for digest, key in zip(digests, keys, strict=True)}
         with nullcontext() if store is None else store.locked(missing):
             if store is not None:  # another build may have made some while this one waited
-                found |= read_results(store, missing)
-            missing = {digest: request for digest, request in missing.items() if digest not in found}
-            states = {digest: key.state for digest, key in zip(digests, keys, strict=True)}
-            for digest, result in call_backends(missing):
-                refuse_changed_weights(missing[digest], states[digest])
-                found[digest] = result
+                found |= read_units(store, missing)
+            missing = {key: unit for key, unit in missing.items() if key not in found}
+            for key, results in call_backends(missing):
+                refuse_changed_weights(missing[key])
+                found[key] = results
                 if store is not None:
-                    write_result(store, digest, components[digest], result)
+                    write_unit(store, key, missing[key], results)
     return [
-        Response(found[digest], missing.get(digest) is not request, digest)
-        for request, digest in zip(requests, digests, strict=True)
+        Response(found[key][index], key not in missing or missing[key].requests[index] is not request, key)
+        for request, (key, index) in zip(requests, places, strict=True)
     ]
 
 
-def read_results(store: Store, wanted: Mapping[str, Request]) -> dict[str, PreprocessResult]:
-    """Return the stored results of the requests that have one."""
-    results = {digest: read_result(store, digest, request) for digest, request in wanted.items()}
-    return {digest: result for digest, result in results.items() if result is not None}
+def lowers_jointly(backend: type[BackendDetails]) -> bool:
+    """Return whether a backend defines `preprocess_multimethod`: then each result may depend on all partitions."""
+    defined = getattr(backend.preprocess_multimethod, "__func__", None)
+    return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
 
 
-def call_backends(requests: Mapping[str, Request]) -> Iterator[tuple[str, PreprocessResult]]:
-    """Lower partitions, those of one backend together; yield each one's key and result."""
-    by_backend: dict[str, dict[str, Request]] = {}
-    for digest, request in requests.items():
-        by_backend.setdefault(request.spec.backend_id, {})[digest] = request
+def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[str, int]]]:
+    """Return the units of some requests by key, and of each request its unit's key and its place there."""
+    fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
+    keys = [key_of(request, fingerprints) for request in requests]
+    units: dict[str, Unit] = {}
+    places = [(key.digest(), 0) for key in keys]
+    joint: dict[str, list[int]] = {}
+    for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
+        if lowers_jointly(request.backend):
+            joint.setdefault(request.spec.backend_id, []).append(number)
+        else:
+            units.setdefault(places[number][0], Unit((request,), key.components(), (key.state,)))
+    for backend_id, numbers in joint.items():
+        together = JointKey(backend_id, tuple((requests[each].method, places[each][0]) for each in numbers))
+        states = tuple(keys[each].state for each in numbers)
+        units[together.digest()] = Unit(tuple(requests[each] for each in numbers), together.components(), states)
+        for index, number in enumerate(numbers):
+            places[number] = (together.digest(), index)
+    return units, places
+
+
+def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[PreprocessResult]]:
+    """Return the stored results of the units that have all of theirs."""
+    found = {key: read_unit(store, key, unit) for key, unit in units.items()}
+    return {key: results for key, results in found.items() if results is not None}
+
+
+def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[PreprocessResult]]]:
+    """Lower units, those of one backend together; yield each one's key and results."""
+    by_backend: dict[str, dict[str, Unit]] = {}
+    for key, unit in units.items():
+        by_backend.setdefault(unit.requests[0].spec.backend_id, {})[key] = unit
     for group in by_backend.values():
-        yield from zip(group, call_backend(list(group.values())), strict=True)
+        results = iter(call_backend([request for unit in group.values() for request in unit.requests]))
+        for key, unit in group.items():
+            yield key, [next(results) for _ in unit.requests]
 
 
 def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
@@ -144,15 +195,16 @@ def state_of(request: Request) -> str:
     return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
 
 
-def refuse_changed_weights(request: Request, before: str) -> None:
+def refuse_changed_weights(unit: Unit) -> None:
     """Raise `BackendError` if a backend has written into the model's tensors: eager's would be the same wrong ones."""
-    if state_of(request) != before:
-        raise BackendError(
-            f"the backend `{request.spec.backend_id}` changed the model's weights",
-            where=f"method `{request.method}`",
-            found="other contents after `preprocess` than before",
-            hint="copy what is changed: override `copy_exported_program_for_preprocess`",
-        )
+    for request, before in zip(unit.requests, unit.states, strict=True):
+        if state_of(request) != before:
+            raise BackendError(
+                f"the backend `{request.spec.backend_id}` changed the model's weights",
+                where=f"method `{request.method}`",
+                found="other contents after `preprocess` than before",
+                hint="copy what is changed: override `copy_exported_program_for_preprocess`",
+            )
 
 
 def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
@@ -169,59 +221,77 @@ def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
 def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     """Give one backend all its partitions of all methods in one call, and check its answer."""
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
-    programs: dict[str, list[Any]] = {}
-    specs: dict[str, list[list[CompileSpec]]] = {}
-    for request in requests:
-        options = request.spec.compile_specs
-        program = backend.copy_exported_program_for_preprocess(request.local.program, options)
-        programs.setdefault(request.method, []).append(program)
-        specs.setdefault(request.method, []).append(options)
-    answer = backend.preprocess_multimethod(programs, specs)
-    check_answer(backend, backend_id, {method: len(each) for method, each in programs.items()}, answer)
-    taken = {method: iter(answer[method]) for method in programs}
-    return [next(taken[request.method]) for request in requests]
-
-
-def check_answer(backend: type[BackendDetails], backend_id: str, expected: Mapping[str, int], answer: Any) -> None:
-    """Raise `BackendError` unless a backend answered with one result for each partition of each method."""
-    where = f"`{backend.__name__}.preprocess_multimethod`"
+    specs = [request.spec.compile_specs for request in requests]
+    programs = [
+        backend.copy_exported_program_for_preprocess(request.local.program, each)
+        for request, each in zip(requests, specs, strict=True)
+    ]
+    if not lowers_jointly(backend):
+        results: Any = backend.preprocess_many(programs, specs)
+        place = f"`{backend.__name__}.preprocess_many`"
+        check_results(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
+        return list(results)
+    by_method: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        by_method.setdefault(request.method, []).append(number)
+    answer: Any = backend.preprocess_multimethod(
+        {method: [programs[each] for each in numbers] for method, numbers in by_method.items()},
+        {method: [specs[each] for each in numbers] for method, numbers in by_method.items()},
+    )
+    place = f"`{backend.__name__}.preprocess_multimethod`"
     hint = "return {method: [one PreprocessResult for each program, in order]}"
     if not isinstance(answer, Mapping):
         raise BackendError(
-            f"the backend `{backend_id}` returned no mapping", where=where, found=repr(answer), hint=hint
+            f"the backend `{backend_id}` returned no mapping", where=place, found=repr(answer), hint=hint
         )
-    for method, count in expected.items():
+    found: dict[int, PreprocessResult] = {}
+    for method, numbers in by_method.items():
         results = answer.get(method)
-        if not isinstance(results, (list, tuple)) or len(results) != count:
-            found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
+        check_results(backend_id, results, len(numbers), place, f" for the method `{method}`", hint)
+        found |= zip(numbers, results, strict=True)
+    return [found[number] for number in range(len(requests))]
+
+
+def check_results(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
+    """Raise `BackendError` unless a backend returned so many results that can be stored and packaged."""
+    if not isinstance(results, (list, tuple)) or len(results) != count:
+        found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
+        raise BackendError(
+            f"the backend `{backend_id}` must return {count} results{subject}", where=where, found=found, hint=hint
+        )
+    for result in results:
+        if not isinstance(result, PreprocessResult):
             raise BackendError(
-                f"the backend `{backend_id}` must return {count} results for the method `{method}`",
-                where=where,
-                found=found,
-                hint=hint,
+                f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
+                where=f"{where}{subject}",
+                found=repr(result),
+                hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
             )
-        for result in results:
-            if not isinstance(result, PreprocessResult):
-                raise BackendError(
-                    f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
-                    where=f"method `{method}`",
-                    found=repr(result),
-                    hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
-                )
-            if (wrong := wrong_field(result)) is not None:
-                name, expected_there = wrong
-                raise BackendError(
-                    f"the backend `{backend_id}` returned a result whose `{name}` is not {expected_there}",
-                    where=f"method `{method}`",
-                    found=f"{getattr(result, name)!r:.200}",
-                    hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
-                )
+        if (wrong := wrong_field(result)) is not None:
+            name, expected = wrong
+            raise BackendError(
+                f"the backend `{backend_id}` returned a result whose `{name}` is not {expected}",
+                where=f"{where}{subject}",
+                found=f"{getattr(result, name)!r:.200}",
+                hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
+            )
 
 
-def read_result(store: Store, digest: str, request: Request) -> PreprocessResult | None:
-    """Return a stored result, or `None`."""
-    value = store.get(digest, f"a partition of `{request.method}` for the backend `{request.spec.backend_id}`")
-    if value is None or not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
+def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | None:
+    """Return the stored results of a unit, or `None`."""
+    method, backend_id = unit.requests[0].method, unit.requests[0].spec.backend_id
+    subject = "all partitions" if unit.joint else f"a partition of `{method}`"
+    value = store.get(key, f"{subject} for the backend `{backend_id}`")
+    if value is None:
+        return None
+    values = value.get("results", []) if unit.joint else [value]
+    results = [result for each in values if (result := read_result(store, each)) is not None]
+    return results if len(results) == len(values) == len(unit.requests) else None
+
+
+def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | None:
+    """Return the result that `result_value` describes, or `None`."""
+    if not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
         return None
     target = value["target"]
     debug = value["debug_handle_map"]
@@ -263,16 +333,29 @@ def read_entry(value: Mapping[str, Any]) -> DataEntry:
     return DataEntry(value["buffer"], value["alignment"], layout)
 
 
-def write_result(store: Store, digest: str, components: Mapping[str, Any], result: PreprocessResult) -> None:
-    """Store a result, unless it holds what cannot be written as JSON; such a result is made anew each time."""
+def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessResult]) -> None:
+    """Store the results of a unit, unless one holds what cannot be written as JSON; such are made anew each time."""
+    if not all(map(is_storable, results)):
+        return
+    values = [result_value(each) for each in results]
+    buffers = [
+        buffer for each in results if each.data_store_output is not None for buffer in each.data_store_output.buffers
+    ]
+    value = {"results": values} if unit.joint else values[0]
+    store.put(key, unit.components, value, [*(each.processed_bytes for each in results), *buffers])
+
+
+def is_storable(result: PreprocessResult) -> bool:
+    """Return whether a result is the same after it was written as JSON and read."""
     data = result.data_store_output
     known = data is None or isinstance(data, NamedDataStoreOutput)
-    if not known or not is_plain(result._delegate_info_meta) or not is_json(dict(result.info)):
-        return
-    target = result.target
-    debug = result.debug_handle_map
-    buffers = () if data is None else data.buffers
-    value = {
+    return known and is_plain(result._delegate_info_meta) and is_json(dict(result.info))
+
+
+def result_value(result: PreprocessResult) -> dict[str, Any]:
+    """Return a result as JSON; its blob and buffers by their digests."""
+    data, debug, target = result.data_store_output, result.debug_handle_map, result.target
+    return {
         "blob": sha256_bytes(result.processed_bytes),
         "data": None if data is None else data_value(data),
         "debug_handle_map": None if debug is None else [[key, list(handles)] for key, handles in debug.items()],
@@ -283,7 +366,6 @@ def write_result(store: Store, digest: str, components: Mapping[str, Any], resul
         "info": dict(result.info),
         **({} if result.head is None else {"head": result.head}),
     }
-    store.put(digest, components, value, [result.processed_bytes, *buffers])
 
 
 def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:

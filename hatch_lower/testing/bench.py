@@ -23,7 +23,7 @@ from hatch_lower.lowering.lower import Lowered, lower_methods, make_request, tag
 from hatch_lower.lowering.manager import LoweredProgram, lowered_modules
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.partition import plan_partitions
-from hatch_lower.lowering.preprocess import Request, key_of, preprocess_all
+from hatch_lower.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
 from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
@@ -123,10 +123,9 @@ class Bench:
 
     @property
     def lowers_together(self) -> bool:
-        """Whether the backend does anything else with many partitions than with one after the other."""
-        own: Any = self.backend.preprocess_multimethod
-        plain: Any = BackendDetails.preprocess_multimethod
-        return own.__func__ is not plain.__func__
+        """Whether the backend may compile several partitions side by side."""
+        own, plain = self.backend.preprocess_many, BackendDetails.preprocess_many
+        return getattr(own, "__func__", None) is not getattr(plain, "__func__", None)
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Lower many cases in one call of the backend, which may compile them side by side.
@@ -183,10 +182,14 @@ class Bench:
             return [(self._key(each), each) for each in requests]
 
     def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
-        """Lower partitions without a cache; return the key of each, and the digest of its result."""
+        """Lower partitions without a cache; return the key of each, and the digest of its result.
+
+        Partitions that a backend lowers jointly are lowered one by one: the key of one says nothing of the others.
+        """
         keyed = self.keyed(requests)  # before a backend may write into what it is given
+        calls = [[each] for each in requests] if lowers_jointly(self.backend) else [requests]
         with quiet():
-            responses = preprocess_all(requests, None)
+            responses = [response for call in calls for response in preprocess_all(call, None)]
         return [(key, result_digest(each.result)) for (key, _), each in zip(keyed, responses, strict=True)]
 
     def _key(self, request: Request) -> str:

@@ -105,12 +105,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     )
     programs = {"net": export_net(), "outputs": outputs, "reduction": export(Reduction(), torch.ones(512, 1024))}
     environment, threads = dict(os.environ), torch.get_num_threads()
-    results = AotiBackend.preprocess_multimethod(
-        {name: [program] for name, program in programs.items()}, {name: [SPECS] for name in programs}
-    )
+    results = AotiBackend.preprocess_many(list(programs.values()), [SPECS] * len(programs))
     assert dict(os.environ) == environment
     assert torch.get_num_threads() == threads
-    return Built({name: each[0] for name, each in results.items()}, tmp_path_factory.mktemp("built"))
+    return Built(dict(zip(programs, results, strict=True)), tmp_path_factory.mktemp("built"))
 
 
 # What is made of a partition.

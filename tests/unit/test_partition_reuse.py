@@ -63,6 +63,25 @@ class WeightsBackend(BackendDetails):
         return PreprocessResult(combined_digest(tensor_digests(constants)).encode())
 
 
+class JointBackend(BackendDetails):
+    """Each blob names what all methods have, so any of them may be told by it."""
+
+    given: ClassVar[list[dict[str, int]]] = []
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        raise AssertionError
+
+    @classmethod
+    def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> dict[str, list[PreprocessResult]]:
+        cls.given.append({method: len(programs) for method, programs in edge_programs.items()})
+        texts = {method: [str(program.graph) for program in programs] for method, programs in edge_programs.items()}
+        return {
+            method: [PreprocessResult(f"{method} {index} of {texts}".encode()) for index in range(len(programs))]
+            for method, programs in edge_programs.items()
+        }
+
+
 class Layer(torch.nn.Module):
     def __init__(self, seed: int, activation: Activation) -> None:
         super().__init__()
@@ -136,6 +155,7 @@ def layer_of(node: torch.fx.Node) -> str:
 @pytest.fixture(autouse=True)
 def nothing_made_yet() -> Iterator[None]:
     made.clear()
+    JointBackend.given.clear()
     yield
     made.clear()
 
@@ -288,6 +308,51 @@ class Bounded(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.clamp(x, 0.0, self.bound)
+
+
+# results that share things
+
+
+def lower_jointly(folder: Path, mode: str = "on", **programs: ExportedProgram) -> dict[str, list[bytes]]:
+    """Return the blobs of each method."""
+    store = Store(folder, mode, lambda line: None)
+    lowered = lower_methods(programs, dict.fromkeys(programs, ByLayer("JointBackend")), store=store)
+    reused = {each.reused for each in lowered.values()}
+    assert reused == ({0} if JointBackend.given else {LAYERS})
+    return {method: blobs(each) for method, each in lowered.items()}
+
+
+def test_a_backend_that_lowers_jointly_is_given_all_partitions_equal_ones_too(
+    tmp_path: Path, plain: ExportedProgram
+) -> None:
+    found = lower_jointly(tmp_path, prefill=plain, decode=plain)
+    assert JointBackend.given == [{"prefill": LAYERS, "decode": LAYERS}]
+    for method in ("prefill", "decode"):
+        assert [each.split()[:2] for each in found[method]] == [[method.encode(), b"%d" % i] for i in range(LAYERS)]
+
+
+def test_a_change_of_one_method_lowers_the_joint_partitions_of_all_methods_again(
+    tmp_path: Path, plain: ExportedProgram, one_tanh: ExportedProgram
+) -> None:
+    before = lower_jointly(tmp_path, prefill=plain, decode=plain)
+    after = lower_jointly(tmp_path, prefill=plain, decode=one_tanh)
+    assert len(JointBackend.given) == 2
+    assert all(b"tanh" in blob for blob in after["prefill"])
+    assert after == lower_jointly(tmp_path / "clean", prefill=plain, decode=one_tanh)
+    JointBackend.given.clear()
+    assert lower_jointly(tmp_path, "frozen", prefill=plain, decode=plain) == before
+    assert lower_jointly(tmp_path, "frozen", prefill=plain, decode=one_tanh) == after
+    with pytest.raises(CacheError, match="all partitions for the backend `JointBackend`"):
+        lower_jointly(tmp_path, "frozen", prefill=one_tanh, decode=plain)
+
+
+def test_joint_partitions_are_found_as_one_or_made_as_one(tmp_path: Path, plain: ExportedProgram) -> None:
+    before = lower_jointly(tmp_path, prefill=plain, decode=plain)
+    lost = [each for each in (tmp_path / "blobs").glob("*/*") if each.read_bytes() == before["decode"][3]]
+    lost[0].unlink()
+    JointBackend.given.clear()
+    assert lower_jointly(tmp_path, prefill=plain, decode=plain) == before
+    assert JointBackend.given == [{"prefill": LAYERS, "decode": LAYERS}]
 
 
 # what goes wrong

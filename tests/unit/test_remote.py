@@ -365,19 +365,22 @@ def test_a_partition_that_requires_what_no_backend_here_does_is_refused(
 
 
 @pytest.mark.torch
-def test_the_fields_of_a_partition_are_those_that_a_build_stores(tmp_path: Path) -> None:
+def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
     from hatch_lower.backend.api import PreprocessResult
-    from hatch_lower.lowering.preprocess import write_result
+    from hatch_lower.lowering.preprocess import result_value
 
-    store, _ = store_at(tmp_path, RemotePolicy("file:///nowhere", options={}))
-    write_result(store, KEY, {}, PreprocessResult(b"blob"))
-    value = store.find(KEY)
+    value = result_value(PreprocessResult(b"blob"))
     assert value.keys() == PARTITION
     assert reason_to_refuse(value) == ""
-    write_result(store, OTHER_KEY, {}, PreprocessResult(b"blob", head=2))
-    value = store.find(OTHER_KEY)
+    value = result_value(PreprocessResult(b"blob", head=2))
     assert value["head"] == 2
     assert reason_to_refuse(value) == ""
+
+
+def test_partitions_that_were_lowered_together_are_believed_as_each_of_them_is() -> None:
+    assert reason_to_refuse({"results": [PORTABLE, PORTABLE]}) == ""
+    assert reason_to_refuse({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]}) == "is not what a partition comes to"
+    assert reason_to_refuse({"results": [{"results": []}]}) == "says more than what one partition came to"
 
 
 @pytest.mark.parametrize("head", [0, True, "2", None, 2.0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.key import PartitionKey
+from hatch_lower.cache.key import JointKey, PartitionKey
 from hatch_lower.cache.store import MARK_INTERVAL, Store, default_directory, open_store
 from hatch_lower.cache.verified import Verified
 from hatch_lower.digest import canonical_json, sha256_bytes
@@ -364,3 +364,19 @@ def test_every_field_of_a_key_is_hashed() -> None:
             value + 1 if isinstance(value, int) else (*value, ("z", "z")) if isinstance(value, tuple) else f"{value}x"
         )
         assert PartitionKey(**{**fields, name: other}).digest() != whole.digest(), name  # type: ignore[arg-type]
+
+
+def test_the_key_of_joint_partitions_tells_backends_methods_order_and_each_partition_apart() -> None:
+    keys = [
+        JointKey(backend, partitions).digest()
+        for backend, partitions in (
+            ("b", (("prefill", "1"), ("decode", "2"))),
+            ("c", (("prefill", "1"), ("decode", "2"))),
+            ("b", (("decode", "1"), ("prefill", "2"))),
+            ("b", (("decode", "2"), ("prefill", "1"))),
+            ("b", (("prefill", "1"), ("prefill", "2"))),
+            ("b", (("prefill", "1"), ("decode", "3"))),
+            ("b", (("prefill", "1"),)),
+        )
+    ]
+    assert len(set(keys)) == len(keys)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.key import ExportKey, PartitionKey
+from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.survey import Damage, kind_of, survey, verify
 from hatch_lower.digest import sha256_bytes
@@ -45,6 +45,7 @@ def test_a_survey_says_what_there_is(store: Store) -> None:
 def test_keys_of_every_kind_are_told_apart() -> None:
     assert kind_of(dict.fromkeys(ExportKey.__dataclass_fields__)) == "export"
     assert kind_of(dict.fromkeys(PartitionKey.__dataclass_fields__)) == "partition"
+    assert kind_of(dict.fromkeys(JointKey.__dataclass_fields__)) == "partition"
     assert kind_of({"constants": 3}) == "constants"
 
 

@@ -63,28 +63,22 @@ class AotiBackend(BackendDetails):
         return result
 
     @classmethod
-    def preprocess_multimethod(
-        cls,
-        edge_programs: Mapping[str, list[ExportedProgram]],
-        compile_specs: Mapping[str, list[list[CompileSpec]]],
-    ) -> dict[str, list[PreprocessResult]]:
-        """Compile all partitions of all methods, several files at a time.
+    def preprocess_many(
+        cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
+    ) -> list[PreprocessResult]:
+        """Compile partitions, several files at a time.
 
         Raises:
             BackendError: if there is no compiler, or inductor or the compiler fails.
         """
-        found: dict[str, list[PreprocessResult | None]] = {
-            method: [None] * len(programs) for method, programs in edge_programs.items()
-        }
-        places: dict[Isa, list[tuple[str, int]]] = {}
-        for method, specs in compile_specs.items():
-            for index, each in enumerate(specs):
-                places.setdefault(options_from_specs(each).isa, []).append((method, index))
+        places: dict[Isa, list[int]] = {}
+        for place, specs in enumerate(compile_specs):
+            places.setdefault(options_from_specs(specs).isa, []).append(place)
+        found: dict[int, PreprocessResult] = {}
         for isa, group in places.items():
-            results = compile_partitions([edge_programs[method][index] for method, index in group], isa)
-            for (method, index), result in zip(group, results, strict=True):
-                found[method][index] = result
-        return {method: [each for each in results if each is not None] for method, results in found.items()}
+            results = compile_partitions([edge_programs[place] for place in group], isa)
+            found |= zip(group, results, strict=True)
+        return [found[place] for place in range(len(edge_programs))]
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:

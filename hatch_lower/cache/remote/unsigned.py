@@ -27,6 +27,12 @@ SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 def reason_to_refuse(value: Any) -> str:
     """Return why the value of an unsigned entry is not believed, beside native code; an empty string if it is."""
+    joint = isinstance(value, Mapping) and value.keys() == {"results"} and isinstance(value["results"], list)
+    return next(filter(None, map(reason_to_refuse_one, value["results"] if joint else [value])), "")
+
+
+def reason_to_refuse_one(value: Any) -> str:
+    """Return why a partition's result is not believed; an empty string if it is."""
     if not isinstance(value, Mapping) or value.keys() - {"head"} != PARTITION:
         return "says more than what one partition came to"
     if not is_partition(value):
