@@ -63,6 +63,7 @@ class FreshProcess:
         self._process = process
         self._requests = requests
         self._answers = answers
+        self._ending = ""
 
     def check(self, packaged: Packaged, where: str) -> None:
         """Load a recipe there, and compare what it computes from the example inputs with eager.
@@ -74,14 +75,7 @@ class FreshProcess:
         Raises:
             VerificationError: if it does not load or run there, or computes something else.
         """
-        try:
-            self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
-            self._requests.flush()
-            answer = self._answers.readline()
-        except BrokenPipeError:
-            answer = b""
-        problem = json.loads(answer) if answer else self._ending()
-        if problem:
+        if problem := self._ending or self._ask(packaged):
             raise VerificationError(
                 "what is packaged does not run in a process that has not run the model's code",
                 where=where,
@@ -91,10 +85,16 @@ class FreshProcess:
                 " without",
             )
 
-    def _ending(self) -> str:
-        """Return how the process ended."""
+    def _ask(self, packaged: Packaged) -> str:
+        """Return what is wrong with a recipe, or an empty text."""
+        self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
+        self._requests.flush()
+        answer = self._answers.readline()
+        if answer:
+            return str(json.loads(answer))
         status = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
-        return f"the process ended: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+        self._ending = f"the process ended: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
+        return self._ending
 
 
 def start_fresh() -> FreshProcess | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
-from hatch_lower.errors import BackendError, CacheError
+from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
@@ -75,6 +75,7 @@ class ModelBuild:
         recipes: those that it is lowered for.
         partitioners: recipe to backend to its partitioner.
         store: the cache.
+        folder: of the model in this build.
         packager: writes its files.
         digests: of its constants.
         examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
@@ -88,6 +89,7 @@ class ModelBuild:
     recipes: tuple[Recipe, ...]
     partitioners: Mapping[str, Mapping[str, Partitioner]]
     store: Store
+    folder: Path
     packager: Packager
     digests: SpanDigests
     examples: tuple[Mapping[str, torch.Tensor], str] | None
@@ -109,7 +111,7 @@ class LoweredRecipe:
     methods: Mapping[str, MethodEntry]
     rows: tuple[MethodRow, ...]
     used: tuple[Used, ...]
-    keys: tuple[str, ...]
+    keys: Mapping[str, bool]
 
 
 def lower_model(
@@ -148,7 +150,7 @@ def lower_model(
     examples = example_tensors(source) if compared else None
     packager = Packager(folder, model.name, store)
     build = ModelBuild(
-        settings, model, source, recipes, partitioners, store, packager, digests, examples, reporter, fresh
+        settings, model, source, recipes, partitioners, store, folder, packager, digests, examples, reporter, fresh
     )
     try:
         with stage(reporter, "known", model.name) as describe:
@@ -158,7 +160,7 @@ def lower_model(
     except NoKeyError as error:
         refuse_frozen(store, model.name, str(error))
         build.warn(f"only partitions are looked up in the cache: {error}")
-        return lower_all(build)[0]
+        return lower_and_verify(build)[0]
     if report is not None:
         return report
     refuse_frozen(store, model.name, "no result of what it exports now, with these settings")
@@ -166,7 +168,7 @@ def lower_model(
         report = find_report(store, export, packager)  # another build may just have made it
         if report is not None:
             return report
-        report, lowered = lower_all(build)
+        report, lowered = lower_and_verify(build)
         report = replace(report, methods=export.methods, key=encode(export.key.components()))
         reason = keep_report(
             store,
@@ -180,8 +182,38 @@ def lower_model(
     return report
 
 
+def lower_and_verify(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
+    """Lower, package and verify a model for all its recipes.
+
+    What does not verify stays in the cache: the tolerances may be at fault. In case it is at fault itself, a build that
+    took it from there makes it anew, once.
+    """
+    report, lowered = lower_all(build)
+    try:
+        verify_all(build, lowered)
+    except VerificationError as error:
+        taken = [key for key, from_cache in merged_keys(each.keys for each in lowered).items() if from_cache]
+        if not taken or not build.store.writes:
+            raise
+        build.warn(f"partitions from the cache are lowered again: {error.what}")
+        build.store.forget(taken)
+        again = replace(build, packager=Packager(build.folder / "again", build.model.name, build.store))
+        report, lowered = lower_all(again)
+        verify_all(again, lowered)
+    return report, lowered
+
+
+def merged_keys(several: Iterable[Mapping[str, bool]]) -> dict[str, bool]:
+    """Return the keys of results, and whether nobody made a result under one."""
+    merged: dict[str, bool] = {}
+    for each in several:
+        for key, from_cache in each.items():
+            merged[key] = from_cache and merged.get(key, True)
+    return merged
+
+
 def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
-    """Lower, package and verify a model for all its recipes."""
+    """Lower and package a model for all its recipes."""
     model, packager = build.model, build.packager
     lowered = [lower_recipe(build, recipe) for recipe in build.recipes]
     with stage(build.reporter, "constants", model.name):
@@ -198,11 +230,6 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
         check=check,
         recipes={each.recipe.name: describe_recipe(each, build.settings.name) for each in lowered},
     )
-    for each in lowered:
-        if each.recipe.verify:
-            with suspected(packager.folder, each.keys):
-                verify_recipe(build.source, each.recipe, each.files, packager, build.settings.seed, build.reporter)
-                verify_afresh(build, each)
     used = [used for each in lowered for used in each.used]
     backends = backends_of(build.recipes, used, f"model `{model.name}`")
     report = ModelReport(
@@ -219,12 +246,23 @@ def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
     return report, lowered
 
 
+def verify_all(build: ModelBuild, lowered: Sequence[LoweredRecipe]) -> None:
+    """Compare each packaged recipe with eager."""
+    for each in lowered:
+        if each.recipe.verify:
+            with suspected(build.folder, tuple(each.keys)):
+                verify_recipe(
+                    build.source, each.recipe, each.files, build.packager, build.settings.seed, build.reporter
+                )
+                verify_afresh(build, each)
+
+
 def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
     """Compare a packaged recipe with eager in a process that has not run the model's code."""
     if build.fresh is None or build.examples is None:
         return
     source, recipe, packager = build.source, lowered.recipe, build.packager
-    examples = packager.folder / EXAMPLES
+    examples = build.folder / EXAMPLES
     if not examples.exists():
         write_constants(examples, build.examples[0])
     with stage(build.reporter, "verify", source.name, recipe.name) as describe:
@@ -289,7 +327,7 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
         entries[name] = entry
         rows.append(row_of(source.name, recipe.name, name, entry, each, seconds[name]))
     used = used_backends(module for program in lowered_programs.values() for module in lowered_modules(program))
-    keys = tuple(dict.fromkeys(key for found in rounds for one in found.values() for key in one.keys))
+    keys = merged_keys(one.keys for found in rounds for one in found.values())
     return LoweredRecipe(recipe, emitted, files, entries, tuple(rows), used, keys)
 
 

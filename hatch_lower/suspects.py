@@ -1,4 +1,4 @@
-"""Cached results that are being compared with eager: if that ends badly, however it does, they are forgotten.
+"""Cached results that are being run: if the process ends meanwhile, they are forgotten.
 
 A library that a broken compiler wrote may end the process that runs it, so the parent is left a note of what was run.
 """
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hatch_lower.cache.store import Store
+from hatch_lower.errors import VerificationError
 
 __all__ = ["forget_suspects", "suspected"]
 
@@ -19,7 +20,7 @@ NOTE = "suspects.json"
 
 @contextmanager
 def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
-    """Leave a note in a model's folder while its results are run; it stays if that fails.
+    """Leave a note in a model's folder while its results are run; it stays unless they were compared.
 
     Args:
         folder: of the model in this build.
@@ -27,7 +28,11 @@ def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
     """
     note = folder / NOTE
     note.write_text(json.dumps(list(keys)), encoding="utf-8")
-    yield
+    try:
+        yield
+    except VerificationError:
+        note.unlink()
+        raise
     note.unlink()
 
 

@@ -60,7 +60,7 @@ class Lowered:
         reused: how many of them needed no `preprocess` call.
         delegated: how many operations went into partitions.
         reasons: node name to the reason why the partitioner did not take it.
-        keys: under which the cache has the partitions' results.
+        keys: under which the cache has the partitions' results; whether they were taken from there.
     """
 
     program: ExportedProgram
@@ -68,7 +68,7 @@ class Lowered:
     reused: int = 0
     delegated: int = 0
     reasons: Mapping[str, str] = field(default_factory=dict)
-    keys: tuple[str, ...] = ()
+    keys: Mapping[str, bool] = field(default_factory=dict)
 
 
 def lower_methods(
@@ -121,11 +121,11 @@ def lower_methods(
     responses = preprocess_all(requests, store)
     modules: dict[Partition, LoweredBackendModule] = {}
     reused: dict[str, int] = dict.fromkeys(plans, 0)
-    keys: dict[str, dict[str, None]] = {method: {} for method in plans}
+    keys: dict[str, dict[str, bool]] = {method: {} for method in plans}
     for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
         modules[partition] = make_module(program, request, response)
         reused[method] += response.reused
-        keys[method][response.key] = None
+        keys[method][response.key] = response.reused and keys[method].get(response.key, True)
     return {
         method: Lowered(program)
         if method not in plans
@@ -135,7 +135,7 @@ def lower_methods(
             reused=reused[method],
             delegated=count_operations(plans[method]),
             reasons=tagged[method].reasons,
-            keys=tuple(keys[method]),
+            keys=keys[method],
         )
         for method, program in programs.items()
     }

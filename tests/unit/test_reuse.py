@@ -14,11 +14,12 @@ from support.backends import TagBy
 from support.exports import SOURCE, Workshop, files_of, key_of, settings_of
 from torch.export import ExportedProgram
 
+from hatch_lower import pipeline
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PartitionResult, PreprocessResult
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config import BackendChoice, Recipe
 from hatch_lower.debug import read_debug
-from hatch_lower.errors import BackendError, CacheError
+from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.records import ModelReport
 
@@ -356,3 +357,38 @@ def test_a_reason_that_names_a_source_line_would_be_stale(shop: Workshop, monkey
         assert events.stages() >= LOWERING - {"verify"}
         (note,) = events.notes()
         assert note.startswith("the model is not kept in the cache as a whole: a backend's reason names a source line:")
+
+
+class Verdicts:
+    """Stands for the comparison with eager: each entry is one verdict."""
+
+    def __init__(self, *agree: bool) -> None:
+        self.left = list(agree)
+
+    def __call__(self, *arguments: Any) -> None:
+        if not self.left.pop(0):
+            raise VerificationError("it computes something else")
+
+
+def test_what_does_not_verify_is_kept_and_verified_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = shop.capture()
+    monkeypatch.setattr(pipeline, "verify_recipe", Verdicts(False, True))
+    with pytest.raises(VerificationError):
+        shop.build(source, settings_of(Recipe("default", (BackendChoice("reference"),))))
+    looser = settings_of(Recipe("default", (BackendChoice("reference"),), rtol=1.0))
+    report, events = shop.build(source, looser)
+    assert [row.level for row in report.rows] == [3, 3]
+    assert events.notes() == []
+
+
+def test_what_was_kept_and_does_not_verify_again_is_made_anew(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, settings = shop.capture(), settings_of(Recipe("default", (BackendChoice("reference"),)))
+    verdicts = Verdicts(False, False, True)
+    monkeypatch.setattr(pipeline, "verify_recipe", verdicts)
+    with pytest.raises(VerificationError):
+        shop.build(source, settings)
+    report, events = shop.build(source, settings)
+    assert [row.level for row in report.rows] == [0, 0]
+    assert events.notes() == ["partitions from the cache are lowered again: it computes something else"]
+    assert all(file.source.is_file() for file in report.files)
+    assert verdicts.left == []
