@@ -69,7 +69,7 @@ def export_models(
     Raises:
         LowerError: if a model cannot be lowered; no child process is left.
     """
-    path = lay_out_site(surroundings, work)
+    path = lay_out_site(surroundings, work, settings.root)
     (work / "temporary").mkdir()
     library = built_library(store.directory.parent, environment) if store.writes else None
     requests = []

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from hatch_lower.config import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.export.capture import CapturedModel
+from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.source import describe_exception, is_out_of_memory, trim
 from hatch_lower.export.verify import verify_method
-from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.lowering.restored import process_restored
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.runtime.constants import ConstantsFile
+from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.selection import DelegateKinds
 
@@ -49,10 +52,12 @@ def verify_recipe(
         with process_restored(), stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
             if executor is None:  # a library may crash as soon as it is loaded, and then the stage says so
                 executor = load_program(plan, spans, packager.folder, f"model `{source.name}`, recipe `{recipe.name}`")
+            replaced = dict(replaced_in(plan.methods[method.name].outputs))
+            call = executor.methods[method.name]
             result = verify_method(
                 source,
                 method,
-                executor.methods[method.name],
+                as_exported(call, plan.methods[method.name], method) if replaced else call,
                 executor.reset,
                 recipe=recipe.name,
                 rtol=recipe.rtol,
@@ -62,8 +67,20 @@ def verify_recipe(
             )
             count = len(result.cases)
             describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
-        for note in result.notes:
+        stands = [f"a mapping stands for its output `{name}`: {reason}" for name, reason in replaced.items()]
+        for note in (*result.notes, *stands):
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
+
+
+def as_exported(call: Callable[..., Any], plan: MethodPlan, method: CapturedMethod) -> Callable[..., Any]:
+    """Return a method that returns objects of the classes that eager does, in place of what stands for them."""
+    leaves = take_apart(method.name, plan.outputs, "output")
+    spec = method.program.call_spec.out_spec
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_unflatten(leaves(call(*args, **kwargs)), spec)
+
+    return run
 
 
 def load_program(plan: Plan, spans: Sequence[torch.Tensor], folder: Path, where: str) -> Executor:

@@ -20,8 +20,8 @@ from hatch_lower.unchanged import roots_of, stats_path
 
 __all__ = ["PausingReporter", "Watch", "tools_of"]
 
-BACKENDS_AT_WORK = frozenset({"known", "lower"})
-"""Stages in which backends are asked: what they read enters by their versions and tools."""
+UNWATCHED = frozenset({"known", "lower", "emit"})
+"""Stages in which backends are asked, and which distribution has a class: the key tells what they read."""
 
 
 class Watch:
@@ -63,7 +63,7 @@ class Watch:
 
 
 class PausingReporter:
-    """Hands events on, and lets no notes be taken while a backend is at work.
+    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key.
 
     Args:
         reporter: gets the events.
@@ -77,10 +77,10 @@ class PausingReporter:
 
     def report(self, event: Event) -> None:
         """Hand one event on. A stage that raises has no end; the next one's start ends its pause."""
-        at_work = event.stage in BACKENDS_AT_WORK
-        if event.state == "start" or (at_work and event.state == "end"):
+        is_unwatched = event.stage in UNWATCHED
+        if event.state == "start" or (is_unwatched and event.state == "end"):
             self._pause.close()
-        if at_work and event.state == "start":
+        if is_unwatched and event.state == "start":
             self._pause.enter_context(self._recorder.unwatched())
         self._reporter.report(event)
 

@@ -32,7 +32,7 @@ ALLOWED = {
     "worker.py": IMPORTS,
     "export/discover.py": IMPORTS,
     "runtime/eager.py": IMPORTS,
-    "runtime/containers.py": IMPORTS,
+    "runtime/classes.py": IMPORTS,
     # whether the engine's libraries are there; the kit's own names, and the backend that its caller names
     "backends/onnxruntime/compile.py": IMPORTS,
     "testing/__init__.py": IMPORTS,

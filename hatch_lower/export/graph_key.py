@@ -28,6 +28,7 @@ from hatch_lower.graph.canonical import SymbolNames, canonical_form, encode_lite
 from hatch_lower.graph.state import CONSTANT_KINDS, layouts
 from hatch_lower.graph.surgery import attribute_of, graph_modules, nested_graph_modules
 from hatch_lower.graph.tensors import dtype_name, storage_key, tensor_digests
+from hatch_lower.runtime.classes import owner_of
 
 __all__ = ["ExportedMethod", "constants_of", "describe_method", "form_bytes", "sharing_of"]
 
@@ -263,6 +264,7 @@ def tree_row(spec: pytree.TreeSpec | None) -> Any:
     facts = [f"{kind.__module__}:{kind.__qualname__}", is_dataclass(kind)]
     facts += [isinstance(kind, type) and issubclass(kind, base) for base in (Mapping, list, dict, tuple)]
     named = spec.context if isinstance(spec.context, type) else kind
+    facts.append(owner_of(named))
     names = [list(getattr(named, each, ())) for each in ("_fields", "__match_args__")]
     context = encode_note(spec.context, SymbolNames(), f"the container `{facts[0]}`")
     return [facts, names, context, [tree_row(child) for child in spec.children()]]

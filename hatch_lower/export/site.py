@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from hatch_lower.surroundings import Surroundings
 __all__ = ["lay_out_site"]
 
 
-def lay_out_site(surroundings: Surroundings, folder: Path) -> tuple[Path, ...]:
+def lay_out_site(surroundings: Surroundings, folder: Path, root: Path) -> tuple[Path, ...]:
     """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`.
 
-    `importlib.metadata` finds `<name>-<version>.dist-info` there. The links stand for modules whose path in the wheel
-    begins differently from their path in the source tree.
+    `importlib.metadata` finds `<name>-<version>.dist-info` there: an editable install of the project at `root`. The
+    links stand for modules whose path in the wheel begins differently from their path in the source tree.
     """
     site = folder / "site"
     name = re.sub(r"[-_.]+", "_", surroundings.name)
@@ -23,6 +24,9 @@ def lay_out_site(surroundings: Surroundings, folder: Path) -> tuple[Path, ...]:
     (information / "METADATA").write_text(surroundings.metadata, encoding="utf-8")
     if surroundings.entry_points:
         (information / "entry_points.txt").write_text(surroundings.entry_points, encoding="utf-8")
+    (information / "top_level.txt").write_text("\n".join(surroundings.packages), encoding="utf-8")
+    origin = {"url": root.as_uri(), "dir_info": {"editable": True}}
+    (information / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
     if not surroundings.links:
         return (site, *surroundings.import_roots)
     links = folder / "links"

@@ -13,6 +13,7 @@ from hatch_lower.format.reading import (
     read_list,
     read_pair,
     read_qualified_name,
+    read_text,
     refuse,
 )
 
@@ -45,12 +46,14 @@ class Container:
         children: in order.
         keys: of a `dict`, the fields of a `namedtuple`, the attributes or keys of an `object`; else empty.
         type_name: `module:Class` of a `namedtuple` or `object`; else empty.
+        distribution: the installed one that the class came from; empty if there was none.
     """
 
     kind: str
     children: tuple[Tree, ...]
     keys: tuple[str | int, ...] = ()
     type_name: str = ""
+    distribution: str = ""
 
 
 Tree: TypeAlias = Leaf | Container | None
@@ -94,7 +97,8 @@ def tree_json(tree: Tree) -> Any:
         case "dict":
             return {"dict": [[key, child] for key, child in zip(tree.keys, children, strict=True)]}
     keys = "fields" if tree.kind == "namedtuple" else "keys"
-    return {tree.kind: tree.type_name, keys: list(tree.keys), "children": children}
+    source = {"distribution": tree.distribution} if tree.distribution else {}
+    return {tree.kind: tree.type_name, keys: list(tree.keys), "children": children, **source}
 
 
 def count_leaves(tree: Tree) -> int:
@@ -147,7 +151,7 @@ def _read_children(value: Any, where: str, depth: int) -> tuple[Tree, ...]:
 
 def _read_named(value: dict[str, Any], kind: str, names: str, where: str, depth: int) -> Container:
     """Return a `namedtuple` or `object`, whose keys must be identifiers for attribute access."""
-    fields = read_fields(value, frozenset({kind, names, "children"}), where)
+    fields = read_fields(value, frozenset({kind, names, "children"}), where, frozenset({"distribution"}))
     type_name = read_qualified_name(fields[kind], where)
     children = _read_children(fields["children"], where, depth)
     keys = tuple(read_identifier(each, where) for each in read_list(fields[names], where))
@@ -155,4 +159,5 @@ def _read_named(value: dict[str, Any], kind: str, names: str, where: str, depth:
         refuse(where, f"{len(keys)} names for {len(children)} children, or one of them twice")
     if kind == "namedtuple" and any(key.startswith("_") for key in keys):
         refuse(where, "a named tuple's field that starts with an underscore")
-    return Container(kind, children, keys, type_name)
+    distribution = read_text(fields["distribution"], where) if "distribution" in fields else ""
+    return Container(kind, children, keys, type_name, distribution)

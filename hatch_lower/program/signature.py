@@ -21,6 +21,7 @@ from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.graph.tensors import dtype_name
 from hatch_lower.program.arguments import literal_argument
 from hatch_lower.program.symbols import Symbols
+from hatch_lower.runtime.classes import owner_of
 
 __all__ = ["input_of", "parameters_of", "tree_of", "user_inputs"]
 
@@ -78,10 +79,11 @@ def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
         named = context if kind is namedtuple else kind
         fields = named._fields if kind is namedtuple else named.__match_args__
         if importable(named) and not any(field.startswith("_") for field in fields):
-            return Container("namedtuple", children, tuple(fields), qualified_name(named))
+            return Container("namedtuple", children, tuple(fields), qualified_name(named), owner_of(named))
     keys, absent = object_keys(kind, context)
     if keys is not None and len(keys) == len(children) and all(is_name(key) for key in keys) and importable(kind):
-        return Container("object", (*children, *(None for _ in absent)), (*keys, *absent), qualified_name(kind))
+        children += (None,) * len(absent)
+        return Container("object", children, (*keys, *absent), qualified_name(kind), owner_of(kind))
     named = context if kind is namedtuple else kind
     raise EdgeError(
         "a method takes or returns a container that a plan cannot describe",

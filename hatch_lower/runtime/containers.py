@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from hatch_lower.errors import InputError
 from hatch_lower.format.tree import Container, Leaf, Tree, step_into
+from hatch_lower.runtime.classes import NoClassError, find_maker
 from hatch_lower.runtime.names import Names
 
-__all__ = ["Record", "output_code", "take_apart"]
+__all__ = ["Record", "choose_builder", "output_code", "replaced_in", "take_apart"]
 
 
 class Record(Mapping[str, Any]):
-    """An output object whose class cannot be imported here: a read-only mapping with attribute access."""
+    """An output object whose class is not to be had here: a read-only mapping with attribute access."""
 
     __slots__ = ("_fields", "_type_name")
 
@@ -28,11 +26,15 @@ class Record(Mapping[str, Any]):
     def __getitem__(self, key: str | int) -> Any:
         return list(self._fields.values())[key] if isinstance(key, int) else self._fields[key]
 
+    def __getattribute__(self, name: str) -> Any:
+        # a field before a method of mappings: an object of the class may have a field `values`, too
+        if not name.startswith("_") and name in self._fields:
+            return self._fields[name]
+        return super().__getattribute__(name)
+
     def __getattr__(self, name: str) -> Any:
-        if name in Record.__slots__ or name not in self._fields:
-            msg = f"`{name}` is no field of this {type(self).__name__}"
-            raise AttributeError(msg)
-        return self._fields[name]
+        msg = f"`{name}` is no field of this {type(self).__name__}"
+        raise AttributeError(msg)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -46,7 +48,7 @@ class Record(Mapping[str, Any]):
 
 
 class Builder:
-    """Builds an object of a class that is imported when the first one is needed."""
+    """Builds an object of a class that is looked for when the first one is needed."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -60,43 +62,25 @@ class Builder:
 
 
 def choose_builder(container: Container) -> Callable[..., Any]:
-    """Return what builds a `namedtuple` or `object` from its children."""
-    kind = import_class(container.type_name)
-    keys = [str(key) for key in container.keys]
+    """Return what builds a `namedtuple` or `object` from its children; a `Record` or new named tuple if need be."""
+    try:
+        return find_maker(container)
+    except NoClassError:
+        keys = [str(key) for key in container.keys]
     if container.kind == "namedtuple":
-        if kind is not None and issubclass(kind, tuple) and getattr(kind, "_fields", None) == tuple(keys):
-            return kind
-        if (
-            kind is not None
-            and kind.__module__ == "torch.return_types"
-            and getattr(kind, "__match_args__", None) == tuple(keys)
-        ):
-            return lambda *children: kind(children)
         return collections.namedtuple(container.type_name.rpartition(":")[2].rpartition(".")[2], keys)
-    if kind is not None and dataclasses.is_dataclass(kind):
-        fields = {field.name for field in dataclasses.fields(kind) if field.init}
-        if fields.issuperset(keys):
-            return lambda *children: kind(**dict(zip(keys, children, strict=True)))
-    elif kind is not None and issubclass(kind, dict):
-        return lambda *children: kind(zip(keys, children, strict=True))
     return lambda *children: Record(container.type_name, dict(zip(keys, children, strict=True)))
 
 
-def import_class(type_name: str) -> type | None:
-    """Return the class `module:Class.Inner`, or `None` if it cannot be imported.
-
-    Of the standard library only what is imported already is looked at: some of its modules do things when imported.
-    """
-    module, _, name = type_name.partition(":")
-    if module not in sys.modules and module.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception:  # the package may be missing, or fail in any way of its own: then a Record serves
-        return None
-    return found if isinstance(found, type) else None
+def replaced_in(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield each class for which something else stands in what a method returns here, and why."""
+    for child in tree.children if isinstance(tree, Container) else ():
+        yield from replaced_in(child)
+    if isinstance(tree, Container) and tree.type_name:
+        try:
+            find_maker(tree)
+        except NoClassError as reason:
+            yield tree.type_name.rpartition(":")[2], str(reason)
 
 
 def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
@@ -163,7 +147,7 @@ def children_of(container: Container, value: Any) -> list[Any] | None:
             fits = isinstance(value, Mapping) and len(value) == len(keys) and all(key in value for key in keys)
             return [value[key] for key in keys] if fits else None
         case "namedtuple":
-            fits = isinstance(value, tuple) and getattr(value, "_fields", None) == keys
+            fits = isinstance(value, tuple) and getattr(value, "__match_args__", None) == keys
             return list(value) if fits else None
     if container.type_name != getattr(value, "_type_name", "") and not any(
         f"{each.__module__}:{each.__qualname__}" == container.type_name for each in type(value).__mro__

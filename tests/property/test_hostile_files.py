@@ -12,6 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -44,6 +45,10 @@ from support.plans import (
     v,
 )
 
+# imported here, so that no test sees it happen
+from torch._dynamo import aot_compile, convert_frame
+from torch.distributed.elastic.multiprocessing import errors as elastic_errors
+
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
@@ -64,6 +69,7 @@ from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.records import MethodRecord, ModelReport, PayloadFile
 from hatch_lower.reports import report_value, restore_report
 from hatch_lower.runtime.compile import compile_method
+from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
@@ -719,14 +725,62 @@ def test_a_constant_of_more_elements_than_there_are() -> None:
         executor_of(value, torch.zeros(1))
 
 
-@pytest.mark.parametrize("module", ["antigravity", "this"])
-def test_a_class_imports_nothing_of_the_standard_library(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def returned(tree: Any, *leaves: Any) -> Any:
+    """Return what a method that returns its input, or some literals, makes of them."""
+    value = plan_value(forward=method([ROW], [], *(leaves or (v(0),)), tree=tree))
+    with watched() as watch:
+        found = executor_of(value).methods["forward"](torch.ones(4))
+    imported = [each for each in watch.forbidden if each.startswith("import")]
+    assert imported == []
+    return found
+
+
+@pytest.mark.parametrize("owner", ["", "gift", "torch", "hatch-lower", "../gift"])
+@pytest.mark.parametrize("module", ["antigravity", "this", "gift.evil", "gift", "unittest.__main__"])
+def test_a_class_imports_nothing_but_what_a_distribution_has_installed(
+    module: str, owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the standard library, nor what lies beside the folder where its parent is on the path."""
+    (tmp_path / "gift").mkdir()
+    for name in ("__init__", "evil"):
+        (tmp_path / "gift" / f"{name}.py").write_text("print('evil')\nclass Class(dict): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop(module, None)
-    tree = {"object": f"{module}:Class", "keys": ["a"], "children": ["*"]}
-    model = executor_of(plan_value(forward=method([ROW], [], v(0), tree=tree)))
-    assert dict(model.methods["forward"](torch.ones(4)))["a"].tolist() == [1, 1, 1, 1]
+    source = {"distribution": owner} if owner else {}
+    assert dict(returned({"object": f"{module}:Class", "keys": ["a"], "children": ["*"], **source}))["a"].sum() == 4
     assert module not in sys.modules
     assert capsys.readouterr().out == ""
+
+
+def object_tree(type_name: str, **children: Any) -> dict[str, Any]:
+    return {
+        "object": type_name,
+        "distribution": "torch",
+        "keys": list(children),
+        "children": list(children.values()),
+    }
+
+
+def test_a_class_of_torch_that_imports_what_it_is_told_is_a_mapping() -> None:
+    """`AOTCompiledFunction` runs `importlib.import_module` on what its fields' fields hold."""
+    plain = dict.fromkeys(("bytecode", "pycode", "used_globals", "closure", "argdefs"))
+    sources = {"dict": [["m", "*"]]}
+    environment = object_tree(f"{convert_frame.__name__}:GraphRuntimeEnv", **plain, import_sources=sources)
+    names = ("signature", "guard_manager", "guards_state", "backend_id", "compiled_fn", "original_code")
+    names += ("source_info", "device_type", "backend_name")
+    artifacts = object_tree(f"{aot_compile.__name__}:CompileArtifacts", **dict.fromkeys(names), runtime_env=environment)
+    with suppress(TypeError):  # it did so before it noticed that the rest does not fit
+        found = returned(object_tree(f"{aot_compile.__name__}:AOTCompiledFunction", _artifacts=artifacts), "this")
+        assert type(found) is Record
+    assert "this" not in sys.modules
+
+
+def test_a_class_of_torch_that_opens_a_file_is_a_mapping(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text('{"message": "secret"}')
+    fields = {name: {"tuple": []} for name in ("local_rank", "pid", "exitcode")}
+    tree = object_tree(f"{elastic_errors.__name__}:ProcessFailure", **fields, error_file="*")
+    assert "secret" not in repr(dict(returned(tree, str(secret)))).replace(str(secret), "")
 
 
 @pytest.mark.parametrize("marker", ["python_version ~= 'x'", "os_name ~= 'a'"])

@@ -66,6 +66,9 @@ TREES = (
     {"object": "antigravity:fly", "keys": [], "children": []},
     {"object": "subprocess:Popen", "keys": ["args"], "children": ["*"]},
     {"namedtuple": "os:stat_result", "fields": ["a"], "children": ["*"]},
+    {"namedtuple": "unittest.__main__:main", "distribution": "torch", "fields": ["a"], "children": ["*"]},
+    {"object": "pip.__main__:Box", "distribution": "pip", "keys": ["a"], "children": ["*"]},
+    {"object": "torch._dynamo.aot_compile:A", "distribution": "../x", "keys": ["a"], "children": ["*"]},
     {"dict": [["a", "*"], ["a", "*"]]},
 )
 SIZES = (

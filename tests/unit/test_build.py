@@ -503,11 +503,21 @@ def test_the_scratch_site_directory(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     given = Surroundings(
-        "shop-floor", "1.5", "Name: shop-floor\n", "[a]\nb = c:d\n", (tmp_path,), (("shop/deep", source),), (), ()
+        "shop-floor",
+        "1.5",
+        "Name: shop-floor\n",
+        "[a]\nb = c:d\n",
+        (tmp_path,),
+        (("shop/deep", source),),
+        ("shop",),
+        (),
     )
-    path = lay_out_site(given, tmp_path / "work")
+    path = lay_out_site(given, tmp_path / "work", tmp_path)
     assert path == (tmp_path / "work" / "site", tmp_path / "work" / "links", tmp_path)
     information = path[0] / "shop_floor-1.5.dist-info"
     assert (information / "METADATA").read_text() == "Name: shop-floor\n"
     assert (information / "entry_points.txt").read_text() == "[a]\nb = c:d\n"
     assert (path[1] / "shop" / "deep").readlink() == source
+    assert (information / "top_level.txt").read_text() == "shop"
+    origin = json.loads((information / "direct_url.json").read_text())
+    assert origin == {"url": tmp_path.as_uri(), "dir_info": {"editable": True}}

@@ -27,6 +27,7 @@ from hatch_lower.errors import BackendError, EdgeError, InputError
 from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While, nested_graphs
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan
+from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.lowering.lower import to_backend
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
@@ -256,7 +257,22 @@ def test_named_tuples_dataclasses_and_ordered_dictionaries() -> None:
         total = pair.left + pair.right
         return Pair(total, total * 2), Scores(total), Scores(total, total > 1), OrderedDict(z=total, a=total)
 
-    check(module(forward), (Pair(torch.ones(2), torch.ones(2)),))
+    made = module(forward)
+    given = Pair(torch.ones(2), torch.ones(2))
+    emitted = emit(method(export(made, (given,)).run_decompositions()))
+    here, both = f"{__name__}:", (Leaf(), Leaf())
+    assert emitted.plan.methods["forward"].outputs == Container(
+        "tuple",
+        (
+            Container("namedtuple", both, ("left", "right"), f"{here}Pair"),
+            Container("object", (Leaf(), None), ("values", "indices"), f"{here}Scores"),
+            Container("object", both, ("values", "indices"), f"{here}Scores"),
+            Container("object", both, ("z", "a"), "collections:OrderedDict"),
+        ),
+    )
+    pair, one, two, ordered = execute(emitted).methods["forward"](given)
+    assert (pair.right.tolist(), one.values.tolist(), one.indices) == ([4, 4], [2, 2], None)
+    assert (two["indices"].tolist(), list(ordered)) == ([True, True], ["z", "a"])
 
 
 def test_model_outputs_of_transformers() -> None:

@@ -30,6 +30,7 @@ from support.plans import (
     tensor_input,
     v,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
 from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.graph import PYTHON_OPS
@@ -552,9 +553,31 @@ TREES = {
 }
 
 
+INSTALLED = {
+    "namedtuple": (
+        {
+            "namedtuple": "torch.return_types:max",
+            "distribution": "torch",
+            "fields": ["values", "indices"],
+            "children": ["*", "*"],
+        },
+        lambda a, b: torch.return_types.max((a, b)),
+    ),
+    "object": (
+        {
+            "object": "transformers.modeling_outputs:BaseModelOutput",
+            "distribution": "transformers",
+            "keys": ["last_hidden_state", "attentions"],
+            "children": ["*", {"tuple": ["*", None]}],
+        },
+        lambda a, b: BaseModelOutput(a, attentions=(b, None)),
+    ),
+}
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_nested_containers_go_in_and_out(name: str) -> None:
-    tree, make = TREES[name]
+    tree, make = (TREES | INSTALLED)[name]
     value = plan_value(
         forward=method([VECTOR, VECTOR], [], v(1), v(0), parameters=[parameter("batch", tree)], tree=tree)
     )
@@ -617,6 +640,12 @@ def test_outputs_whose_classes_are_not_installed() -> None:
     assert repr(result).startswith("Output(logits=tensor(")
     with pytest.raises(AttributeError, match="`other` is no field of this Record"):
         result.other  # noqa: B018
+
+
+def test_a_field_of_a_record_comes_before_a_method_of_mappings() -> None:
+    record = Record("shapes:Scores", {"values": 1, "_fields": 2, "__class__": 3})
+    assert (record.values, record["_fields"], list(record)) == (1, 2, ["values", "_fields", "__class__"])
+    assert isinstance(record, Record)
 
 
 def test_what_a_record_came_from_can_be_passed_again() -> None:

@@ -1,0 +1,264 @@
+"""Classes of the containers that a method returns: found in installed distributions, and made by assignment.
+
+A plan is data that anybody may have written. So a class counts only where an installed distribution lists the file that
+defines it, and nothing else is imported. An object is made by assigning its fields: no constructor runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hatch_lower.format.tree import Container
+from hatch_lower.runtime.installed import read_field
+
+__all__ = ["NoClassError", "find_maker", "owner_of"]
+
+OUTPUT_BASES = frozenset({"transformers.utils.generic:ModelOutput", "diffusers.utils.outputs:BaseOutput"})
+"""Dictionaries that are dataclasses: all that their `__post_init__` does is to put the fields into the dictionary."""
+
+OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")
+"""What they do it with."""
+
+MAKING = ("__new__", "__init__", "__post_init__", "__setattr__", "__setitem__", "__del__")
+"""Methods that may run when an object is made and thrown away."""
+
+Maker = Callable[..., Any]
+
+
+class NoClassError(Exception):
+    """Why no object of a container's class is made; a mapping or a new named tuple stands for it."""
+
+
+def owner_of(kind: type) -> str:
+    """Return the name of the installed distribution whose file defines a class; empty if there is none."""
+    modules = places(kind.__module__)
+    editable = ""
+    for each in candidates(modules[0][0].partition(".")[0]) if modules else ():
+        if owns(each, modules):
+            if editable_folder(each) is None:
+                return read_field(each, "Name")
+            # its project's folder may hold an environment
+            editable = editable or read_field(each, "Name")
+    return editable
+
+
+def candidates(top: str) -> Iterator[importlib.metadata.Distribution]:
+    """Yield the installed distributions, first the one that is called as a module: that is likely, and quick."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        yield importlib.metadata.distribution(top)
+    yield from importlib.metadata.distributions()
+
+
+def find_maker(container: Container) -> Maker:
+    """Return what makes a `namedtuple` or `object` of its class from its children.
+
+    Raises:
+        NoClassError: if that class is not to be had, or making an object of it would take more than assigning fields.
+    """
+    keys = [str(key) for key in container.keys]
+    if container.type_name == "collections:OrderedDict":
+        return lambda *children: OrderedDict(zip(keys, children, strict=True))
+    kind = find_class(container.type_name, container.distribution)
+    if container.kind == "namedtuple":
+        return tuple_maker(kind, keys)
+    if reason := reason_against(kind, keys):
+        raise NoClassError(f"the class {reason}")
+    return object_maker(kind, keys)
+
+
+def find_class(type_name: str, owner: str) -> type:
+    """Return the class `module:Class.Inner` of the installed distribution `owner`.
+
+    Raises:
+        NoClassError: if it is not there.
+    """
+    if not owner:
+        raise NoClassError("no installed distribution defined it where it was exported")
+    module, _, name = type_name.partition(":")
+    try:
+        distribution = importlib.metadata.distribution(owner)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        raise NoClassError(f"the distribution `{owner}` is not installed") from None
+    modules = places(module)
+    if not modules or not owns(distribution, modules):
+        raise NoClassError(f"the distribution `{owner}` has no module `{module}`")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # it may fail in any way of its own
+        raise NoClassError(f"`{module}` cannot be imported: {type(error).__name__}") from error
+    for part in name.split("."):
+        # not `getattr`: a module may import something when it is asked for a name
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    if not isinstance(found, type):
+        raise NoClassError(f"`{module}` has no class `{name}`")
+    return found
+
+
+def places(module: str) -> list[tuple[str, str]]:
+    """Return the modules that importing one would run, itself last, each with its file; none if it cannot be found.
+
+    Nothing is imported to find them. A namespace package has no file.
+    """
+    found: list[tuple[str, str]] = []
+    names = module.split(".")
+    if names[0] in sys.stdlib_module_names or "__main__" in names:  # the latter is made to be run
+        return []
+    spec: ModuleSpec | None = None
+    for end in range(1, len(names) + 1):
+        name = ".".join(names[:end])
+        try:
+            if spec is None:
+                spec = importlib.util.find_spec(name)
+            else:
+                spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+        except (ImportError, ValueError):
+            return []
+        if spec is None:
+            return []
+        if spec.has_location:
+            found.append((name, os.path.abspath(str(spec.origin))))
+    return found if found and found[-1][0] == module else []
+
+
+def owns(distribution: importlib.metadata.Distribution, modules: list[tuple[str, str]]) -> bool:
+    """Return whether a distribution has installed all of these modules from their files."""
+    record = distribution.read_text("RECORD")
+    folder = editable_folder(distribution)
+    if folder is None:
+        root = os.path.abspath(str(distribution.locate_file("")))
+        if record is not None:
+            return all(f"\n{path_below(root, path)}," in f"\n{record}" for _, path in modules)
+        folder = os.path.realpath(root)
+    tops = top_levels(distribution, record or "")
+    return all(
+        name.partition(".")[0] in tops and os.path.realpath(path).startswith(f"{folder}{os.sep}")
+        for name, path in modules
+    )
+
+
+def path_below(folder: str, path: str) -> str:
+    """Return a path as RECORD writes it, relative to `folder`; itself where it is not in there."""
+    below = path.startswith(f"{folder}{os.sep}")
+    return path[len(folder) + 1 :].replace(os.sep, "/") if below else path
+
+
+def editable_folder(distribution: importlib.metadata.Distribution) -> str | None:
+    """Return the project's folder of an editable install."""
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        url = urlsplit(origin["url"])
+        if origin["dir_info"]["editable"] is not True or url.scheme != "file":
+            return None
+        path = unquote(url.path)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return os.path.realpath(path.lstrip("/") if os.name == "nt" else path)
+
+
+def top_levels(distribution: importlib.metadata.Distribution, record: str) -> set[str]:
+    """Return the top-level modules of a distribution whose files RECORD does not list."""
+    stated = (distribution.read_text("top_level.txt") or "").split()
+    exported = (each.value.partition(":")[0].partition(".")[0] for each in distribution.entry_points)
+    return {*stated, *exported, *(line.partition("/")[0] for line in record.splitlines() if "/" in line)}
+
+
+def tuple_maker(kind: type, keys: list[str]) -> Maker:
+    """Return what makes a named tuple."""
+    if not issubclass(kind, tuple):
+        raise NoClassError("the class is no named tuple")
+    if kind.__module__ == "torch.return_types" and getattr(kind, "__match_args__", None) == tuple(keys):
+        return lambda *children: kind(children)
+    if getattr(kind, "_fields", None) != tuple(keys):
+        raise NoClassError("the class has other fields")
+    return lambda *children: tuple.__new__(kind, children)
+
+
+def reason_against(kind: type, keys: list[str]) -> str:
+    """Return why an object of a class is not made by assigning its fields; empty if that is all there is to it."""
+    base = base_of(kind)
+    known = OUTPUT_METHODS if is_output_class(kind) else ()
+    for name in MAKING:
+        if name not in known and is_written(kind, base, name):
+            return f"has a `{name}` of its own"
+    if not dataclasses.is_dataclass(kind):
+        return "is neither a dataclass nor a dictionary" if base is object else ""
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    missing = [name for name, field in fields.items() if name not in keys and not has_plain_default(field)]
+    if not fields.keys() >= set(keys) or missing:
+        return "has other fields"
+    if any(is_computed(inspect.getattr_static(kind, name, None)) for name in fields):
+        return "computes a field when it is set"
+    return ""
+
+
+def is_written(kind: type, base: type, name: str) -> bool:
+    """Return whether somebody wrote a method of a class; those that `dataclass` makes have no file."""
+    method = inspect.getattr_static(kind, name, None)
+    generated = isinstance(method, FunctionType) and method.__code__.co_filename == "<string>"
+    return method is not inspect.getattr_static(base, name, None) and not generated
+
+
+def object_maker(kind: type, keys: list[str]) -> Maker:
+    """Return what makes an object of a class against which there is no reason."""
+    base = base_of(kind)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    is_output = is_output_class(kind)
+
+    def make(*children: Any) -> Any:
+        made = base.__new__(kind)
+        given = dict(zip(keys, children, strict=True))
+        for field in fields:
+            if field.name not in given and field.init:
+                given[field.name] = default_of(field)
+        if not fields:
+            for key, value in given.items():
+                base.__setitem__(made, key, value)
+        for field in fields:
+            if field.name in given:
+                object.__setattr__(made, field.name, given[field.name])
+                if is_output and given[field.name] is not None:
+                    base.__setitem__(made, field.name, given[field.name])
+        return made
+
+    return make
+
+
+def base_of(kind: type) -> Any:
+    """Return the class of Python that makes the objects of a class."""
+    return next((each for each in (OrderedDict, dict) if issubclass(kind, each)), object)
+
+
+def is_output_class(kind: type) -> bool:
+    """Return whether a class is one of `OUTPUT_BASES` in all that its `__post_init__` does."""
+    post = getattr(kind, "__post_init__", None)
+    owner = getattr(post, "__qualname__", "").rpartition(".")[0]
+    return issubclass(kind, dict) and f"{getattr(post, '__module__', '')}:{owner}" in OUTPUT_BASES
+
+
+def has_plain_default(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field has a default that nothing but Python itself makes."""
+    return field.default is not dataclasses.MISSING or field.default_factory in (list, dict, set, tuple)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default, where it has a plain one."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def is_computed(attribute: Any) -> bool:
+    """Return whether setting an attribute runs code of the class."""
+    return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)
