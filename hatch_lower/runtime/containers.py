@@ -33,6 +33,8 @@ class Record(Mapping[str, Any]):
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
+        if name not in Record.__slots__ and name in self._fields:
+            return self._fields[name]
         msg = f"`{name}` is no field of this {type(self).__name__}"
         raise AttributeError(msg)
 
