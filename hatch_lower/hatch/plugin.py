@@ -118,7 +118,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(store, digests)))
             add_sbom(build_data, project.settings, result, work, store)
-            for warning in project.repetition_warnings(result.payload):
+            for warning in (*project.pattern_warnings(), *project.repetition_warnings(result.payload)):
                 self.app.display_warning(f"hatch-lower: {warning}")
         for line in summary_lines(result.rows):
             self.app.display_info(line)

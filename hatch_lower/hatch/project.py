@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,24 @@ class Project:
     """Files that are packaged because `force-include` names them."""
     exclude: tuple[str, ...]
     """The patterns that the wheel excludes."""
+    tables: tuple[str, str]
+    """The dotted TOML paths of `inputs` and `exclude`."""
+
+    def pattern_warnings(self) -> Iterator[str]:
+        """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
+        root = self.settings.root
+        inputs, exclude = self.tables
+        placed = [each for each in self.exclude if "/" in each.rstrip("/") and not each.startswith(("!", "**"))]
+        for pattern, where in (
+            *((each, inputs) for each in self.settings.inputs),
+            *((each, exclude) for each in placed),
+        ):
+            if is_something(root, pattern):
+                continue
+            roots = [each.relative_to(root) for each in self.surroundings.import_roots if each.is_relative_to(root)]
+            meant = [(each / pattern).as_posix() for each in roots if is_something(root / each, pattern)]
+            hint = f"; patterns are relative to the project: write `{meant[0]}`" if meant else ""
+            yield f"`{pattern}` in `{where}` matches no file{hint}"
 
     def repetition_warnings(self, payload: Sequence[PayloadFile]) -> list[str]:
         """Return a warning for each packaged file that holds tensors of the payload again."""
@@ -91,7 +109,17 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
         later_hooks=tuple(hooks[hooks.index(HOOK) + 1 :]),
     )
     exclude = config.target_config.get("exclude", config.build_config.get("exclude", []))
-    return Project(settings, surroundings, selected, forced, tuple(exclude))
+    owner = f"tool.hatch.build.targets.{hook.target_name}" if "exclude" in config.target_config else "tool.hatch.build"
+    tables = f"{table_path(config.target_config, hook.target_name)}.inputs", f"{owner}.exclude"
+    return Project(settings, surroundings, selected, forced, tuple(exclude), tables)
+
+
+def is_something(folder: Path, pattern: str) -> bool:
+    """Return whether a pattern matches anything in a folder, as far as `glob` reads it as hatchling does."""
+    try:
+        return next(folder.glob(pattern.strip("/")), None) is not None
+    except (ValueError, NotImplementedError):
+        return True
 
 
 def input_files(hook: BuildHookInterface[Any]) -> list[Path]:

@@ -642,6 +642,25 @@ def test_weights_that_are_packaged_again_are_warned_about(
     ) in capfd.readouterr().err
 
 
+def test_patterns_that_match_nothing_are_warned_about(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more = (
+        "[tool.hatch.build.targets.wheel]\n"
+        'exclude = ["digits/*.bin", "none/", "none/*.bin", "src/digits/*.bin", "*.md", "**/*.x", "!a/b", "src/**.y"]'
+    )
+    root = make_project('inputs = ["weights/*", "src/digits/model.py"]', more=more)
+    (root / "src/digits/weights.bin").write_text("1")
+    build_wheel(root)
+    shown = [line for line in capfd.readouterr().err.splitlines() if "matches no file" in line]
+    assert shown == [
+        "hatch-lower: `weights/*` in `tool.hatch.build.targets.wheel.hooks.lower.inputs` matches no file",
+        "hatch-lower: `digits/*.bin` in `tool.hatch.build.targets.wheel.exclude` matches no file;"
+        " patterns are relative to the project: write `src/digits/*.bin`",
+        "hatch-lower: `none/*.bin` in `tool.hatch.build.targets.wheel.exclude` matches no file",
+    ]
+
+
 def test_quiet_is_quiet(
     make_project: MakeProject,
     lowering: Lowering,
