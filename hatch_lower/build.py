@@ -21,6 +21,7 @@ from hatch_lower.digest import sha256_bytes
 from hatch_lower.environment import child_environment
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
+from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.surroundings import Surroundings
@@ -119,7 +120,8 @@ def look_up(
     if store.mode == "off":
         return Lookup(environment, search_path, {})
     roots = roots_of(settings.root, search_path, environment, (work, store.directory))
-    unchanged = Unchanged(store, roots, environment)
+    project = marks_of_project(settings.name, settings.version, surroundings.metadata)
+    unchanged = Unchanged(store, roots, environment, project)
     keys = [unchanged.key_of(settings, model, surroundings, lower) for model in settings.models]
     models = {key.model: unchanged.look_up(key.components()) for key in keys}
     unchanged.save()

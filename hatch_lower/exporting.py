@@ -24,6 +24,7 @@ from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history
 from hatch_lower.explain.settings import key_changes
 from hatch_lower.export.site import lay_out_site
 from hatch_lower.format.manifest import model_json
+from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.preload import built_library, preload_environment
 from hatch_lower.records import Request, encode
 from hatch_lower.results import ModelResult
@@ -91,6 +92,7 @@ def export_models(
             work=work,
             log=None if library is None else log,
             variables={} if library is None else preload_environment(library, log, environment),
+            project=marks_of_project(settings.name, settings.version, surroundings.metadata),
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)

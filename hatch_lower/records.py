@@ -135,6 +135,7 @@ class Request:
         work: the folder of this build.
         log: what the preloaded library writes; `None` if there is no such library.
         variables: of the environment, which put that library into the process.
+        project: what is recorded of the project's metadata where it is read.
     """
 
     settings: Settings
@@ -150,6 +151,7 @@ class Request:
     work: Path | None = None
     log: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    project: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_record(path: Path, record: Any) -> None:

@@ -89,15 +89,18 @@ class Unchanged:
         store: the cache.
         roots: by which the child's inputs are located.
         environment: of the child process that would export.
+        project: what is recorded of the project's metadata where it is read.
     """
 
-    def __init__(self, store: Store, roots: Roots, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, store: Store, roots: Roots, environment: Mapping[str, str], project: Mapping[str, str] = {}
+    ) -> None:
         self._store = store
         self._roots = roots
         self._environment = environment
         self._stats = StatCache(stats_path(store))
         self._secret = secret(store.directory, keeps=store.writes)
-        self._checker = Checker(roots, environment, self._secret, self._stats)
+        self._checker = Checker(roots, environment, self._secret, self._stats, project)
 
     def look_up(self, key: Mapping[str, Any]) -> Known:
         """Return the newest result under a key that still holds, or what has changed.
@@ -160,14 +163,13 @@ class Unchanged:
             export=model.export,
             package=model.package,
             distribution=settings.name,
-            version=settings.version,
             recipes=tuple(asdict(recipe) for recipe in recipes),
             order=tuple(name for name in settings.recipe_order if name in model.recipes),
             check=settings.check,
             seed=settings.seed,
             inputs=settings.inputs,
             strict=settings.strict,
-            metadata=(digest_of(surroundings.metadata), digest_of(surroundings.entry_points)),
+            entry_points=digest_of(surroundings.entry_points),
             roots=tuple(self._located(root) for root in surroundings.import_roots),
             links=tuple((path, self._located(target)) for path, target in surroundings.links),
             later_hooks=surroundings.later_hooks,

@@ -57,6 +57,7 @@ class Watch:
             tools=tools_of(recipes),
             secret=secret(store.directory),
             stats=stats,
+            project=request.project,
         )
         stats.save()
         return inputs

@@ -149,7 +149,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     """Return the result that another build on this machine has remembered since this one looked."""
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
-    return Unchanged(store, roots, os.environ).look_up(request.manifest).report
+    return Unchanged(store, roots, os.environ, request.project).look_up(request.manifest).report
 
 
 def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:

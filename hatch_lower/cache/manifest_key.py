@@ -24,14 +24,13 @@ class ManifestKey:
         export: its entry point.
         package: the import package that gets its files.
         distribution: the project's name.
-        version: its version.
         recipes: as in `ExportKey`, but as they are written in the settings.
         order: the recipes' names in the order in which they are tried.
         check: whether there is check data.
         seed: of the exporting process.
         inputs: globs of the declared inputs.
         strict: whether undeclared inputs are refused.
-        metadata: digests of the project's metadata and of its entry points.
+        entry_points: digest of the project's entry points.
         roots: located import roots.
         links: path and located target of each link that makes the project importable.
         later_hooks: build hooks that run later.
@@ -48,14 +47,13 @@ class ManifestKey:
     export: str
     package: str
     distribution: str
-    version: str
     recipes: tuple[Any, ...]
     order: tuple[str, ...]
     check: bool
     seed: int
     inputs: tuple[str, ...]
     strict: bool
-    metadata: tuple[str, str]
+    entry_points: str
     roots: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     later_hooks: tuple[str, ...]

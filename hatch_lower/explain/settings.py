@@ -33,7 +33,7 @@ TOOLS = {
 }
 """Fields that are no settings, in words; their parts are named after them."""
 NAMES_ALONE = {
-    "metadata": "the project's metadata",
+    "entry_points": "the project's entry points",
     "roots": "import roots",
     "links": "import roots",
     "variables": "variable",

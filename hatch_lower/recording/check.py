@@ -44,12 +44,20 @@ class Checker:
         environment: variables of the child process that an export would be run in.
         secret: keys the digests of their values.
         stats: remembers the digests of files.
+        project: what `marks_of_project` returned.
     """
 
     __slots__ = ("_present",)
 
-    def __init__(self, roots: Roots, environment: Mapping[str, str], secret: bytes, stats: StatCache) -> None:
-        self._present = Present(roots, environment, secret, stats)
+    def __init__(
+        self,
+        roots: Roots,
+        environment: Mapping[str, str],
+        secret: bytes,
+        stats: StatCache,
+        project: Mapping[str, str] = {},
+    ) -> None:
+        self._present = Present(roots, environment, secret, stats, project)
 
     @property
     def distributions(self) -> Mapping[str, Distribution]:
@@ -183,7 +191,7 @@ def say_distribution(change: Change) -> str:
     if not change.after:
         return f"{change.subject} {before} is no longer installed"
     if before == after:
-        return f"{change.subject} {before}: other files are installed"
+        return f"{change.subject} {before}: other files or metadata"
     return f"{change.subject} {before} → {after}"
 
 

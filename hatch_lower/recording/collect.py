@@ -3,7 +3,8 @@
 Left out is what a record holds already in another way, and what the process made itself:
 
 - Files of installed distributions stand for their version and RECORD. Metadata is no input because it was read (who
-  asks for entry points reads that of every distribution); a distribution that was asked for by name is.
+  asks for entry points reads that of every distribution), unless it is the project's own; a distribution that was asked
+  for by name is.
 - A look below an entry of the search path that found nothing, for the import system tries many names: `modules` and
   `importable` tell where each module is found.
 - A folder that leads to one of the roots, for it is there wherever the project is built.
@@ -51,6 +52,7 @@ def collect(
     tools: Sequence[str],
     secret: bytes,
     stats: StatCache,
+    project: Mapping[str, str] = {},
 ) -> RecordedInputs:
     """Return what was observed as recorded inputs.
 
@@ -62,8 +64,9 @@ def collect(
         tools: names of the commands on which the result depends.
         secret: keys the digests of variables.
         stats: remembers the digests of files.
+        project: what `marks_of_project` returned.
     """
-    present = Present(roots, observations.environment, secret, stats)
+    present = Present(roots, observations.environment, secret, stats, project)
     collector = Collector(observations, roots, present, began_ns)
     collector.add_files((*observations.read, *observations.loaded))
     collector.add_globs(globs)
@@ -125,6 +128,8 @@ class Collector:
         loaded = frozenset(self.observations.loaded)
         for path in paths:
             source = source_of(path)
+            if is_metadata(source) and os.path.basename(source) == "METADATA" and self.roots.locate(source) is None:
+                self.distributions.update(self.present.project)  # it was laid out for the build
             if source in self.observations.made or is_metadata(source) or source == interpreter:
                 continue
             owner = self.owners.owner(source)
@@ -252,9 +257,8 @@ class Collector:
         return [owner] if owner is not None else sorted(self.owners.below(str(path)))
 
     def add_distribution(self, name: str) -> None:
-        """Record a distribution's version and RECORD, unless it is this project's own, laid out for the build."""
-        found = self.present.distributions.get(name)
-        if name not in self.distributions and (found is None or self.roots.locate(found.information) is not None):
+        """Record a distribution's version and RECORD; of this project, laid out for the build, its metadata."""
+        if name not in self.distributions:
             self.distributions[name] = self.present.distribution(name)
 
     def add_commands(self) -> None:

@@ -10,9 +10,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hatch_lower.digest import sha256_bytes
 from hatch_lower.recording.stats import StatCache
 
-__all__ = ["Distribution", "distribution_in", "find_distributions", "installed_files", "mark_of_distribution"]
+__all__ = [
+    "Distribution",
+    "distribution_in",
+    "find_distributions",
+    "installed_files",
+    "mark_of_distribution",
+    "marks_of_project",
+]
 
 SEPARATORS = re.compile(r"[-_.]+")
 PYTHON_TAG = re.compile(r"-py\d[\d.]*$")
@@ -75,6 +83,11 @@ def mark_of_distribution(distribution: Distribution | None, stats: StatCache) ->
         return f"{distribution.version} "
     digest = stats.digest_of_record(path) if path == paths[0] else stats.digest(path)
     return f"{distribution.version} {digest}"
+
+
+def marks_of_project(name: str, version: str, metadata: str) -> Mapping[str, str]:
+    """Return the project's own normalised name, and what is recorded of it where its metadata was read."""
+    return {SEPARATORS.sub("-", name).lower(): f"{version} {sha256_bytes(metadata.encode())}"}
 
 
 def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:

@@ -35,7 +35,8 @@ class RecordedInputs:
     modules: Mapping[str, str]
     """Top-level module name → where it is found: `project/<folder>`, `dist <name>`, `python`, `site`, or nowhere."""
     distributions: Mapping[str, str]
-    """Normalised name → `<version> <digest of RECORD>`; empty if it is not installed."""
+    """Normalised name → `<version> <digest of RECORD>`, of the project itself of its METADATA; empty if it is not
+    installed."""
     environment: Mapping[str, str]
     """Variable → what `variables.mark_of` makes of its value. A glob → nothing: all variables that match it were asked
     for, and those that are not named were not set."""

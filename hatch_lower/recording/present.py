@@ -44,9 +44,18 @@ class Present:
         environment: variables of the child process.
         secret: keys the digests of their values.
         stats: remembers the digests of files.
+        project: what `marks_of_project` returned.
     """
 
-    def __init__(self, roots: Roots, environment: Mapping[str, str], secret: bytes, stats: StatCache) -> None:
+    def __init__(
+        self,
+        roots: Roots,
+        environment: Mapping[str, str],
+        secret: bytes,
+        stats: StatCache,
+        project: Mapping[str, str] = {},
+    ) -> None:
+        self.project = project
         self.roots = roots
         self.environment = environment
         self.secret = secret
@@ -96,10 +105,8 @@ class Present:
         return self._once("module", name, lambda each: self._module(each, asked), *asked)
 
     def distribution(self, name: str) -> str:
-        """Return `<version> <digest of RECORD>` of an installed distribution."""
-        return self._once(
-            "distribution", name, lambda each: mark_of_distribution(self.distributions.get(each), self.stats)
-        )
+        """Return `<version> <digest of RECORD>` of an installed distribution; of the project, of its metadata first."""
+        return self._once("distribution", name, self._distribution)
 
     def variable(self, name: str) -> str:
         """Return what is recorded of a variable."""
@@ -125,6 +132,10 @@ class Present:
         if key not in self._answers:
             self._answers[key] = answer(subject)
         return self._answers[key]
+
+    def _distribution(self, name: str) -> str:
+        installed = mark_of_distribution(self.distributions.get(name), self.stats)
+        return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
 
     def _file(self, located: str) -> str:
         path = self.roots.find(located)

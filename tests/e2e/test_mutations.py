@@ -396,6 +396,7 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "variable is set": (variable("MANY_UNSET", "1"), ["variable MANY_UNSET is set now"]),
     "variable in C": (variable("MANY_C", "2"), ["variable MANY_C"]),
     "variable in C is set": (variable("MANY_C_UNSET", "1"), ["variable MANY_C_UNSET is set now"]),
+    "secret's value": (variable("MANY_TOKEN", "2"), ["variable MANY_TOKEN"]),
     "secret is removed": (variable("MANY_TOKEN", ""), ["variable MANY_TOKEN is no longer set"]),
     "user": (variable("USER", "another"), ["variable USER"]),
     "variable of the interpreter": (variable("PYTHONOPTIMIZE", "1"), ["variable PYTHONOPTIMIZE"]),
@@ -405,26 +406,23 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "version of a distribution that was asked for": (installed("fake-asked", "2.1"), ["fake-asked 2.0 → 2.1"]),
     "other files of a distribution": (
         installed("fake-installed", "1.0", 2),
-        ["fake-installed 1.0: other files are installed"],
+        ["fake-installed 1.0: other files or metadata"],
     ),
     "distribution is gone": (uninstall, ["fake-asked 2.0 is no longer installed"]),
     "distribution that was not there": (installed("fake-absent", "3.0"), ["fake-absent 3.0 was installed"]),
     "backend": (backend, ["backends of fake-backend none → 1.0"]),
-    # the project's metadata
-    "version": (table('version = "1.0"', 'version = "1.1"'), ["the project's metadata", 'version "1.0" → "1.1"']),
-    "name": (
-        table('name = "many-inputs"', 'name = "many-outputs"'),
-        ['distribution "many-inputs" → "many-outputs"', "the project's metadata"],
-    ),
-    "summary": (table("Its export reads", "It reads"), ["the project's metadata"]),
-    "dependency": (table('"hatch-lower>=0.1"', '"hatch-lower>=0.1", "click"'), ["the project's metadata"]),
+    # the project
+    "name": (table('name = "many-inputs"', 'name = "many-outputs"'), ['distribution "many-inputs" → "many-outputs"']),
     "entry point": (
         table("model:export", "model:export_half"),
-        ['export "many_inputs.model:export" → "many_inputs.model:export_half"', "the project's metadata"],
+        [
+            'export "many_inputs.model:export" → "many_inputs.model:export_half"',
+            "the project's entry points",
+        ],
     ),
     "another entry point": (
         table(WHEEL, f'[project.scripts]\nmany = "many_inputs:main"\n\n{WHEEL}'),
-        ["the project's metadata"],
+        ["the project's entry points"],
     ),
     "import root": (table(WHEEL, f'[tool.hatch.build]\ndev-mode-dirs = ["many_space"]\n\n{WHEEL}'), ["import roots"]),
     "rewritten path": (
@@ -461,7 +459,6 @@ SETTINGS: dict[str, tuple[Mutation, list[str]]] = {
     "atol": (setting("atol = 0.5"), ["recipe default: atol 1e-05 → 0.5", "recipe portable: atol 1e-05 → 0.5"]),
     "check": (setting("check = false"), ["check true → false"]),
     "inputs": (table("declared/*.csv", "declared/*"), ['inputs ["declared/*.csv"] → ["declared/*"]']),
-    "pass-env": (table("MANY_*", "MANY*"), ['pass-env ["MANY_*"] → ["MANY*"]']),
     "seed": (setting("seed = 1"), ["seed 0 → 1"]),
     "strict": (setting("strict = true"), ["strict false → true"]),
 }
@@ -483,6 +480,7 @@ SETTINGS_WITHOUT_EFFECT: dict[str, Mutation] = {
     "jobs": setting("jobs = 2"),
     "timeout": setting("timeout = 60"),
     "cache": setting("cache.max-gigabytes = 1"),
+    "pass-env": table("MANY_*", "MANY*"),
 }
 """Settings that shape no result."""
 
@@ -515,14 +513,17 @@ NOT_NOTICED: dict[str, Mutation] = {
     "table of another tool": table(WHEEL, f"[tool.other]\nsize = 1\n\n{WHEEL}"),
     "card of a model": setting('models.many.card.license = "MIT"'),
     "build requirement": table('"hatchling", ', '"hatchling>=1", '),
+    "version": table('version = "1.0"', 'version = "1.1"'),
+    "summary": table("Its export reads", "It reads"),
+    "dependency": table('"hatch-lower>=0.1"', '"hatch-lower>=0.1", "click"'),
     # the environment
     "home": other_home,
+    "variable that is passed and not read": variable("MANY_UNREAD", "1"),
     "variable that is not passed": variable("OTHER", "1"),
     "language": variable("LC_ALL", "de_DE.UTF-8"),
     "time zone": variable("TZ", "Asia/Tokyo"),
     "hash seed": variable("PYTHONHASHSEED", "7"),
     "threads": variable("OMP_NUM_THREADS", "7"),
-    "secret's value": variable("MANY_TOKEN", "2"),
     "later command of the same name": lambda world: world.variables.update(
         PATH=f"{world.environment()['PATH']}{os.pathsep}{world.beside / 'editable'}"
     ),

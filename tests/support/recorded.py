@@ -13,6 +13,7 @@ from typing import Any
 
 from hatch_lower.environment import child_environment
 from hatch_lower.recording.check import Checker
+from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.recording.preload import preload_environment
 from hatch_lower.recording.roots import Roots
@@ -22,23 +23,30 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from hatch_lower.recording.collect import collect
+from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.roots import Roots
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.watch import Recorder
 
-project, work, log, began, globs, tools = json.loads(sys.argv[1])
+project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])
 project, work, log = Path(project), Path(work), log and Path(log)
-sys.path[:] = [str(project / "src"), *(each for each in sys.path if each and each != str(work)), str(project)]
+recorded_path = [str(project / "src"), *(each for each in sys.path if each and each != str(work)), str(project)]
+sys.path[:] = [str(work / "site"), *recorded_path]
 recorder = Recorder([project], log)
 recorder.start()
 import digits
 digits.export(recorder)
 observations = recorder.observations()
 recorder.stop()
-roots = Roots(project, tuple(map(Path, sys.path)), Path(work, "home"), (work,))
+added = [each for each in sys.path if each not in (*recorded_path, str(work / "site"))]
+recorded_path += added
+roots = Roots(project, tuple(map(Path, recorded_path)), Path(work, "home"), (work,))
 stats = StatCache(work / "stats.json")
-inputs = collect(observations, roots, began_ns=began, globs=globs, tools=tools, secret=b"secret", stats=stats)
-Path(work, "inputs.json").write_text(json.dumps({"inputs": inputs.to_json(), "path": sys.path}))
+mark = marks_of_project("digits", "1.0", metadata)
+inputs = collect(
+    observations, roots, began_ns=began, globs=globs, tools=tools, secret=b"secret", stats=stats, project=mark
+)
+Path(work, "inputs.json").write_text(json.dumps({"inputs": inputs.to_json(), "path": recorded_path}))
 """
 
 
@@ -50,6 +58,7 @@ class Project:
         self.library = library
         self.search_path: tuple[Path, ...] = ()
         self.environment: dict[str, str] = {}
+        self.metadata = "Name: digits\nVersion: 1.0\n"
         self.write("src/digits/__init__.py", "from digits.model import export\n")
 
     def write(self, path: str, content: str | bytes = "") -> Path:
@@ -93,7 +102,11 @@ class Project:
         environment = child_environment({**os.environ, **variables}, tuple(variables), search_path, work)
         if self.library is not None:
             environment.update(preload_environment(self.library, log, environment))
-        request = [str(self.folder), str(work), self.library and str(log), time.time_ns(), globs, tools]
+        information = work / "site" / "digits-1.0.dist-info"
+        information.mkdir(parents=True, exist_ok=True)
+        (information / "METADATA").write_text(self.metadata)
+        log_path = self.library and str(log)
+        request = [str(self.folder), str(work), log_path, time.time_ns(), globs, tools, self.metadata]
         done = subprocess.run(
             [sys.executable, "-c", CHILD, json.dumps(request)],
             cwd=self.folder,
@@ -112,5 +125,6 @@ class Project:
         work = self.folder.parent / f"{self.folder.name}-work"
         roots = Roots(self.folder, self.search_path, work / "home", (work,))
         environment = {**self.environment, **variables}
-        checker = Checker(roots, environment, b"secret", StatCache(work / "stats.json"))
+        project = marks_of_project("digits", "1.0", self.metadata)
+        checker = Checker(roots, environment, b"secret", StatCache(work / "stats.json"), project)
         return [change.text() for change in checker.changes(RecordedInputs.from_json(inputs))]

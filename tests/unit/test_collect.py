@@ -200,7 +200,7 @@ def test_who_asks_for_entry_points_does_not_depend_on_every_distribution(project
         """,
         site=site,
     )
-    assert set(inputs["distributions"]) <= ALWAYS
+    assert set(inputs["distributions"]) <= {*ALWAYS, "digits"}
     assert not any("dist-info" in text_of(inputs[each]) for each in inputs)
 
 
@@ -368,6 +368,22 @@ def test_another_value_of_a_credential_is_noticed(project: Project) -> None:
     inputs = project.record("os.environ['MODEL_KEY_DIM']", MODEL_KEY_DIM="3")
     assert project.changes(inputs, MODEL_KEY_DIM="3") == []
     assert project.changes(inputs, MODEL_KEY_DIM="4") == ["variable MODEL_KEY_DIM"]
+
+
+@pytest.mark.parametrize(
+    ("code", "read"),
+    [
+        ("importlib.metadata.version('Digits')", True),
+        ("[each.metadata['Version'] for each in importlib.metadata.distributions()]", True),
+        ("importlib.metadata.entry_points()", False),
+        ("importlib.metadata.packages_distributions()", False),
+    ],
+)
+def test_metadata_of_the_project_is_an_input_if_it_was_read(project: Project, code: str, read: bool) -> None:
+    inputs = project.record(f"import importlib.metadata; {code}")
+    assert project.changes(inputs) == []
+    project.metadata += "License: MIT\n"
+    assert project.changes(inputs) == (["digits 1.0: other files or metadata"] if read else [])
 
 
 def test_a_library_that_comes_where_the_loader_looks_first_is_noticed(project: Project, tmp_path: Path) -> None:

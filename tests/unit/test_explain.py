@@ -276,7 +276,7 @@ KEY = {
     "recipes": [RECIPE],
     "order": ["default"],
     "inputs": ["weights/*"],
-    "metadata": [OLD, OLD],
+    "entry_points": OLD,
     "variables": [["CC", OLD]],
     "seed": 0,
     "torch": "2.13.0",
@@ -307,7 +307,7 @@ KEY = {
         ({"recipes": [RECIPE, {"name": "portable", "backends": []}]}, ["recipe portable added"]),
         ({"seed": 3}, ["seed 0 → 3"]),
         ({"inputs": ["data/*"]}, ['inputs ["weights/*"] → ["data/*"]']),
-        ({"metadata": [OLD, NEW]}, ["the project's metadata"]),
+        ({"entry_points": NEW}, ["the project's entry points"]),
         ({"variables": [["CC", NEW]]}, ["variable CC"]),
         ({"variables": []}, ["variable CC"]),
         ({"torch": "2.14.0"}, ["torch 2.13.0 → 2.14.0"]),
@@ -339,7 +339,7 @@ def test_the_order_of_backends_is_a_setting() -> None:
 
 
 def test_a_key_is_the_same_before_and_after_it_was_stored() -> None:
-    fresh = {**KEY, "variables": (("CC", OLD),), "metadata": (OLD, OLD), "order": ("default",), "recipes": (RECIPE,)}
+    fresh = {**KEY, "variables": (("CC", OLD),), "entry_points": OLD, "order": ("default",), "recipes": (RECIPE,)}
     assert key_changes(KEY, fresh) == []
 
 
