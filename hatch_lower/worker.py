@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -43,6 +44,10 @@ __all__ = ["ANSWER", "UNANSWERED", "main", "out_of_memory_error"]
 ANSWER = "answer.json"
 UNANSWERED = 75
 """The exit status of a process that could not write its answer."""
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, as Linux has it."""
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")
+"""What `multiprocessing` adds to the path of the temporary folder."""
 
 
 class PipeReporter:
@@ -81,6 +86,7 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGTERM, leave)
     end_with_parent()
+    shorten_sockets(tempfile.gettempdir())
     # torch warns its users of what torch itself does when it copies a program
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
     # and of a package that it can do without
@@ -217,6 +223,19 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def shorten_sockets(folder: str) -> None:
+    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one.
+
+    Otherwise a `DataLoader` with workers would wait for ever: the folder of a build is in the one that the user chose.
+    """
+    if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
+        from multiprocessing.process import current_process
+
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -51,6 +51,7 @@ class AuditEvents:
             "os.system": self._on_system,
             "os.fork": self._on_fork,
             "os.forkpty": self._on_fork,
+            "socket.bind": self._on_bind,
             "socket.connect": self._on_connect,
             "socket.sendto": self._on_connect,
             "socket.getaddrinfo": self._on_host,
@@ -84,11 +85,11 @@ class AuditEvents:
             return
         lister = outside(sys._getframe(1)).f_code.co_filename
         if lister == IMPORT_SYSTEM:
-            self._notes.listed_by_import.setdefault(text)
+            self._notes.note_list(text, self._notes.listed_by_import)
         elif any(each in lister for each in METADATA_READERS):
             self._notes.listed_by_metadata.add(text)
         else:
-            self._notes.listed.setdefault(text)
+            self._notes.note_list(text, self._notes.listed)
 
     def _on_mkdir(self, path: Any, mode: Any, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and not self._notes.is_there(path):
@@ -111,6 +112,7 @@ class AuditEvents:
         if set(folders) <= {NO_FOLDER}:
             self._notes.note_read(source)
             self._notes.note_made(target)
+            self._notes.note_link(source)
 
     def _on_import(self, name: str, *_: Any) -> None:
         self._notes.modules.add(name.partition(".")[0])
@@ -156,7 +158,15 @@ class AuditEvents:
             if self._notes.log is None:
                 self._notes.doubt(f"a subprocess ran: {os.path.basename(text_of(executable))}")
 
+    def _on_bind(self, socket: Any, address: Any) -> None:
+        if not isinstance(address, tuple):
+            self._notes.sockets.add(text_of(address))
+
     def _on_connect(self, socket: Any, address: Any) -> None:
+        is_local = isinstance(address, (str, bytes))
+        # which process has opened the other end, the preloaded library knows
+        if is_local and (self._notes.log is not None or text_of(address) in self._notes.sockets):
+            return
         if isinstance(address, tuple) and len(address) > 1:
             host = text_of(address[0])
             address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"

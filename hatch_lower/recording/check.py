@@ -19,8 +19,8 @@ class Change:
     """An input that is not what it was.
 
     Args:
-        kind: `distribution`, `file`, `absent`, `module`, `look`, `listing`, `importable`, `glob`, `tool`, `variable`;
-            `unknown` if the inputs were not all known.
+        kind: `distribution`, `file`, `absent`, `module`, `look`, `time`, `listing`, `importable`, `glob`, `tool`,
+            `variable`; `unknown` if the inputs were not all known.
         subject: which; a path is located. Of `unknown` the reason.
         before: what was recorded of it; empty if it was not there.
         after: the same of what is there now.
@@ -83,6 +83,7 @@ class Checker:
                 yield Change("module", name, before, after)
         yield from compare("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
         yield from compare("look", inputs.looks, present.look)
+        yield from compare("time", inputs.times, present.time)
         yield from compare("glob", inputs.globs, present.glob)
         yield from compare("listing", inputs.listings, present.listing)
         yield from compare("importable", inputs.importable, present.importable)
@@ -223,6 +224,7 @@ TEXTS: Mapping[str, Callable[[Change], str]] = {
     "listing": say_listing,
     "look": say_look,
     "module": say_module,
+    "time": lambda change: f"the time of {shown(change.subject)}",
     "tool": say_tool,
     "unknown": lambda change: change.subject,
     "variable": say_variable,

@@ -16,20 +16,22 @@ found none, if the model's code takes whatever is installed; a file in `site-pac
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import source_from_cache
 
 from hatch_lower.environment import LOADER
 from hatch_lower.recording.environment_inputs import globs_of, variables_of
-from hatch_lower.recording.inputs import RecordedInputs
+from hatch_lower.recording.inputs import ABSENT, RecordedInputs
 from hatch_lower.recording.modules import SUFFIX_RANKS, list_folder
 from hatch_lower.recording.observations import Observations
 from hatch_lower.recording.owners import Owners
-from hatch_lower.recording.present import PORTIONS, Present
+from hatch_lower.recording.present import LINK, PORTIONS, Present
 from hatch_lower.recording.roots import Roots
+from hatch_lower.recording.states import State
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import UNSET
 
@@ -41,6 +43,8 @@ GRAIN_NS = 20_000_000
 COARSE_GRAIN_NS = 2_000_000_000
 SECOND_NS = 1_000_000_000
 METADATA = (".dist-info", ".egg-info")
+NOTHING = State(0, 0, 0, 0, 0, 0)
+"""What is at a path where nothing is."""
 
 
 def collect(
@@ -72,6 +76,7 @@ def collect(
     collector.add_globs(globs)
     collector.add_listings()
     collector.add_looks((*observations.looked, *collector.not_files))
+    collector.add_times()
     collector.add_modules()
     for name in observations.distributions:
         collector.add_distribution(name)
@@ -80,6 +85,7 @@ def collect(
         files=collector.files,
         absent=tuple(sorted(collector.absent)),
         looks=collector.looks,
+        times=collector.times,
         listings=collector.listings,
         importable=collector.importable,
         modules=collector.modules,
@@ -110,6 +116,7 @@ class Collector:
     files: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
     looks: dict[str, str] = field(default_factory=dict)
+    times: dict[str, str] = field(default_factory=dict)
     listings: dict[str, str] = field(default_factory=dict)
     importable: dict[str, str] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
@@ -158,7 +165,7 @@ class Collector:
             return self.doubt(located)
         if not digest:
             return self.doubt(located, "could not be read again")
-        if self.is_young(before) or moved(before, after):
+        if self.is_young(before) or not all(self.is_same(seen, State.of(after)) for seen in self.seen(path, before)):
             self.doubt(located)
         self.files[located] = digest
         return None
@@ -183,17 +190,40 @@ class Collector:
                 continue
             if is_metadata(path) or path.startswith(tuple(f"{each}/" for each in interpreters)):
                 continue
+            found = self.present.look(located)
             if path in self.observations.removed:
                 self.doubt(located, "was removed while the export ran")
             elif path in self.observations.folders_made:
                 continue
-            elif path in self.observations.made or not self.present.look(located):
+            elif path in self.observations.made:
+                if not self.is_initial(located):
+                    self.absent.add(located)
+            elif self.was_another(path, found):
+                self.doubt(located)
+            elif not found:
                 if not self.is_initial(located):
                     self.absent.add(located)
             else:
-                found = self.looks[located] = self.present.look(located)
+                self.looks[located] = found
                 asked = (os.lstat, os.stat) if found.startswith("file ") else () if found == "folder" else (os.lstat,)
                 if any(self.is_young(ask(path)) for ask in asked):
+                    self.doubt(located)
+
+    def was_another(self, path: str, found: str) -> bool:
+        """Return whether something else was at a path when it was looked at; `found` is what a look says of it now."""
+        states = (State.read(each).kind() if each else ABSENT for each in self.observations.states.get(path, ()))
+        return any(seen != "other" and seen != found.partition(LINK)[0] for seen in states)
+
+    def add_times(self) -> None:
+        """Record the times of files and folders of which they were asked."""
+        for path in self.observations.timed:
+            located = self.roots.locate(path)
+            if located is None or path in self.observations.made or self.owners.owner(path) is not None:
+                continue
+            times = self.present.time(located)
+            if times and not path.startswith(self.installed):
+                self.times[located] = times
+                if self.is_young(os.stat(path)):
                     self.doubt(located)
 
     def is_initial(self, located: str) -> bool:
@@ -216,7 +246,8 @@ class Collector:
             if not names:
                 self.absent.add(located)
                 continue
-            if self.is_young(os.stat(folder)):
+            found = os.stat(folder)
+            if self.is_young(found) or self.was_exchanged(folder, found):
                 self.doubt(located)
             self.listings[located] = names
         entries = frozenset(map(str, self.roots.search_path))
@@ -224,6 +255,8 @@ class Collector:
             located = self.roots.locate(folder)
             if located is None or not os.path.isdir(folder):
                 continue
+            if self.was_exchanged(folder, os.stat(folder)):
+                self.doubt(located)
             installed = not located.startswith("project") and (folder in entries or self.owners.below(folder))
             if not installed:
                 self.importable[located] = self.present.importable(located)
@@ -273,12 +306,34 @@ class Collector:
             else:
                 self.add_files([path])
 
+    def seen(self, path: str, at_last: os.stat_result) -> Iterator[State]:
+        """Yield what was at a path at each look, where it was no link, and in the end."""
+        for text in self.observations.states.get(path, ()):
+            state = State.read(text) if text else NOTHING
+            if not stat.S_ISLNK(state.mode):
+                yield state
+        yield State.of(at_last)
+
+    def is_same(self, before: State, after: State) -> bool:
+        """Return whether nobody wrote a file between two looks; only one more name is a change of none but its time."""
+        if before[:2] in self.observations.linked:
+            before = before._replace(changed=after.changed)
+        return before == after
+
+    def was_exchanged(self, folder: str, found: os.stat_result) -> bool:
+        """Return whether another folder was at a path when it was listed."""
+        states = [State.read(each) for each in self.observations.states.get(folder, ()) if each]
+        return any(stat.S_ISDIR(each.mode) and each[:2] != (found.st_dev, found.st_ino) for each in states)
+
     def is_young(self, found: os.stat_result) -> bool:
         """Return whether a file was written since the export began, as far as its times tell."""
         now = time.time_ns()
+        times = [(found.st_mtime_ns, now)]
+        if (found.st_dev, found.st_ino) not in self.observations.linked:
+            times.append((found.st_ctime_ns, sys.maxsize))
         return any(
             moment + (COARSE_GRAIN_NS if moment % SECOND_NS == 0 else GRAIN_NS) >= self.began_ns and moment <= latest
-            for moment, latest in ((found.st_mtime_ns, now), (found.st_ctime_ns, sys.maxsize))
+            for moment, latest in times
         )
 
     def doubt(self, located: str, why: str = "changed while the export ran") -> None:
@@ -317,10 +372,3 @@ def parents(path: str) -> list[str]:
     while found[-1] != os.path.dirname(found[-1]):
         found.append(os.path.dirname(found[-1]))
     return found
-
-
-def moved(before: os.stat_result, after: os.stat_result) -> bool:
-    """Return whether a file was written between two looks."""
-    return any(
-        getattr(before, name) != getattr(after, name) for name in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")
-    )

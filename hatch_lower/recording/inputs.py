@@ -28,6 +28,8 @@ class RecordedInputs:
     looks: Mapping[str, str]
     """Located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`; of a link also
     where it leads: `folder through v2`."""
+    times: Mapping[str, str]
+    """Located path of which the time was asked → the times of modification and of change, in nanoseconds."""
     listings: Mapping[str, str]
     """Located folder that the model's code listed → digest of its sorted names."""
     importable: Mapping[str, str]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.recording.preload import RecordingSwitch
+from hatch_lower.recording.states import State
 
 __all__ = ["Notes"]
 
-plain_lstat = os.lstat
-"""The function itself: `os.lstat` may be exchanged for one that takes notes."""
+plain_lstat, plain_stat = os.lstat, os.stat
+"""The functions themselves: those of `os` may be exchanged for ones that take notes."""
 
 
 class Pauses(threading.local):
@@ -46,6 +47,15 @@ class Notes:
         """Files among them of which nothing was there before."""
         self.folders_made: set[str] = set()
         self.removed: set[str] = set()
+        self.timed: dict[str, None] = {}
+        self.scanned: set[str] = set()
+        """Folders that were listed by `os.scandir`, whose entries tell times."""
+        self.linked: set[str] = set()
+        """States of files that were given one more name."""
+        self.states: dict[str, dict[str, None]] = {}
+        """Path → what was found there, as `State.text` writes it; empty where nothing was."""
+        self.sockets: set[str] = set()
+        """Addresses of sockets of this machine that this process opened."""
         self.distributions: set[str] = set()
         self.modules: set[str] = set()
         self.unknown: set[str] = set()
@@ -108,7 +118,7 @@ class Notes:
         """Return how long the preloaded library's log is, in bytes."""
         try:
             with self.silent():
-                return os.stat(self.log).st_size if self.log is not None else 0
+                return plain_stat(self.log).st_size if self.log is not None else 0
         except OSError:
             return 0
 
@@ -117,12 +127,49 @@ class Notes:
         text = "" if self.paused else self.absolute(path)
         if text and text not in self.made:
             self.read.setdefault(text)
+            self._note_state(text)
 
     def note_look(self, path: Any) -> None:
         """Note that it is asked what is at a path."""
         text = "" if self.paused else self.absolute(path)
         if text and text not in self.made:
             self.looked.setdefault(text)
+            self._note_state(text)
+
+    def note_list(self, path: str, place: dict[str, None]) -> None:
+        """Note that a folder is listed."""
+        place.setdefault(path)
+        self._note_state(path)
+
+    def note_time(self, path: Any) -> None:
+        """Note that the time of a file is asked for."""
+        text = "" if self.paused else self.absolute(path)
+        if text and self._switch.is_there:
+            self._switch.note_time(text)
+        elif text:
+            self.timed.setdefault(text)
+
+    def note_scan(self, path: Any) -> None:
+        """Note that entries of a folder are asked for, which tell times."""
+        text = "" if self.paused else self.absolute(path)
+        if text:
+            self.scanned.add(text)
+
+    def note_link(self, path: Any) -> None:
+        """Note that a file is given one more name."""
+        text = self.absolute(path)
+        with contextlib.suppress(OSError), self.silent():
+            self.linked.add(State.of(plain_lstat(text)).text())
+
+    def _note_state(self, path: str) -> None:
+        """Note what is at a path, where the preloaded library does not."""
+        if self._switch.is_there:
+            return
+        try:
+            state = State.of(plain_stat(path)).text()
+        except (OSError, ValueError):
+            state = ""
+        self.states.setdefault(path, {})[state] = None
 
     def note_distribution(self, name: Any) -> None:
         """Note that a distribution is asked for by name."""

@@ -45,6 +45,12 @@ class Observations:
     """Executables that were run: absolute paths, sorted."""
     unknown: tuple[str, ...]
     """Reasons why this is not everything, sorted."""
+    timed: tuple[str, ...]
+    """Paths of which the time was asked."""
+    linked: frozenset[tuple[int, int]]
+    """Device and inode of each file that was given one more name, which changes its time of change."""
+    states: Mapping[str, tuple[str, ...]]
+    """Path → what was found there at each look, as `State.read` reads it; empty where nothing was there."""
 
 
 def loaded_modules() -> tuple[set[str], list[str]]:

@@ -2,7 +2,8 @@
  *
  * Loaded with LD_PRELOAD, so native code and child processes are in it too. Each function below calls the next one of
  * its name and notes what came of it. A record is one kind, one path (absolute, not normalised) and one zero byte, in
- * one write at the end of the log; `preload.py` reads it and has the list of kinds.
+ * one write at the end of the log; `preload.py` reads it and has the list of kinds. Before the path is the state of what
+ * was found there, where the call tells it: device, inode, mode, size, times of modification and of change.
  *
  * Everything here may run in a signal handler, between vfork and exec, or before main: notes are taken with system
  * calls alone, without locks, memory from the heap, or a descriptor that is kept (a program may close or replace all
@@ -30,13 +31,15 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include <wordexp.h>
 
 enum kind {
     READ = 'R', WRITTEN = 'W', UPDATED = 'B', MISSING = 'M', DENIED = 'D', LOOKED = 'S', LINK = 'K', LISTED = 'L',
-    LISTED_BY_PROGRAM = 'F', VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I'
+    LISTED_BY_PROGRAM = 'F', VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I',
+    TIMED = 'T', HARD_LINKED = 'H', BOUND = 'U'
 };
 enum { WITH_TARGET = 'a' - 'A' }; /* added to READ and UPDATED: the path that a link led to follows */
 enum { UNKNOWN, OFF, ON };
@@ -79,25 +82,62 @@ static uint64_t *slot_of(uint64_t hash, uint64_t wanted)
     return NULL;
 }
 
-static void emit(int kind, const char *base, const char *path, const char *target)
+struct state {
+    int known;
+    uint64_t numbers[6];
+};
+static const struct state NO_STATE;
+
+#define NANOSECONDS(moment) ((uint64_t)(moment).tv_sec * 1000000000u + (uint64_t)(moment).tv_nsec)
+#define STATE_OF(found) \
+    ((struct state){1, {(uint64_t)(found)->st_dev, (uint64_t)(found)->st_ino, (found)->st_mode, \
+                        (uint64_t)(found)->st_size, NANOSECONDS((found)->st_mtim), NANOSECONDS((found)->st_ctim)}})
+
+static struct state state_of_descriptor(int descriptor)
 {
+    struct stat found;
+    int error = errno;
+    int known = descriptor >= 0 && fstat(descriptor, &found) == 0;
+    errno = error;
+    return known ? STATE_OF(&found) : NO_STATE;
+}
+
+/* Writes hexadecimal numbers, each with a comma behind it. */
+static void state_text(const struct state *state, char *to)
+{
+    for (size_t i = 0; state->known && i < sizeof state->numbers / sizeof *state->numbers; i++) {
+        int shift = 60;
+        while (shift > 0 && !(state->numbers[i] >> shift))
+            shift -= 4;
+        for (; shift >= 0; shift -= 4)
+            *to++ = "0123456789abcdef"[state->numbers[i] >> shift & 15];
+        *to++ = ',';
+    }
+    *to = 0;
+}
+
+static void emit_state(int kind, const struct state *state, const char *base, const char *path, const char *target)
+{
+    char text[6 * 17 + 1];
     char first = (char)(kind == LISTED && !is_recorder ? LISTED_BY_PROGRAM : kind);
     if (kind != WRITTEN && kind != PROCESS && (quiet_thread || __atomic_load_n(&quiet_process, __ATOMIC_RELAXED)))
         return;
-    size_t lengths[] = {strlen(base), strlen(path) + 1, *target ? strlen(target) + 1 : 0};
-    uint64_t hash = hashed(hashed(14695981039346656037u, &first, 1), base, lengths[0]);
-    hash = hashed(hashed(hash, path, lengths[1]), target, lengths[2]);
+    state_text(state, text);
+    size_t lengths[] = {strlen(text), strlen(base), strlen(path) + 1, *target ? strlen(target) + 1 : 0};
+    uint64_t hash = hashed(hashed(14695981039346656037u, &first, 1), text, lengths[0]);
+    hash = hashed(hashed(hashed(hash, base, lengths[1]), path, lengths[2]), target, lengths[3]);
     hash += hash == 0;
     if (slot_of(hash, hash))
         return;
     struct iovec parts[] = {
-        {&first, 1}, {(void *)base, lengths[0]}, {(void *)path, lengths[1]}, {(void *)target, lengths[2]}
+        {&first, 1}, {text, lengths[0]}, {(void *)base, lengths[1]}, {(void *)path, lengths[2]},
+        {(void *)target, lengths[3]}
     };
-    long wanted = (long)(1 + lengths[0] + lengths[1] + lengths[2]);
+    long wanted = (long)(1 + lengths[0] + lengths[1] + lengths[2] + lengths[3]);
     long written = -1;
     long log = system_call(SYS_openat, AT_FDCWD, log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     if (log >= 0) {
-        written = system_call(SYS_writev, log, parts, 4, 0);
+        written = system_call(SYS_writev, log, parts, 5, 0);
         system_call(SYS_close, log, NULL, 0, 0);
     }
     if (written != wanted) {
@@ -107,6 +147,11 @@ static void emit(int kind, const char *base, const char *path, const char *targe
     uint64_t none = 0, *slot = slot_of(hash, 0);
     if (slot)
         __atomic_compare_exchange_n(slot, &none, hash, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+static void emit(int kind, const char *base, const char *path, const char *target)
+{
+    emit_state(kind, &NO_STATE, base, path, target);
 }
 
 /* For the recorded program itself: whoever records may look at things that the program did not ask for. */
@@ -180,7 +225,8 @@ static int active(void)
     return known == ON;
 }
 
-static __attribute__((noinline)) void emit_relative(int kind, int folder, const char *path, const char *target)
+static __attribute__((noinline)) void emit_relative(int kind, const struct state *state, int folder, const char *path,
+                                                    const char *target)
 {
     char base[LONGEST + 1];
     int known = folder == AT_FDCWD ? system_call(SYS_getcwd, (long)base, (void *)LONGEST, 0, 0) > 0
@@ -194,28 +240,39 @@ static __attribute__((noinline)) void emit_relative(int kind, int folder, const 
     end = strlen(base);
     if (strncmp(base, target, end) == 0 && strcmp(path, target + end) == 0)
         target = "";
-    emit(kind + (*target ? WITH_TARGET : 0), base, path, target);
+    emit_state(kind + (*target ? WITH_TARGET : 0), state, base, path, target);
 }
 
 /* Notes a path that the kernel was given with the folder's descriptor. */
-static void note_with_target(int kind, int folder, const char *path, const char *target)
+static void note_with_target(int kind, const struct state *state, int folder, const char *path, const char *target)
 {
     if (!path || !*path)
         return;
     if (strnlen(path, LONGEST) == LONGEST)
         emit(INCOMPLETE, "", "a path is too long", "");
     else if (path[0] != '/')
-        emit_relative(kind, folder, path, target);
+        emit_relative(kind, state, folder, path, target);
     else if (!*target || strcmp(path, target) == 0)
-        emit(kind, "", path, "");
+        emit_state(kind, state, "", path, "");
     else
-        emit(kind + WITH_TARGET, "", path, target);
+        emit_state(kind + WITH_TARGET, state, "", path, target);
+}
+
+static void note_state(int kind, struct state state, int folder, const char *path)
+{
+    if (active())
+        note_with_target(kind, &state, folder, path, "");
 }
 
 static void note(int kind, int folder, const char *path)
 {
-    if (active())
-        note_with_target(kind, folder, path, "");
+    note_state(kind, NO_STATE, folder, path);
+}
+
+/* For the recorded program itself: the time of what is at a path was asked for. */
+void hatch_lower_timed(const char *path)
+{
+    note(TIMED, AT_FDCWD, path);
 }
 
 static void note_failure(int folder, const char *path)
@@ -241,8 +298,10 @@ static void note_result(int kind, int folder, const char *path, int worked)
 static __attribute__((noinline)) void note_descriptor(int kind, int descriptor)
 {
     char path[LONGEST];
-    if (active() && descriptor_path(descriptor, path) > 0 && path[0] == '/')
-        emit(kind, "", path, "");
+    if (active() && descriptor_path(descriptor, path) > 0 && path[0] == '/') {
+        struct state state = state_of_descriptor(descriptor);
+        emit_state(kind, &state, "", path, "");
+    }
 }
 
 /* A file that was there is opened by its path; where links led to is noted with it, for links can be gone later. */
@@ -250,7 +309,8 @@ static __attribute__((noinline)) void note_content(int kind, int folder, const c
 {
     char target[LONGEST];
     int known = descriptor_path(descriptor, target) > 0 && target[0] == '/';
-    note_with_target(kind, folder, path, known ? target : "");
+    struct state state = state_of_descriptor(descriptor);
+    note_with_target(kind, &state, folder, path, known ? target : "");
 }
 
 static void note_open(int folder, const char *path, int flags, int descriptor)
@@ -266,7 +326,7 @@ static void note_open(int folder, const char *path, int flags, int descriptor)
     else if (flags & O_PATH)
         note(LOOKED, folder, path);
     else if (flags & O_DIRECTORY)
-        note(LISTED, folder, path);
+        note_state(LISTED, state_of_descriptor(descriptor), folder, path);
     else if (created)
         note(WRITTEN, folder, path);
     else
@@ -280,12 +340,48 @@ static void note_stream(const char *path, const char *mode, FILE *stream)
         note_open(AT_FDCWD, path, flags | (mode[0] == 'w' ? O_TRUNC : 0), stream ? fileno(stream) : -1);
 }
 
-static void note_listing(const char *path, int worked)
+static void note_listing(const char *path, int worked, int descriptor)
 {
     if (!worked && errno == ENOTDIR)
         note(LOOKED, AT_FDCWD, path);
+    else if (!worked)
+        note_failure(AT_FDCWD, path);
     else
-        note_result(LISTED, AT_FDCWD, path, worked);
+        note_state(LISTED, state_of_descriptor(descriptor), AT_FDCWD, path);
+}
+
+static void note_look(int folder, const char *path, int worked, struct state state)
+{
+    if (worked)
+        note_state(LOOKED, state, folder, path);
+    else
+        note_failure(folder, path);
+}
+
+/* Who asks for few things and a time among them wants the time: `ls -t` and `stat --format %Y` do. */
+static void note_statx(int folder, const char *path, int worked, unsigned mask, const struct statx *found)
+{
+    struct state state = NO_STATE;
+    if (worked && (found->stx_mask & STATX_BASIC_STATS) == STATX_BASIC_STATS)
+        state = (struct state){1, {makedev(found->stx_dev_major, found->stx_dev_minor), found->stx_ino, found->stx_mode,
+                                   found->stx_size, NANOSECONDS(found->stx_mtime), NANOSECONDS(found->stx_ctime)}};
+    note_look(folder, path, worked, state);
+    if (worked && (mask & (STATX_MTIME | STATX_CTIME)) && (mask & STATX_BASIC_STATS) != STATX_BASIC_STATS)
+        note(TIMED, folder, path);
+}
+
+/* The file stays what it is, though its time of change does not. */
+static void note_link(int from, const char *old, int to, const char *new, int result)
+{
+    int error = errno;
+    struct stat found;
+    note_result(READ, from, old, result == 0);
+    if (result == 0) {
+        note(WRITTEN, to, new);
+        if (fstatat(to, new, &found, AT_SYMLINK_NOFOLLOW) == 0)
+            note_state(HARD_LINKED, STATE_OF(&found), to, new);
+    }
+    errno = error;
 }
 
 static void note_move(int from, const char *source, int to, const char *target, int result)
@@ -304,8 +400,9 @@ static void note_reason(const char *reason, const char *detail)
         emit(INCOMPLETE, reason, strnlen(detail, LONGEST) < LONGEST ? detail : "", "");
 }
 
-/* An address is noted as the hexadecimal digits of its structure, a name as it is after an @. */
-static void note_address(const struct sockaddr *address, socklen_t length, int passing)
+/* An address is noted as the hexadecimal digits of its structure, a name as it is after an @. `local` is the kind of a
+ * note of an address on this machine; 0: none. */
+static void note_address(const struct sockaddr *address, socklen_t length, int local)
 {
     static const char digits[] = "0123456789abcdef";
     char text[2 * sizeof(struct sockaddr_storage) + 1];
@@ -313,14 +410,14 @@ static void note_address(const struct sockaddr *address, socklen_t length, int p
     size_t size = 0;
     if (!address || length < sizeof address->sa_family || !active())
         return;
-    if (address->sa_family != AF_INET && address->sa_family != AF_INET6 && (passing || address->sa_family != AF_UNIX))
+    if (address->sa_family != AF_INET && address->sa_family != AF_INET6 && (!local || address->sa_family != AF_UNIX))
         return;
     for (; size < length && size < sizeof(struct sockaddr_storage); size++) {
         text[2 * size] = digits[bytes[size] >> 4];
         text[2 * size + 1] = digits[bytes[size] & 15];
     }
     text[2 * size] = 0;
-    emit(NETWORK, "", text, "");
+    emit(address->sa_family == AF_UNIX ? local : NETWORK, "", text, "");
 }
 
 static void note_name(const char *name)
@@ -516,13 +613,14 @@ WRAP(int, renameat, (int from, const char *old, int to, const char *new), (from,
      note_move(from, old, to, new, result))
 WRAP(int, renameat2, (int from, const char *old, int to, const char *new, unsigned flags),
      (from, old, to, new, flags), note_move(from, old, to, new, result))
-WRAP(int, link, (const char *old, const char *new), (old, new), note_result(READ, AT_FDCWD, old, result == 0))
+WRAP(int, link, (const char *old, const char *new), (old, new), note_link(AT_FDCWD, old, AT_FDCWD, new, result))
 WRAP(int, linkat, (int from, const char *old, int to, const char *new, int flags), (from, old, to, new, flags),
-     note_result(READ, from, old, result == 0))
+     note_link(from, old, to, new, result))
 
 /* ---- whether and what it is ---- */
 
-#define STAT(at, path) note_result(LOOKED, at, path, result == 0)
+#define STAT(at, path) note_look(at, path, result == 0, result == 0 ? STATE_OF(to) : NO_STATE)
+#define ACCESS(at, path) note_result(LOOKED, at, path, result == 0)
 
 WRAP(int, stat, (const char *path, struct stat *to), (path, to), STAT(AT_FDCWD, path))
 WRAP(int, stat64, (const char *path, struct stat64 *to), (path, to), STAT(AT_FDCWD, path))
@@ -531,7 +629,7 @@ WRAP(int, lstat64, (const char *path, struct stat64 *to), (path, to), STAT(AT_FD
 WRAP(int, fstatat, (int at, const char *path, struct stat *to, int flags), (at, path, to, flags), STAT(at, path))
 WRAP(int, fstatat64, (int at, const char *path, struct stat64 *to, int flags), (at, path, to, flags), STAT(at, path))
 WRAP(int, statx, (int at, const char *path, int flags, unsigned mask, struct statx *to), (at, path, flags, mask, to),
-     STAT(at, path))
+     note_statx(at, path, result == 0, mask, to))
 WRAP(int, __xstat, (int version, const char *path, struct stat *to), (version, path, to), STAT(AT_FDCWD, path))
 WRAP(int, __xstat64, (int version, const char *path, struct stat64 *to), (version, path, to), STAT(AT_FDCWD, path))
 WRAP(int, __lxstat, (int version, const char *path, struct stat *to), (version, path, to), STAT(AT_FDCWD, path))
@@ -540,11 +638,11 @@ WRAP(int, __fxstatat, (int version, int at, const char *path, struct stat *to, i
      (version, at, path, to, flags), STAT(at, path))
 WRAP(int, __fxstatat64, (int version, int at, const char *path, struct stat64 *to, int flags),
      (version, at, path, to, flags), STAT(at, path))
-WRAP(int, access, (const char *path, int mode), (path, mode), STAT(AT_FDCWD, path))
-WRAP(int, euidaccess, (const char *path, int mode), (path, mode), STAT(AT_FDCWD, path))
-WRAP(int, eaccess, (const char *path, int mode), (path, mode), STAT(AT_FDCWD, path))
-WRAP(int, faccessat, (int at, const char *path, int mode, int flags), (at, path, mode, flags), STAT(at, path))
-WRAP(int, chdir, (const char *path), (path), STAT(AT_FDCWD, path))
+WRAP(int, access, (const char *path, int mode), (path, mode), ACCESS(AT_FDCWD, path))
+WRAP(int, euidaccess, (const char *path, int mode), (path, mode), ACCESS(AT_FDCWD, path))
+WRAP(int, eaccess, (const char *path, int mode), (path, mode), ACCESS(AT_FDCWD, path))
+WRAP(int, faccessat, (int at, const char *path, int mode, int flags), (at, path, mode, flags), ACCESS(at, path))
+WRAP(int, chdir, (const char *path), (path), ACCESS(AT_FDCWD, path))
 
 #define FOLLOWED(at, path, worked) note_result((worked) ? LINK : LOOKED, at, path, (worked) || errno == EINVAL)
 
@@ -568,13 +666,13 @@ typedef int order_entries(const struct dirent **, const struct dirent **);
 typedef int select_entry64(const struct dirent64 *);
 typedef int order_entries64(const struct dirent64 **, const struct dirent64 **);
 
-WRAP(DIR *, opendir, (const char *path), (path), note_listing(path, result != NULL))
+WRAP(DIR *, opendir, (const char *path), (path), note_listing(path, result != NULL, result ? dirfd(result) : -1))
 WRAP(DIR *, fdopendir, (int folder), (folder), note_descriptor(LISTED, folder))
 WRAP(ssize_t, getdents64, (int folder, void *to, size_t size), (folder, to, size), note_descriptor(LISTED, folder))
 WRAP(int, scandir, (const char *path, struct dirent ***to, select_entry *select, order_entries *order),
-     (path, to, select, order), note_listing(path, result >= 0))
+     (path, to, select, order), note_listing(path, result >= 0, -1))
 WRAP(int, scandir64, (const char *path, struct dirent64 ***to, select_entry64 *select, order_entries64 *order),
-     (path, to, select, order), note_listing(path, result >= 0))
+     (path, to, select, order), note_listing(path, result >= 0, -1))
 WRAP(int, scandirat, (int at, const char *path, struct dirent ***to, select_entry *select, order_entries *order),
      (at, path, to, select, order), note_result(LISTED, at, path, result >= 0))
 WRAP(int, scandirat64,
@@ -627,15 +725,15 @@ WRAP_VARIABLE(secure_getenv)
 /* ---- network ---- */
 
 WRAP(int, connect, (int at, const struct sockaddr *address, socklen_t length), (at, address, length),
-     note_address(result == 0 || errno != EFAULT ? address : NULL, length, 0))
+     note_address(result == 0 || errno != EFAULT ? address : NULL, length, NETWORK))
 WRAP(int, bind, (int at, const struct sockaddr *address, socklen_t length), (at, address, length),
-     note_address(result == 0 || errno != EFAULT ? address : NULL, length, 1))
+     note_address(result == 0 || errno != EFAULT ? address : NULL, length, result == 0 ? BOUND : 0))
 WRAP(ssize_t, sendto,
      (int at, const void *data, size_t size, int flags, const struct sockaddr *address, socklen_t length),
      (at, data, size, flags, address, length),
-     note_address(result >= 0 || errno != EFAULT ? address : NULL, length, 0))
+     note_address(result >= 0 || errno != EFAULT ? address : NULL, length, NETWORK))
 WRAP(ssize_t, sendmsg, (int at, const struct msghdr *message, int flags), (at, message, flags),
-     if (result >= 0) note_address(message->msg_name, message->msg_namelen, 0))
+     if (result >= 0) note_address(message->msg_name, message->msg_namelen, NETWORK))
 WRAP(int, getaddrinfo,
      (const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **to),
      (name, service, hints, to), note_name(name))

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hatch_lower.digest import digest_of
@@ -44,8 +44,8 @@ SECONDS_TO_COMPILE = 120
 SEPARATORS = frozenset(": \t\n$")
 """Characters that a path in `LD_PRELOAD` cannot have."""
 
-PATH_KINDS = frozenset("RWBMDSKLFXP")
-OTHER_KINDS = frozenset("VNI")
+PATH_KINDS = frozenset("RWBMDSKLFXPTH")
+OTHER_KINDS = frozenset("VNIU")
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 """How the system calls what a descriptor stands for where it is no file; programs look for files of that name."""
 KEPT_KINDS = frozenset("WP")
@@ -59,33 +59,40 @@ class Observed:
     Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
     """
 
-    opened: tuple[str, ...]
+    opened: tuple[str, ...] = ()
     """Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
     anything else created them here. A folder opened like a file is among them."""
-    written: tuple[str, ...]
+    written: tuple[str, ...] = ()
     """Files that were created, emptied, changed or renamed here."""
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     """Paths that were looked for and were not there."""
-    looked_at: tuple[str, ...]
+    looked_at: tuple[str, ...] = ()
     """Paths of which only kind, size, times or permissions were asked, or that were refused for what they are."""
-    links: tuple[str, ...]
+    links: tuple[str, ...] = ()
     """Paths of which it was asked where they lead: by `readlink` or `realpath`."""
-    listed: tuple[str, ...]
+    listed: tuple[str, ...] = ()
     """Folders whose names were read."""
-    listed_by_programs: tuple[str, ...]
+    listed_by_programs: tuple[str, ...] = ()
     """Those that a program read which was started by the recorded one, whatever that read itself."""
-    denied: tuple[str, ...]
+    denied: tuple[str, ...] = ()
     """Paths that could not be opened or looked at for lack of permission."""
-    variables: tuple[str, ...]
+    variables: tuple[str, ...] = ()
     """Names given to `getenv`."""
-    executed: tuple[str, ...]
+    executed: tuple[str, ...] = ()
     """Programs that were started."""
-    processes: tuple[str, ...]
+    processes: tuple[str, ...] = ()
     """Executables of the processes that the library was in."""
-    network: tuple[str, ...]
-    """Addresses and names that were connected to, sent to, listened at or looked up."""
-    incomplete: tuple[str, ...]
+    network: tuple[str, ...] = ()
+    """Addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
+    that a recorded process had opened before."""
+    incomplete: tuple[str, ...] = ()
     """Why the log does not say all that the library could have said; empty if it does."""
+    timed: tuple[str, ...] = ()
+    """Paths of which the time was asked."""
+    linked: tuple[str, ...] = ()
+    """States of files that were given one more name: a hard link."""
+    states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Path → what was found there when it was opened or looked at, as `State.read` reads it; each state once."""
 
 
 def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -225,6 +232,11 @@ class RecordingSwitch:
         if self._library is not None and self.is_there:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
+    def note_time(self, path: str) -> None:
+        """Note in the log that the time of what is at a path was asked for: a fork of this process has no other way."""
+        if self._library is not None and self.is_there:
+            self._library.hatch_lower_timed(os.fsencode(path))
+
     def forget(self) -> None:
         """Note again from here on what was noted before: for a log of which only the rest is read."""
         if self._library is not None and self.is_there:
@@ -254,9 +266,15 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
     kinds: dict[str, dict[str, None]] = {kind: {} for kind in sorted(PATH_KINDS | OTHER_KINDS)}
     opened: dict[str, None] = {}
     targets: dict[str, list[str]] = {}
+    states: dict[str, dict[str, None]] = {}
+    linked: dict[str, None] = {}
     before = (record for record in records(whole[:begin]) if record[0] in KEPT_KINDS)
     for kind, text, target in (*before, *records(whole[begin:])):
-        if kind not in kinds or (kind in PATH_KINDS and not text.startswith("/")):
+        state = ""
+        if kind in PATH_KINDS:
+            state, slash, rest = text.partition("/")
+            text = slash + rest
+        if kind not in kinds or (kind in PATH_KINDS and not text):
             reasons.append("the log is damaged")
             continue
         if text.rpartition("/")[2].startswith(NO_FILES):
@@ -266,8 +284,14 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
             kind = "S"
         if kind in "RB" and named not in kinds["W"]:
             opened[named] = None
+        if kind == "N" and text in kinds["U"]:
+            continue
         if target:
             targets.setdefault(plain(target), []).append(named)
+        if kind == "H":
+            linked[state] = None
+        elif state:
+            states.setdefault(named, {})[state] = None
         kinds[kind][named] = None
     if not kinds["P"]:
         reasons.append("the preloaded library was in no process")
@@ -286,15 +310,18 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
         processes=tuple(kinds["P"]),
         network=tuple(dict.fromkeys(address_text(each) for each in kinds["N"])),
         incomplete=tuple(dict.fromkeys([*reasons, *kinds["I"]])),
+        timed=tuple(kinds["T"]),
+        linked=tuple(linked),
+        states={path: tuple(found) for path, found in states.items()},
     )
 
 
 def records(data: bytes) -> Iterator[tuple[str, str, str]]:
     """Yield the kind, the text, and the path that a link led to, of each record."""
     fields = iter(os.fsdecode(data).split("\0") if data else [])
-    for field in fields:
-        kind = field[:1]
-        yield kind.upper(), field[1:], next(fields, "") if kind in ("r", "b") else ""
+    for record in fields:
+        kind = record[:1]
+        yield kind.upper(), record[1:], next(fields, "") if kind in ("r", "b") else ""
 
 
 def plain(path: str) -> str:

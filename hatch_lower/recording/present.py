@@ -23,6 +23,7 @@ from hatch_lower.recording.modules import (
     places_of,
 )
 from hatch_lower.recording.roots import Roots, spellings, standard_library
+from hatch_lower.recording.states import State
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import mark_of
 
@@ -82,6 +83,10 @@ class Present:
     def look(self, located: str) -> str:
         """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
         return self._once("look", located, self._look)
+
+    def time(self, located: str) -> str:
+        """Return the times of modification and of change of what is at a path."""
+        return self._once("time", located, self._time)
 
     def listing(self, located: str) -> str:
         """Return the digest of the names in a folder, and of which of them are folders."""
@@ -153,13 +158,21 @@ class Present:
         if path is None or found is None:
             return ABSENT
         if not stat.S_ISLNK(found.st_mode):
-            return kind_of(found)
+            return State.of(found).kind()
         target = os.readlink(path)
         named = (self.roots.locate(target) or "") if os.path.isabs(target) else target
         try:
-            return f"{kind_of(os.stat(path))}{LINK}{named}"
+            return f"{State.of(os.stat(path)).kind()}{LINK}{named}"
         except OSError:
             return f"other{LINK}{named}"
+
+    def _time(self, located: str) -> str:
+        path = self.roots.find(located)
+        try:
+            found = os.stat(path) if path is not None else None
+        except (OSError, ValueError):
+            found = None
+        return ABSENT if found is None else f"{found.st_mtime_ns} {found.st_ctime_ns}"
 
     def _listing(self, located: str) -> str:
         path = self.roots.find(located)
@@ -211,13 +224,6 @@ class Present:
             found = list_folder(path)
             self._listings[path] = list_archive(path) if found is None and os.path.isfile(path) else found
         return self._listings[path]
-
-
-def kind_of(found: os.stat_result) -> str:
-    """Return the kind of an entry, and the size of a file."""
-    if stat.S_ISDIR(found.st_mode):
-        return "folder"
-    return f"file {found.st_size}" if stat.S_ISREG(found.st_mode) else "other"
 
 
 def digest_of_names(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Exchanged", "wrap_forks", "wrap_looks", "wrap_metadata", "wrap_safetensors", "wrap_torch"]
+__all__ = ["Exchanged", "exchange", "wrap_forks", "wrap_looks", "wrap_metadata", "wrap_safetensors", "wrap_torch"]
 
 Note = Callable[[Any], None]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
@@ -102,11 +102,16 @@ def wrap_torch(exchanged: Exchanged, note: Note) -> None:
 def wrap_looks(exchanged: Exchanged, note: Note) -> None:
     """Watch `os.stat`, `os.lstat`, `os.access` and all that is built on them, but not what the import system asks."""
     for name in ("stat", "lstat", "access"):
-        original = getattr(os, name)
-        exchanged.put(os, name, lambda each: noting_function(each, note))
-        for supported in (os.supports_dir_fd, os.supports_follow_symlinks, os.supports_fd, os.supports_effective_ids):
-            if original in supported:
-                supported.add(getattr(os, name))
+        exchange(exchanged, name, lambda each: noting_function(each, note))
+
+
+def exchange(exchanged: Exchanged, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Exchange a function of `os`; what it can do, as `os.supports_fd` and its kin say, its stand-in can do."""
+    original = getattr(os, name)
+    exchanged.put(os, name, wrap)
+    for supported in (os.supports_dir_fd, os.supports_follow_symlinks, os.supports_fd, os.supports_effective_ids):
+        if original in supported:
+            supported.add(getattr(os, name))
 
 
 def wrap_metadata(exchanged: Exchanged, note: Note) -> None:

@@ -35,7 +35,7 @@ def shareable(
         environment: of the export; a variable that has another value by now is not shared.
         key: the secret of this machine's cache.
     """
-    places = [*inputs.files, *inputs.absent, *inputs.looks, *inputs.listings, *inputs.importable]
+    places = [*inputs.files, *inputs.absent, *inputs.looks, *inputs.times, *inputs.listings, *inputs.importable]
     if inputs.unknown or any(path.startswith("/") and not path.startswith(COMMON) for path in places):
         return None
     marks = {}

@@ -17,7 +17,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,10 +30,10 @@ from hatch_lower.recording.observations import Observations, folders_of_finders,
 from hatch_lower.recording.preload import Observed, read_log
 from hatch_lower.recording.programs import unrecorded_programs
 from hatch_lower.recording.readers import Exchanged, wrap_forks, wrap_looks, wrap_metadata, wrap_safetensors, wrap_torch
+from hatch_lower.recording.states import State
+from hatch_lower.recording.times import wrap_scans, wrap_times
 
 __all__ = ["Recorder"]
-
-NOTHING_OBSERVED = Observed(*((),) * len(fields(Observed)))
 
 
 class Recorder:
@@ -71,6 +71,8 @@ class Recorder:
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
             wrap_looks(self._exchanged, self._notes.note_look)
+        wrap_times(self._exchanged, self._notes.note_time)
+        wrap_scans(self._exchanged, self._notes.note_scan)
         sys.addaudithook(self._events.hear)
 
     def stop(self) -> None:
@@ -112,6 +114,8 @@ class Recorder:
             libraries = mapped_libraries()
             log = self._read_log()
             reasons = reasons_of(log)
+            entries = entries_of(notes.scanned) if notes.log is None else log.looked_at
+            timed_by_scans = [path for path in entries if os.path.dirname(path) in notes.scanned]
         # who wrote first, the log knows best; but to it, a new file that is opened to append may have had contents
         made_elsewhere = set(log.written) - set(log.opened)
         opened = [path for path in log.opened if path not in notes.created]
@@ -137,13 +141,16 @@ class Recorder:
             handed_on=notes.handed_on or bool(log.executed),
             commands=log.executed,
             unknown=tuple(sorted({*notes.unknown, *reasons})),
+            timed=tuple(dict.fromkeys([*notes.timed, *log.timed, *timed_by_scans])),
+            linked=frozenset(State.read(state)[:2] for state in (*notes.linked, *log.linked)),
+            states=states_of(notes, log),
         )
 
     def _read_log(self) -> Observed:
         """Return what the preloaded library has written."""
         log = self._notes.log
         if log is None:
-            return NOTHING_OBSERVED
+            return Observed()
         observed = read_log(log, self._started, self._stopped)
         own = self._own_writes.keys() & set(observed.variables)
         data = log.read_bytes() if own else b""
@@ -169,6 +176,23 @@ class NotingFinder:
         """Note a module's name."""
         if "." not in name:
             self._modules.add(name)
+
+
+def entries_of(folders: set[str]) -> list[str]:
+    """Return what is in some folders."""
+    found = []
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):
+            found += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    return found
+
+
+def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
+    """Return what was found at each path; an empty state is that nothing was there."""
+    states = {path: tuple(found) for path, found in notes.states.items()}
+    states.update(log.states)
+    states.update({path: (*states.get(path, ()), "") for path in log.missing})
+    return states
 
 
 def names_variable(records: bytes, name: str) -> bool:

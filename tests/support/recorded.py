@@ -80,6 +80,7 @@ class Project:
         globs: tuple[str, ...] = (),
         tools: tuple[str, ...] = (),
         site: Path | None = None,
+        ahead_ns: int = 0,
         **variables: str,
     ) -> dict[str, Any]:
         """Return the recorded inputs of an export as JSON.
@@ -89,6 +90,7 @@ class Project:
             globs: declared inputs.
             tools: commands on which the result depends.
             site: one more folder with installed distributions.
+            ahead_ns: by how much the build's clock is ahead of the one that the files have their times from.
             variables: set for the child.
         """
         if code is not None:
@@ -106,7 +108,7 @@ class Project:
         information.mkdir(parents=True, exist_ok=True)
         (information / "METADATA").write_text(self.metadata)
         log_path = self.library and str(log)
-        request = [str(self.folder), str(work), log_path, time.time_ns(), globs, tools, self.metadata]
+        request = [str(self.folder), str(work), log_path, time.time_ns() + ahead_ns, globs, tools, self.metadata]
         done = subprocess.run(
             [sys.executable, "-c", CHILD, json.dumps(request)],
             cwd=self.folder,

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Client, Listener
+from multiprocessing.process import current_process
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,7 @@ from hatch_lower.export.site import lay_out_site
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
 from hatch_lower.surroundings import Surroundings
-from hatch_lower.worker import ANSWER
+from hatch_lower.worker import ANSWER, shorten_sockets
 
 MODELS = """
 import os, subprocess, sys, time
@@ -521,3 +523,15 @@ def test_the_scratch_site_directory(tmp_path: Path) -> None:
     assert (information / "top_level.txt").read_text() == "shop"
     origin = json.loads((information / "direct_url.json").read_text())
     assert origin == {"url": tmp_path.as_uri(), "dir_info": {"editable": True}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no path for a descriptor")
+def test_a_long_temporary_folder_holds_the_sockets_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setitem(current_process()._config, "tempdir", str(folder))
+    with pytest.raises(OSError, match="too long"):
+        Listener(family="AF_UNIX")
+    shorten_sockets(str(folder))
+    with Listener(family="AF_UNIX") as listener, Client(listener.address):
+        assert [path.is_socket() for path in folder.iterdir()] == [True]

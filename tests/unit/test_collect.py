@@ -324,6 +324,114 @@ def test_a_link_to_an_input_is_an_input(project: Project, tmp_path: Path) -> Non
     assert project.record(code)["files"]["project/data.bin"] == sha256_bytes(b"contents")
 
 
+FLIPS = {
+    "latest/data.bin": "os.remove('latest'); os.symlink('v2', 'latest')",
+    "link.bin": "os.remove('link.bin'); os.symlink('v2/data.bin', 'link.bin')",
+    "folder/data.bin": "os.rename('folder', 'old'); os.rename('v2', 'folder')",
+}
+LOOKS = (
+    "open(path).read()",
+    "os.path.getsize(path)",
+    "os.path.exists(os.path.join(os.path.dirname(path), 'new.json'))",
+    "os.listdir(os.path.dirname(path))",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "look"), [(path, look) for path in FLIPS for look in LOOKS if "dirname" not in look or "/" in path]
+)
+@pytest.mark.parametrize("watched", ["library", "events"])
+def test_what_is_exchanged_while_the_export_runs_is_not_known(
+    project: Project, watched: str, path: str, look: str
+) -> None:
+    if watched == "events":
+        project.library = None
+    project.write("v1/data.bin", "before")
+    project.write("v2/data.bin", "and after")
+    project.write("v2/new.json")
+    os.symlink("v1", project.folder / "latest")
+    os.symlink("v1/data.bin", project.folder / "link.bin")
+    shutil.copytree(project.folder / "v1", project.folder / "folder")
+    before = project.record(f"path = {path!r}; {look}")
+    assert before["unknown"] == []
+    assert project.record(f"path = {path!r}; {look}\nwith recorder.unwatched(): {FLIPS[path]}")["unknown"]
+
+
+def test_a_file_that_changes_on_a_server_whose_clock_is_behind_is_not_known(project: Project, tmp_path: Path) -> None:
+    project.write("data.bin", "before")
+    code = "open('data.bin').read()\nwith recorder.unwatched(): open('data.bin', 'w').write('after!')"
+    hour = 3600 * 10**9
+    inputs = project.record(code, ahead_ns=hour)  # as if the server's clock were an hour behind
+    assert inputs["unknown"] == ["data.bin changed while the export ran"]
+    assert project.record("open('data.bin').read()", ahead_ns=hour)["unknown"] == []
+
+
+def test_an_input_that_is_given_one_more_name_is_known(project: Project) -> None:
+    for name in ("data.bin", "other.bin"):
+        project.write(name, "contents")
+    code = """
+        import subprocess, tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            os.link('data.bin', folder + '/data.bin')
+            open(folder + '/data.bin').read()
+            if recorder._notes.log is not None:
+                subprocess.run(['ln', 'other.bin', folder + '/other.bin'], check=True)
+        open('data.bin').read()
+    """
+    inputs = project.record(code)
+    assert inputs["unknown"] == []
+    assert inputs["files"]["project/data.bin"] == sha256_bytes(b"contents")
+    assert project.changes(inputs) == []
+    written = project.record(code + "\n        open('data.bin', 'a').write('x')")
+    assert written["unknown"] == ["data.bin changed while the export ran"]
+
+
+TIMES = (
+    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=os.path.getmtime)",
+    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=os.path.getctime)",
+    "import pathlib; max(pathlib.Path('ckpt').iterdir(), key=lambda path: path.stat().st_mtime)",
+    "max(os.scandir('ckpt'), key=lambda entry: entry.stat().st_mtime).path",
+    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=lambda path: os.stat(path).st_mtime_ns)",
+    "[os.fstat(file.fileno()).st_mtime for path in ['ckpt/a.pt', 'ckpt/b.pt'] for file in [open(path)]]",
+    "import filecmp; filecmp.cmp('ckpt/a.pt', 'ckpt/b.pt')",
+    "import subprocess; subprocess.run(['ls', '-t', 'ckpt'], check=True)",
+    "import multiprocessing as m; m.get_context('fork').Pool(1).map(os.path.getmtime, ['ckpt/a.pt', 'ckpt/b.pt'])",
+)
+NO_TIMES = """
+    import glob, inspect, linecache, pathlib, shutil, digits.model
+    for path in sorted(glob.glob('ckpt/*')):
+        os.path.exists(path), os.path.isfile(path), os.path.getsize(path), os.path.realpath(path)
+        pathlib.Path(path).exists(), pathlib.Path(path).is_file(), pathlib.Path(path).resolve(), open(path).read()
+    list(os.walk('ckpt')), inspect.getsource(digits.model), linecache.checkcache()
+    """
+
+
+@pytest.mark.parametrize("code", TIMES)
+@pytest.mark.parametrize("watched", ["library", "events"])
+def test_the_time_of_a_file_is_an_input_of_who_asks_for_it(project: Project, watched: str, code: str) -> None:
+    if watched == "events":
+        if "subprocess" in code or "multiprocessing" in code:
+            pytest.skip("what another process asks for is not seen, and the result is not used again")
+        project.library = None
+    for name in ("a.pt", "b.pt"):
+        project.write(f"ckpt/{name}", "weights")
+    before = project.record(code)
+    assert before["unknown"] == []
+    assert before["times"].keys() - {"project/ckpt"} == {"project/ckpt/a.pt", "project/ckpt/b.pt"}
+    assert project.changes(before) == []
+    os.utime(project.folder / "ckpt/a.pt")
+    assert project.changes(before) == ["the time of ckpt/a.pt"]
+
+
+@pytest.mark.parametrize("watched", ["library", "events"])
+def test_the_time_of_a_file_is_no_input_of_who_asks_what_it_is(project: Project, watched: str) -> None:
+    if watched == "events":
+        project.library = None
+    for name in ("a.pt", "b.pt"):
+        project.write(f"ckpt/{name}", "weights")
+    assert project.record(NO_TIMES)["times"] == {}
+
+
 def test_declared_inputs_are_inputs_by_name_and_contents(project: Project) -> None:
     project.write("weights/a.bin", "a")
     before = project.record("pass", globs=("weights/*", "none/*"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.digest import sha256_bytes
+from hatch_lower.recording.mounts import Times, times_of_devices
 from hatch_lower.recording.stats import LIMIT, StatCache
 
 OLD_NS = 10_000_000_000
@@ -26,7 +27,7 @@ class Aged(StatCache):
 def falsify(cache: Path) -> None:
     """Make every digest that a cache file holds a wrong one: whoever believes it can be told from who reads again."""
     stored = json.loads(cache.read_bytes())
-    stored["files"] = {path: [*row[:4], "believed"] for path, row in stored["files"].items()}
+    stored["files"] = {path: [*row[:-1], "believed"] for path, row in stored["files"].items()}
     cache.write_text(json.dumps(stored))
 
 
@@ -67,12 +68,13 @@ def test_a_file_that_was_touched_is_read_again(known: tuple[Path, Path], change:
     assert StatCache(cache).digest(file) == sha256_bytes(data)
 
 
-@pytest.mark.parametrize("field", range(4))
+@pytest.mark.parametrize("field", range(5))
 def test_every_part_of_a_stat_is_compared(known: tuple[Path, Path], field: int) -> None:
     file, cache = known
     stored = json.loads(cache.read_bytes())
     found = file.stat()
-    assert stored["files"][str(file)][:4] == [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    parts = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    assert stored["files"][str(file)][:5] == parts
     stored["files"][str(file)][field] += 1
     cache.write_text(json.dumps(stored))
     assert StatCache(cache).digest(file) == sha256_bytes(b"abc")
@@ -95,6 +97,50 @@ def test_a_file_with_an_old_time_that_has_just_been_written_is_not_remembered(tm
     stats.digest(file)
     stats.save()
     assert not cache.exists()
+
+
+def test_a_file_with_a_servers_times_is_remembered_once_it_was_seen_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, cache = tmp_path / "x", tmp_path / "stats.json"
+    file.write_bytes(b"abc")
+    monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
+    for now, remembered in ((OLD_NS, False), (OLD_NS + 10**9, False), (OLD_NS + 3 * 10**9, True)):
+        moment = time.time_ns() + now  # however old the file looks
+        monkeypatch.setattr("hatch_lower.recording.stats.time.time_ns", lambda moment=moment: moment)
+        stats = StatCache(cache)
+        assert stats.digest(file) == sha256_bytes(b"abc")
+        stats.save()
+        monkeypatch.undo()
+        monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
+        assert (json.loads(cache.read_bytes())["files"][str(file)][-1] != "") == remembered
+
+
+def test_a_file_of_an_image_is_read_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, cache = tmp_path / "x", tmp_path / "stats.json"
+    file.write_bytes(b"abc")
+    monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.FIXED})
+    stats = Aged(cache, monkeypatch)
+    assert stats.digest(file) == sha256_bytes(b"abc")
+    stats.save()
+    assert not cache.exists()
+
+
+def test_the_systems_table_tells_whose_times_a_device_has(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard\n"
+        "28 27 7:0 / /images/a ro,relatime - squashfs /dev/loop0 ro,errors=continue\n"
+        "29 27 0:50 / /server rw,relatime - nfs4 server:/export rw,vers=4.2\n"
+        "30 27 254:1 /data /bound ro,relatime - xfs /dev/vdb rw\n"
+    )
+    assert times_of_devices(table) == {
+        os.makedev(254, 0): Times.OWN,
+        os.makedev(7, 0): Times.FIXED,
+        os.makedev(0, 50): Times.OTHER,
+        os.makedev(254, 1): Times.OWN,
+    }
+    assert times_of_devices(tmp_path / "none") is None
 
 
 def test_a_file_that_is_written_while_it_is_read_is_not_remembered(
@@ -139,7 +185,7 @@ def test_what_another_process_has_added_is_kept(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"version": 0, "files": {}}', '{"version": 1, "files": {"/x": [1]}}', '{"version": 1}'],
+    ["", "{", "[]", "null", '{"version": 0, "files": {}}', '{"version": 2, "files": {"/x": [1]}}', '{"version": 2}'],
 )
 def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, text: str) -> None:
     file, cache = tmp_path / "x", tmp_path / "stats.json"
@@ -171,8 +217,8 @@ def test_a_link_is_known_by_what_it_leads_to(tmp_path: Path, monkeypatch: pytest
 def test_the_cache_stays_small_and_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, cache = tmp_path / "x", tmp_path / "stats.json"
     file.write_bytes(b"abc")
-    old = {f"/{i}": [0, 0, 0, 0, ""] for i in range(LIMIT + 10)}
-    cache.write_text(json.dumps({"version": 1, "files": old}))
+    old = {f"/{i}": [0, 0, 0, 0, 0, 0, ""] for i in range(LIMIT + 10)}
+    cache.write_text(json.dumps({"version": 2, "files": old}))
     stats = Aged(cache, monkeypatch)
     stats.digest(file)
     stats.save()

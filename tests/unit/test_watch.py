@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -520,6 +521,35 @@ def test_a_variable_is_an_input_if_native_code_read_it_before_the_process_set_it
 def test_the_network_is_a_reason_to_doubt(either: Project, code: str, reason: str) -> None:
     unknown = either.record(f"import socket; {code}")["unknown"]
     assert reason in [each.removesuffix(":9") for each in unknown]
+
+
+def test_a_socket_of_another_process_is_a_reason_to_doubt(either: Project, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "door"))
+        server.listen()
+        reached = f"socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'door')!r})"
+        assert either.record(f"import socket; {reached}")["unknown"] == [f"the network was used: {tmp_path / 'door'}"]
+
+
+def test_a_socket_of_the_export_itself_is_no_reason_to_doubt(either: Project) -> None:
+    code = """
+        import socket
+        server = socket.socket(socket.AF_UNIX)
+        server.bind('door'), server.listen()
+        socket.socket(socket.AF_UNIX).connect('door')
+        os.remove('door')
+        """
+    assert either.record(code)["unknown"] == []
+
+
+def test_a_socket_of_a_worker_is_no_reason_to_doubt(project: Project) -> None:
+    code = """
+        import multiprocessing.managers
+        fork = multiprocessing.get_context('fork')
+        with multiprocessing.managers.SyncManager('door', ctx=fork) as manager:
+            assert list(manager.list([1])) == [1]
+        """
+    assert project.record(code)["unknown"] == []
 
 
 def test_a_socket_that_is_only_made_is_no_reason_to_doubt(either: Project) -> None:
