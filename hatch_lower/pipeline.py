@@ -254,7 +254,9 @@ def verify_all(build: ModelBuild, lowered: Sequence[LoweredRecipe]) -> None:
                 verify_recipe(
                     build.source, each.recipe, each.files, build.packager, build.settings.seed, build.reporter
                 )
+                build.packager.refuse_changed(each.files, place_of(build, each.recipe))
                 verify_afresh(build, each)
+                build.packager.refuse_changed(each.files, place_of(build, each.recipe))
 
 
 def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:

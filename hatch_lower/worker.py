@@ -48,6 +48,14 @@ LONGEST_SOCKET = 107
 """Bytes of a socket's path, as Linux has it."""
 SOCKET_NAME = len("/pymp-12345678/listener-12345678")
 """What `multiprocessing` adds to the path of the temporary folder."""
+LIFELINE = "lifeline"
+ENDED = "the model's code or a backend tried to end the build process"
+ENDING = frozenset(
+    getattr(signal, name)
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
+    if hasattr(signal, name)
+)
+"""Signals that end or stop a process which does not handle them."""
 
 
 class PipeReporter:
@@ -87,6 +95,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, leave)
     end_with_parent()
     shorten_sockets(tempfile.gettempdir())
+    refuse_signals(request.model)
     # torch warns its users of what torch itself does when it copies a program
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
     # and of a package that it can do without
@@ -222,7 +231,28 @@ def end_with_parent() -> None:
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    threading.Thread(target=wait, name=LIFELINE, daemon=True).start()
+
+
+def refuse_signals(model: str) -> None:
+    """Let no Python code end this process, its group or the parent by a signal: nobody could say who did."""
+    own = os.getpid()
+    targets = {0, -1, own, -own, os.getppid()}
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("os.kill", "os.killpg") or os.getpid() != own:  # a fork may end itself
+            return
+        target, number = arguments
+        if target not in targets or number not in ENDING or threading.current_thread().name == LIFELINE:
+            return
+        raise ProcessError(
+            ENDED,
+            where=f"model `{model}`",
+            found=f"{event}({target}, {signal.Signals(number).name})",
+            hint="let it raise an exception that says what is wrong",
+        )
+
+    sys.addaudithook(hear)
 
 
 def shorten_sockets(folder: str) -> None:
@@ -268,7 +298,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
         return out_of_memory_error(request.model, describe_exception(error))
     if not isinstance(error, Exception):
         return ProcessError(
-            "the model's code or a backend tried to end the build process",
+            ENDED,
             where=f"model `{request.model}`",
             found=describe_exception(error),
             hint="let it raise an exception that says what is wrong",

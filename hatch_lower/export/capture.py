@@ -21,7 +21,7 @@ from hatch_lower.events import Reporter, stage
 from hatch_lower.export.checks import check_devices, check_unchanged, share_tensors, tensor_versions, tensors_of
 from hatch_lower.export.discover import Exports
 from hatch_lower.export.parameters import dimension_names, positional_names
-from hatch_lower.export.source import describe_exception, is_out_of_memory, trim, user_line
+from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, trim, user_line
 from hatch_lower.model import Method
 
 __all__ = ["CapturedMethod", "CapturedModel", "capture_model"]
@@ -262,7 +262,7 @@ def capture_error(
     roots: Sequence[Path],
 ) -> CaptureError:
     """Return the error for a method that `torch.export` refused: inputs, dynamic shapes, or the code itself."""
-    reason = str(error)
+    reason = message_of(error)
     parameters = ", ".join(f"`{each}`" for each in inspect.signature(call).parameters)
     if isinstance(error, UserError) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason

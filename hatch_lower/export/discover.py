@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.config import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
-from hatch_lower.export.source import describe_exception, is_out_of_memory, relative_to_roots, user_line
+from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, relative_to_roots, user_line
 from hatch_lower.model import Method, Model
 
 __all__ = ["EntryPoint", "Exports", "discover"]
@@ -256,7 +256,7 @@ def named_files(error: BaseException) -> list[Path]:
     filename = getattr(error, "filename", None)
     if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
         files.append(Path(filename))
-    message = str(error)
+    message = message_of(error)
     step = error.__traceback__
     frames = []
     while step is not None:

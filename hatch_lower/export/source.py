@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hatch_lower
 
-__all__ = ["describe_exception", "is_out_of_memory", "relative_to_roots", "trim", "user_line"]
+__all__ = ["describe_exception", "is_out_of_memory", "message_of", "relative_to_roots", "trim", "user_line"]
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
@@ -55,13 +55,21 @@ def relative_to_roots(path: Path, roots: Sequence[Path]) -> str:
 
 def describe_exception(error: BaseException) -> str:
     """Return `ValueError: message`, trimmed to what can be read at a glance."""
-    message = str(error).strip()
+    message = message_of(error).strip()
     return trim(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an exception says of itself; nothing if that raises, too."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or any(words in message_of(error) for words in NO_MEMORY)
 
 
 def trim(text: str) -> str:

@@ -15,6 +15,7 @@ from hatch_lower.cache.files import LEFTOVER, make_folder
 from hatch_lower.cache.store import Store
 from hatch_lower.debug import write_debug
 from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.errors import BackendError
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.program.constants_file import ConstantsFile, write_constants
@@ -67,6 +68,25 @@ class Packager:
     def files(self) -> tuple[PayloadFile, ...]:
         """Return every file written, by path."""
         return tuple(self._files[path] for path in sorted(self._files))
+
+    def refuse_changed(self, program: ProgramFiles, where: str) -> None:
+        """Look whether a program's files are still there, as large as they were written.
+
+        Their contents are compared with their digests when they are put into the wheel.
+
+        Raises:
+            BackendError: if one is not: a run half has taken it away.
+        """
+        for entry in (program.plan, program.debug, *program.delegates):
+            source = self.source(entry.path)
+            size = source.stat().st_size if source.is_file() else None
+            if size != entry.size:
+                raise BackendError(
+                    "a backend has changed a packaged file",
+                    where=f"{where}, `{entry.path}`",
+                    found="no file" if size is None else f"{size} bytes instead of {entry.size}",
+                    hint="a run half only reads its blob; report this to the authors of the backend, or leave it out",
+                )
 
     def source(self, path: str) -> Path:
         """Return where a written file is on disk."""

@@ -117,6 +117,7 @@ MEMORY = (
     " with more memory"
 )
 ENDED = "something in the model's code or in a backend ended the process; the stage says which was at work"
+RAISE = "let it raise an exception that says what is wrong"
 MISMATCH = (
     "if the difference is acceptable, raise `rtol` and `atol` in the hook's table; if not, leave out backends to find"
     " the one that computes it, and report it there"
@@ -167,8 +168,10 @@ MESSAGES = {
     "preprocess thread+exit": failed("SystemExit: 0"),
     "preprocess _exit 0": ended(0),
     "preprocess child+_exit 3": ended(3),
-    "preprocess kill": "the build process was killed (SIGKILL), most likely because it ran out of memory\n"
-    f"  where: model `faulty`, stage `lower` of `faulty/default`\n  to do: {MEMORY}",
+    "preprocess kill group": "the model's code or a backend tried to end the build process\n"
+    f"  where: model `faulty`\n  found: os.killpg(0, SIGKILL)\n  to do: {RAISE}",
+    "preprocess hang up": "the model's code or a backend tried to end the build process\n"
+    f"  where: model `faulty`\n  found: os.kill(0, SIGHUP)\n  to do: {RAISE}",
     "begin weights": "the backend `faulty` changed the model's weights\n"
     f"  where: {PLACE}, method `forward`\n"
     "  found: other contents after `preprocess` than before\n"

@@ -32,6 +32,7 @@ from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.site import lay_out_site
+from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
 from hatch_lower.surroundings import Surroundings
@@ -65,6 +66,11 @@ def sleeping():
 
 def leaving():
     os._exit(7)
+
+
+def killing():
+    os.kill(os.getpid(), 0)
+    os.killpg(0, 9)
 """
 
 STUB = """
@@ -279,6 +285,29 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
         "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
     )
     assert not (shop.work / "models" / "small" / "request.json").exists()
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise self
+
+
+def test_an_exception_that_cannot_say_anything_has_a_name() -> None:
+    assert describe_exception(SpeechlessError()) == "SpeechlessError"
+    assert describe_exception(ValueError()) == "ValueError"
+    assert not is_out_of_memory(SpeechlessError())
+
+
+@pytest.mark.torch
+def test_a_model_that_kills_its_process_group_is_named(shop: Shop) -> None:
+    with pytest.raises(ProcessError) as caught:
+        shop.build(shop.settings("killing"), NullReporter())
+    assert str(caught.value) == (
+        "the model's code or a backend tried to end the build process\n"
+        "  where: model `killing`\n"
+        "  found: os.killpg(0, SIGKILL)\n"
+        "  to do: let it raise an exception that says what is wrong"
+    )
 
 
 def test_a_build_that_fails_at_once_leaves_no_trim_in_its_midst(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import torch
 from hatch_lower.abandoned import make_held
 from hatch_lower.cache.store import Store
 from hatch_lower.digest import sha256_file
+from hatch_lower.errors import BackendError
 from hatch_lower.program import package
 from hatch_lower.program.constants_file import ConstantsFile, write_constants
-from hatch_lower.program.package import Packager
+from hatch_lower.program.package import Packager, ProgramFiles
 
 pytestmark = pytest.mark.torch
 
@@ -74,3 +75,20 @@ def test_what_a_killed_build_left_in_the_store_goes_and_what_another_build_write
     assert Packager(tmp_path / "work", "digits", store).write_storages(STORAGES)
     os.close(descriptor)
     assert list(store.directory.glob("*.part")) == [held]
+
+
+def test_a_file_that_a_backend_takes_away_is_named(tmp_path: Path) -> None:
+    packager = Packager(tmp_path, "digits", Store(tmp_path / "cache", "off", pytest.fail))
+    plan, debug, blob = (packager.write(name, b"contents") for name in ("default.json", "default.debug.json", "blob"))
+    program = ProgramFiles(plan, debug, (blob,), ())
+    packager.refuse_changed(program, "model `digits`")
+    for change, found in ((lambda path: path.write_bytes(b"less"), "4 bytes instead of 8"), (Path.unlink, "no file")):
+        change(packager.source(blob.path))
+        with pytest.raises(BackendError) as caught:
+            packager.refuse_changed(program, "model `digits`")
+        assert str(caught.value) == (
+            "a backend has changed a packaged file\n"
+            "  where: model `digits`, `digits/blob`\n"
+            f"  found: {found}\n"
+            "  to do: a run half only reads its blob; report this to the authors of the backend, or leave it out"
+        )

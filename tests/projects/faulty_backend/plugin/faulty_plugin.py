@@ -234,7 +234,6 @@ FAULTS: Mapping[str, Callable[[Any], Any]] = {
     "_exit 3": exits(3),
     "overwrite": overwrite,
     "free": free_wildly,
-    "kill": lambda value: os.kill(os.getpid(), signal.SIGKILL),
     "close pipe": close_pipe,
     "close all": close_all,
     "garbage": garbage_on_pipe,
@@ -261,6 +260,10 @@ FAULTS: Mapping[str, Callable[[Any], Any]] = {
     "data": lambda value: replace(value, data_store_output=17),
     "info": lambda value: replace(value, info={"a": object()}),
     "info type": lambda value: replace(value, info=17),
+    "delete": lambda path: path.unlink(),
+    "overwrite blob": lambda path: path.write_bytes(b"nothing"),
+    "kill group": lambda value: os.killpg(0, signal.SIGKILL),
+    "hang up": lambda value: os.kill(0, signal.SIGHUP),
     "wrong": lambda value: [each + 1 for each in value],
     "few": lambda value: [],
 }
@@ -301,7 +304,9 @@ class FaultyDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[torch.Tensor]) -> FaultyDelegate:
-        return wrong("load", cls(ReferenceDelegate.load(blob, constants)))
+        delegate = cls(ReferenceDelegate.load(blob, constants))
+        wrong("blob", blob.path)
+        return wrong("load", delegate)
 
     def run(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
         return wrong("run", self._delegate.run(inputs))
