@@ -31,6 +31,9 @@ PASSED = (
 )
 """Globs of the variables that a child process is given; `pass-env` adds to them."""
 
+FRONTENDS = frozenset({"PYTHONIOENCODING"})
+"""Variables that build frontends set for themselves: uv does."""
+
 FIXED: Mapping[str, str] = {
     "LC_ALL": "C.UTF-8",
     "LANG": "C.UTF-8",
@@ -68,7 +71,7 @@ def child_environment(
         temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
         instruction_sets: of the processor, as `recording.machine.cpu_capability` names them.
     """
-    passed = {name: value for name, value in environment.items() if matches(name, PASSED)}
+    passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))

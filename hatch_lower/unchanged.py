@@ -45,7 +45,12 @@ SCHEMA = 3
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""
 BACKEND_GROUPS = (b"hatch_lower.backends", b"hatch_lower.delegates")
-PLACES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE"})
+PLACES = frozenset(
+    {
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
+        *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE"),
+    }
+)
 """Variables of Python's that say where things are, on which no recorded input depends."""
 
 

@@ -67,9 +67,9 @@ def test_another_isolated_environment_exports_nothing(
     scenario = project("two_methods")
     environment = environment_of(scenario, wheelhouse, tmp_path)
     digests = set()
-    for _ in range(2):
-        # its commands begin with the path of the new environment's interpreter, and every file's times are new
-        done = run(frontend_command("build", scenario), cwd=scenario.root, environment=environment).check()
+    for frontend in ("pip", "uv"):  # which set variables of Python's for themselves, each others
+        # commands begin with the path of the new environment's interpreter, and every file's times are new
+        done = run(frontend_command(frontend, scenario), cwd=scenario.root, environment=environment).check()
         digests.add(sha256(only(scenario.dist, "*.whl")))
     assert digests == {sha256(built("two_methods"))}
     assert done.output.count("unchanged") == 4, done.output

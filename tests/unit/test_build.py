@@ -509,13 +509,15 @@ def test_the_environment_of_a_child() -> None:
         "SECRET": "1",
         "HF_HOME": "/models",
         "OMP_NUM_THREADS": "8",
+        "PYTHONIOENCODING": "utf-8:backslashreplace",
+        "VIRTUAL_ENV": "/cache/uv/builds",
     }
     made = child_environment(given, ("HF_*", "OMP_NUM_THREADS"), ["", "/one", "/two"], Path("/build/temporary"))
     assert made["PATH"] == "/bin"
     assert made["PYTHONPATH"] == os.pathsep.join(["/one", "/two"])
     assert made["HATCH_LOWER_CACHE"] == "off"
     assert (made["TZ"], made["LC_ALL"], made["PYTHONHASHSEED"]) == ("UTC", "C.UTF-8", "0")
-    assert "SECRET" not in made
+    assert not {"SECRET", "PYTHONIOENCODING", "VIRTUAL_ENV"} & made.keys()
     assert made["HF_HOME"] == "/models"
     assert made["OMP_NUM_THREADS"] == "8"
 

@@ -307,6 +307,7 @@ def test_what_changes_no_export_has_the_same_results(project: Project, changes: 
     [
         ("PYTHONOPTIMIZE", "1", True),
         ("PYTHONPATH", "/elsewhere", False),
+        ("PYTHONNOUSERSITE", "1", False),
         ("OMP_NUM_THREADS", "4", True),
         ("CXX", "clang++", True),
         ("LD_LIBRARY_PATH", "/elsewhere", True),
