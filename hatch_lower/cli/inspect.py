@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,11 @@ from hatch_lower.format.tree import leaf_paths, tree_text
 __all__ = ["inspect"]
 
 Report = dict[str, Any]
+
+NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")
+"""What a reason says of the one node that it is about."""
+SHOWN = 3
+"""Operators or delegates that one row names."""
 
 
 @click.command()
@@ -182,7 +188,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     rows = [("recipe", "method", "nodes", "delegated", "delegates")]
     for recipe, each in model["recipes"].items():
         for method, entry in each["methods"].items():
-            delegates = ", ".join(delegate_text(item) for item in entry["delegates"]) or "none"
+            delegates = delegates_text(entry["delegates"])
             rows.append((recipe, method, str(entry["nodes"]), str(entry["delegated"]), delegates))
     yield from table_lines(rows, indent=2, right=[2, 3])
     rows = [row for recipe, each in model["recipes"].items() for row in undelegated_rows(recipe, each["methods"])]
@@ -190,6 +196,14 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         yield ""
         rows.insert(0, ("recipe", "method", "not delegated", "op", "first at", "why"))
         yield from table_lines(rows, indent=2, right=[2])
+
+
+def delegates_text(delegates: Sequence[Report]) -> str:
+    """Return a method's delegates in short; of many, the first and what the rest comes to."""
+    shown = [delegate_text(each) for each in delegates[:SHOWN]]
+    if rest := delegates[SHOWN:]:
+        shown.append(f"{len(rest)} more of {size_text(sum(each['size'] for each in rest))}")
+    return ", ".join(shown) or "none"
 
 
 def delegate_text(delegate: Report) -> str:
@@ -205,14 +219,18 @@ def delegate_text(delegate: Report) -> str:
 
 
 def undelegated_rows(recipe: str, methods: Mapping[str, Report]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each op and reason; one row for a method with one reason for all of its nodes."""
+    """Yield a row for each reason, those that differ in names and numbers alone together; JSON has all of them."""
     for method, entry in methods.items():
         nodes = entry["undelegated"]
         if not entry["delegated"] and len({node["reason"] for node in nodes}) == 1:
             yield recipe, method, str(len(nodes)), "all", "", nodes[0]["reason"]
             continue
-        groups: dict[tuple[str, str], list[Report]] = {}
+        groups: dict[str, list[Report]] = {}
         for node in nodes:
-            groups.setdefault((node["op"], node["reason"]), []).append(node)
-        for (op, reason), group in groups.items():
-            yield recipe, method, str(len(group)), op, group[0]["source"], reason
+            groups.setdefault(NAMES_AND_NUMBERS.sub("", node["reason"]), []).append(node)
+        for group in groups.values():
+            ops = list(dict.fromkeys(node["op"] for node in group))
+            more = f" and {len(ops) - SHOWN} more" if len(ops) > SHOWN else ""
+            alike = " (and alike)" if len({node["reason"] for node in group}) > 1 else ""
+            op = ", ".join(ops[:SHOWN]) + more
+            yield recipe, method, str(len(group)), op, group[0]["source"], group[0]["reason"] + alike

@@ -12,7 +12,7 @@ from support.installed import update_entries
 
 from hatch_lower import __version__
 from hatch_lower.cli import main
-from hatch_lower.cli.inspect import delegate_text
+from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_rows
 from hatch_lower.cli.output import page
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config_schema import reference_markdown, schema_text
@@ -224,6 +224,27 @@ def test_a_delegate_with_named_data() -> None:
     data = {name: {"file": f"digits/data/{name[0]}.bin", "size": 3000} for name in ("a", "again", "b")}
     report = {"backend": "tables", "file": BLOB, "size": 11, "constants": 0, "data": data, "calls": 2}
     assert delegate_text(report) == "tables 11 B (01234567, 2 calls) with 5.86 KiB of named data"
+
+
+def test_a_delegate_is_named_by_its_digest() -> None:
+    delegate = {"backend": "aoti", "file": "net/delegates/sha256_89abcdef01.so", "size": 2048, "data": {}, "calls": 1}
+    assert delegate_text(delegate) == "aoti 2.00 KiB (89abcdef)"
+    assert delegates_text([delegate] * 5) == f"{', '.join(['aoti 2.00 KiB (89abcdef)'] * 3)}, 2 more of 4.00 KiB"
+    assert delegates_text([]) == "none"
+
+
+def test_reasons_that_differ_in_names_and_numbers_alone_are_one_row() -> None:
+    told = [("add", "`add_1` has the type int64"), ("mul", "`mul_3` has the type int64"), ("mul", "`m` is float64")]
+    told += [(op, f"`{op}` is not known") for op in ("a", "b", "c", "d", "d")]
+    nodes = [
+        {"node": "n", "op": op, "module": "", "source": f"net.py:{at}", "reason": why}
+        for at, (op, why) in enumerate(told)
+    ]
+    assert list(undelegated_rows("default", {"forward": {"delegated": 1, "undelegated": nodes}})) == [
+        ("default", "forward", "2", "add, mul", "net.py:0", "`add_1` has the type int64 (and alike)"),
+        ("default", "forward", "1", "mul", "net.py:2", "`m` is float64"),
+        ("default", "forward", "5", "a, b, c and 1 more", "net.py:3", "`a` is not known (and alike)"),
+    ]
 
 
 def test_inspect_reads_a_folder_as_it_reads_a_wheel(wheel: str, tmp_path: Path) -> None:

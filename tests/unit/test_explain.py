@@ -23,6 +23,7 @@ from hatch_lower.explain.settings import consequences, key_changes
 from hatch_lower.explain.words import literal_text, operator_text
 from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.export.graph_key import form_bytes
+from hatch_lower.exporting import shortened
 from hatch_lower.graph.canonical import canonical_form
 from hatch_lower.records import MethodRecord, MethodRow
 
@@ -495,6 +496,14 @@ def test_explain_before_anything_was_built() -> None:
         "next build\n"
         "  digits: will be exported for the first time"
     )
+
+
+def test_the_summary_names_several_reasons_and_says_how_many_more_there_are() -> None:
+    """A build that failed is no last build: its changes and those after it are told together."""
+    changed = ["recipe default, backend aoti added", "recipe default: rtol 0.0001 → 0.001"]
+    assert shortened(changed) == "recipe default, backend aoti added; recipe default: rtol 0.0001 → 0.001"
+    assert shortened([*changed, "a", "b", "c"]).endswith("→ 0.001; a; 2 more, see `hatch-lower explain`")
+    assert shortened([]) == ""
 
 
 def test_explain_without_a_cache() -> None:
