@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,11 +99,11 @@ class FreshProcess:
 
 
 def start_fresh() -> FreshProcess | None:
-    """Return a fork of this process; `None` where the system has no forks.
+    """Return a fork of this process; `None` but on Linux: elsewhere libraries of the system do not survive a fork.
 
     To be called when torch is imported, before anything has run on several threads.
     """
-    if not hasattr(os, "fork"):
+    if sys.platform != "linux":
         return None
     requests, answers = os.pipe(), os.pipe()
     with warnings.catch_warnings():
