@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from hatch_lower.cache.entry import Record
+from hatch_lower.cache.shared import Keep, RemoteCache
 from hatch_lower.cache.store import Store
 from hatch_lower.config import Recipe
 from hatch_lower.events import Event, Reporter
@@ -18,7 +21,7 @@ from hatch_lower.recording.watch import Recorder
 from hatch_lower.records import Request
 from hatch_lower.unchanged import roots_of, stats_path
 
-__all__ = ["PausingReporter", "Watch", "tools_of"]
+__all__ = ["PausingRemote", "PausingReporter", "Watch", "tools_of"]
 
 UNWATCHED = frozenset({"known", "lower", "emit"})
 """Stages in which backends are asked, and which distribution has a class: the key tells what they read."""
@@ -88,6 +91,29 @@ class PausingReporter:
     def close(self) -> None:
         """Close the reporter behind."""
         self._reporter.close()
+
+
+class PausingRemote:
+    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export.
+
+    Args:
+        remote: the shared cache.
+        recorder: takes the notes.
+    """
+
+    def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
+        self._remote = remote
+        self._recorder = recorder
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        """Return the record of a key."""
+        with self._recorder.unwatched():
+            return self._remote.fetch(key, keep)
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        """Take a record and its blobs."""
+        with self._recorder.unwatched():
+            self._remote.offer(key, record, blobs)
 
 
 def tools_of(recipes: Sequence[Recipe]) -> list[str]:

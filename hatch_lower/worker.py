@@ -20,6 +20,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,7 +38,7 @@ from hatch_lower.recording.watch import Recorder
 from hatch_lower.records import ModelReport, Request, encode, read_record
 from hatch_lower.strict import refuse_undeclared, undeclared_read
 from hatch_lower.unchanged import Unchanged, remember, roots_of
-from hatch_lower.watching import PausingReporter, Watch
+from hatch_lower.watching import PausingRemote, PausingReporter, Watch
 
 __all__ = ["ANSWER", "UNANSWERED", "main", "out_of_memory_error"]
 
@@ -147,6 +148,8 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         if report is not None:
             return {"report": encode(report), "unknown": []}
         watch = Watch(request, store)
+        if store.remote is not None:
+            store = replace(store, remote=PausingRemote(store.remote, watch.recorder))
         enter_project(request)
         report = lower(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
         inputs = watch.inputs()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
+from hatch_lower.digest import read_file
 
 __all__ = ["Contents", "StoredBlob", "StoredRecord", "read_contents"]
 
@@ -111,7 +112,7 @@ def read_stored(key: str, path: Path) -> StoredRecord:
         OSError: if it cannot be read.
     """
     found = path.stat()
-    value = parse_record(path.read_bytes())
+    value = parse_record(read_file(path))
     stored = value.get("stored") if isinstance(value, dict) else None
     when = float(stored) if isinstance(stored, int) else found.st_mtime
     return StoredRecord(key, path, found, check_record(key, value), when)

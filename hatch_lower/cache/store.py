@@ -27,7 +27,7 @@ from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import hold
 from hatch_lower.cache.shared import RemoteCache, fetch_record
 from hatch_lower.cache.verified import Verified
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.digest import canonical_json, read_file, sha256_bytes
 from hatch_lower.errors import CacheError
 
 __all__ = ["MARK_INTERVAL", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]
@@ -147,7 +147,7 @@ class Store:
 
     def read_blob(self, digest: str) -> bytes | None:
         """Return the bytes of a blob, or `None` if it is not there or damaged."""
-        data = self._try_reading(lambda: self.blob_path(digest).read_bytes())
+        data = self._try_reading(lambda: read_file(self.blob_path(digest)))
         return data if data is not None and sha256_bytes(data) == digest else None
 
     def holds(self, digest: str) -> bool:
@@ -169,7 +169,7 @@ class Store:
 
     def _read(self, key: str) -> Record | None:
         path = self.record_path(key)
-        data = self._try_reading(path.read_bytes)
+        data = self._try_reading(lambda: read_file(path))
         if data is None:
             return None
         record = check_record(key, parse_record(data))

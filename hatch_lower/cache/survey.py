@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cache.contents import Contents, StoredBlob, StoredRecord, read_contents
+from hatch_lower.cache.contents import Contents, StoredRecord, read_contents
 from hatch_lower.digest import sha256_file
 
 __all__ = ["Damage", "Entry", "Survey", "survey", "verify"]
@@ -115,14 +115,18 @@ def kind_of(components: Mapping[str, Any]) -> str:
 
 
 def verify(directory: Path) -> list[Damage]:
-    """Hash every record and blob again, remove what is damaged with the records that refer to it, and return it.
+    """Hash every record, blob and preloaded library again, remove what is damaged, and return it.
 
-    A record whose blob is not there is damaged; a blob that no record refers to is not.
+    With a blob go the records that refer to it. A record whose blob is not there is damaged; a blob that no record
+    refers to is not.
     """
     contents = read_contents(directory)
-    wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob))}
+    wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
     problems = {contents.blobs[digest].path: problem for digest, problem in wrong.items()}
     problems |= dict.fromkeys(contents.unreadable, "it cannot be read")
+    for library in sorted((directory / "preload").glob("*.so")):
+        if problem := problem_of(library, library.stem.rpartition("-")[2]):
+            problems[library] = problem
     for stored in contents.records.values():
         if stored.record is None:
             problems[stored.path] = "it is no record of its key"
@@ -134,10 +138,10 @@ def verify(directory: Path) -> list[Damage]:
     return [Damage(path.relative_to(directory).as_posix(), problems[path]) for path in sorted(problems)]
 
 
-def problem_of(blob: StoredBlob) -> str | None:
-    """Return what is wrong with a blob; nothing if a trim has just removed it."""
+def problem_of(path: Path, digest: str) -> str | None:
+    """Return what is wrong with a file; nothing if it has just been removed."""
     try:
-        return None if sha256_file(blob.path) == blob.digest else "the contents are not those that its name says"
+        return None if sha256_file(path) == digest else "the contents are not those that its name says"
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.cache.files import write_file
-from hatch_lower.digest import canonical_json, sha256_file
+from hatch_lower.digest import canonical_json, read_file, sha256_file
 
 __all__ = ["LARGE", "Verified"]
 
@@ -43,6 +44,8 @@ class Verified:
             OSError: if it cannot be read.
         """
         before = blob.stat()
+        if not stat.S_ISREG(before.st_mode):
+            return False
         if before.st_size < LARGE:
             return sha256_file(blob) == digest
         if self._notes().get(digest) == identity(before):
@@ -73,7 +76,7 @@ class Verified:
 
     def _notes(self) -> dict[str, object]:
         try:
-            notes = json.loads(self.path.read_bytes())
+            notes = json.loads(read_file(self.path))
         except (OSError, ValueError):
             return {}
         return notes if isinstance(notes, dict) else {}

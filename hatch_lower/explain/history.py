@@ -18,7 +18,7 @@ from typing import Any
 
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.files import write_file
-from hatch_lower.digest import canonical_json
+from hatch_lower.digest import canonical_json, read_file
 from hatch_lower.records import MethodRecord, MethodRow, decode, encode
 
 __all__ = ["BuildHistory", "ModelHistory", "read_history", "write_history"]
@@ -77,7 +77,7 @@ def read_history(directory: Path, root: Path) -> BuildHistory | None:
         root: the project's folder.
     """
     try:
-        value = json.loads(history_path(directory, root).read_bytes())
+        value = json.loads(read_file(history_path(directory, root)))
         if value["schema"] != SCHEMA:
             return None
         history: BuildHistory = decode(BuildHistory, value["build"])

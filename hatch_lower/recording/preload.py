@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hatch_lower.digest import digest_of
+from hatch_lower.digest import digest_of, sha256_file
 
 __all__ = [
     "Observed",
@@ -112,7 +112,7 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     """Return the library for this machine, compiled and tried when it is first asked for.
 
     Args:
-        cache_folder: the folder of the cache; the library is kept in `v1/preload`.
+        cache_folder: the folder of the cache; the library is kept in `v1/preload`, under a name that says its sha256.
         environment: where `CC` and `PATH` come from.
 
     Returns:
@@ -126,8 +126,8 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
         return None
     try:
         name = digest_of([SOURCE.read_text(), compiler, FLAGS, platform.machine(), library_version])
-        path = folder / f"{name}.so"
-        if not is_own(path):
+        path = next((path for path in sorted(folder.glob(f"{name}-*.so")) if is_own(path) and is_whole(path)), None)
+        if path is None:
             for each in (cache_folder, folder.parent, folder):
                 each.mkdir(parents=True, exist_ok=True, mode=0o700)  # which is not the mode of those above it
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
@@ -135,6 +135,7 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
                 compile_library(compiler, made, environment)
                 try_library(made, environment)
                 made.chmod(0o700)
+                path = folder / f"{name}-{sha256_file(made)}.so"
                 os.replace(made, path)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
@@ -149,6 +150,14 @@ def is_own(library: Path) -> bool:
         return False
     writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(found.st_mode) and found.st_uid in (os.getuid(), 0) and not writable
+
+
+def is_whole(library: Path) -> bool:
+    """Return whether a library has the contents that its name says."""
+    try:
+        return library.name == f"{library.name.partition('-')[0]}-{sha256_file(library)}.so"
+    except OSError:
+        return False
 
 
 def gnu_library_version() -> str:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from hatch_lower.digest import read_file
 from hatch_lower.recording.mounts import Times, times_of_devices
 
 __all__ = ["StatCache", "installed_rows"]
@@ -174,7 +175,7 @@ def identity(found: os.stat_result) -> list[int | str]:
 def read_known(path: Path) -> dict[str, list[int | str]]:
     """Return what a cache file holds; nothing if it cannot be read or is not one of ours."""
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_file(path))
         whole = stored["version"] == VERSION and all(len(row) == PARTS + 2 for row in stored["files"].values())
         return dict(stored["files"]) if whole else {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

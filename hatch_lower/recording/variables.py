@@ -13,6 +13,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from hatch_lower.digest import read_file
+
 __all__ = ["UNSET", "is_credential", "mark_of", "secret"]
 
 UNSET = ""
@@ -74,7 +76,7 @@ def keep(temporary: str, path: Path) -> None:
 def read_secret(path: Path) -> bytes | None:
     """Return a whole key from a file, or `None`."""
     with suppress(OSError):
-        found = path.read_bytes()
+        found = read_file(path)
         if len(found) == SECRET_BYTES:
             return found
     return None

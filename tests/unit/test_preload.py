@@ -592,6 +592,22 @@ def test_a_library_is_built_once(library: Path, tmp_path: Path) -> None:
     assert built.parent == tmp_path / "v1" / "preload"
 
 
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "a pipe"])
+def test_a_damaged_library_is_built_again(tmp_path: Path, damage: str) -> None:
+    built = built_library(tmp_path)
+    if built is None:
+        pytest.skip("the library cannot be built here")
+    data = built.read_bytes()
+    built.unlink()
+    if damage == "a pipe":
+        os.mkfifo(built)
+    else:
+        built.write_bytes(data[: len(data) // 2] if damage == "truncated" else bytes([*data[:-1], data[-1] ^ 1]))
+        built.chmod(0o700)
+    assert built_library(tmp_path) == built
+    assert built.read_bytes() == data
+
+
 def test_where_it_cannot_be_built_there_is_none(tmp_path: Path) -> None:
     assert built_library(tmp_path, {"PATH": ""}) is None
     assert built_library(tmp_path, {**PLAIN, "CC": "false"}) is None

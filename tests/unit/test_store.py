@@ -54,6 +54,20 @@ def test_a_damaged_entry_is_a_miss_is_reported_and_can_be_replaced(tmp_path: Pat
     assert store.get(KEY, "x") == {"size": 3}
 
 
+@pytest.mark.parametrize("kind", ["records", "blobs"])
+def test_a_pipe_in_the_place_of_an_entry_is_a_miss_and_is_removed(tmp_path: Path, kind: str) -> None:
+    store, warnings = make_store(tmp_path)
+    store.put(KEY, {}, {"size": 3}, [b"abc"])
+    (path,) = (each for each in (tmp_path / kind).rglob("*") if each.is_file())
+    path.unlink()
+    os.mkfifo(path)
+    assert store.read_blob(sha256_bytes(b"abc")) == (b"abc" if kind == "records" else None)
+    assert store.get(KEY, "x") is None
+    assert ["was damaged; it is built again" in line for line in warnings] == [True]
+    store.put(KEY, {}, {"size": 3}, [b"abc"])
+    assert store.get(KEY, "x") == {"size": 3}
+
+
 def test_nothing_but_finished_files_is_left(tmp_path: Path) -> None:
     store, _ = make_store(tmp_path)
     store.put(KEY, {}, {"size": 3}, [b"abc", b"def"])

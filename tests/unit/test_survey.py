@@ -75,3 +75,20 @@ def test_verify_reports_and_removes_what_is_damaged_and_nothing_else(store: Stor
     assert not any(path.exists() for path in expected)
     assert [store.find(key) for key in KEYS] == [None, 2, None, None]
     assert verify(store.directory) == []
+
+
+def test_verify_reports_pipes_and_damaged_preloaded_libraries(store: Store) -> None:
+    store.put(KEYS[0], {}, 1, [b"abc"])
+    blob, record = store.blob_path(sha256_bytes(b"abc")), store.record_path(KEYS[0])
+    for path in (blob, record):
+        path.unlink()
+        os.mkfifo(path)
+    preload = store.directory / "preload"
+    preload.mkdir()
+    whole, damaged = (preload / f"{name * 64}-{sha256_bytes(b'library')}.so" for name in "ab")
+    whole.write_bytes(b"library")
+    damaged.write_bytes(b"librari")
+    assert [each.path for each in verify(store.directory)] == [
+        path.relative_to(store.directory).as_posix() for path in (blob, damaged, record)
+    ]
+    assert [path.exists() for path in (blob, record, damaged, whole)] == [False, False, False, True]

@@ -80,3 +80,8 @@ def test_processes_that_start_together_get_the_same_secret(tmp_path: Path) -> No
         process.stdin.flush()
     answers = {process.communicate()[0] for process in processes}
     assert answers == {f"{secret(tmp_path / 'cache').hex()}\n"}
+
+
+def test_a_pipe_in_the_place_of_the_key_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "secret")
+    assert secret(tmp_path) == secret(tmp_path)

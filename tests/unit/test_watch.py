@@ -566,6 +566,30 @@ def test_what_others_preload_stays_while_nothing_is_watched(either: Project) -> 
     either.record(code, LD_PRELOAD="libm.so.6")
 
 
+def test_what_a_shared_cache_reads_is_no_input(either: Project) -> None:
+    either.write("entry.json")
+    inputs = either.record(
+        """
+        from hatch_lower.watching import PausingRemote
+
+        class Remote:
+            def fetch(self, key, keep):
+                return open('entry.json').read(), os.path.exists('missing'), os.environ.get('COLOUR')
+
+            def offer(self, key, record, blobs):
+                open('pushed.json', 'a').close(), os.listdir('.')
+
+        remote = PausingRemote(Remote(), recorder)
+        assert remote.fetch('key', None) == ('', False, None)
+        remote.offer('key', {}, {})
+        """
+    )
+    assert not {"project/entry.json", "project/pushed.json"} & inputs["files"].keys()
+    assert "project/missing" not in inputs["absent"]
+    assert inputs["listings"] == {}
+    assert "COLOUR" not in inputs["environment"]
+
+
 def test_what_is_unwatched_is_not_recorded(either: Project) -> None:
     either.write("data.bin", "x = 1\n")
     inputs = either.record(
