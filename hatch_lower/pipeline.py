@@ -27,7 +27,7 @@ from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.check_data import example_tensors, limited
 from hatch_lower.export.source import trim
-from hatch_lower.export.verify import widened
+from hatch_lower.export.verify import eager_factory, widened
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.fresh import FreshProcess, Packaged
 from hatch_lower.graph.surgery import count_operations
@@ -215,6 +215,10 @@ def merged_keys(several: Iterable[Mapping[str, bool]]) -> dict[str, bool]:
 def lower_all(build: ModelBuild) -> tuple[ModelReport, list[LoweredRecipe]]:
     """Lower and package a model for all its recipes."""
     model, packager = build.model, build.packager
+    if any(recipe.verify for recipe in build.recipes):
+        eager_factory(
+            build.source, build.source.methods[0]
+        )()  # now, not after minutes: it says if there can be no copy
     lowered = [lower_recipe(build, recipe) for recipe in build.recipes]
     with stage(build.reporter, "constants", model.name):
         constants = packager.write_storages(merge_storages(each.emitted.storages for each in lowered))

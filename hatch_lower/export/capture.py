@@ -15,10 +15,18 @@ import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx.proxy import _register_stack_trace_anchor
+from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
-from hatch_lower.export.checks import check_devices, check_unchanged, share_tensors, tensor_versions, tensors_of
+from hatch_lower.export.checks import (
+    check_devices,
+    check_no_fakes,
+    check_unchanged,
+    share_tensors,
+    tensor_versions,
+    tensors_of,
+)
 from hatch_lower.export.discover import Exports
 from hatch_lower.export.parameters import dimension_names, positional_names
 from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, trim, user_line
@@ -133,7 +141,7 @@ def capture_method(
     model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
 ) -> CapturedMethod:
     """Export one method of a module."""
-    args, kwargs = tuple(declared.args), dict(declared.kwargs)
+    args, kwargs = separate((tuple(declared.args), dict(declared.kwargs)))
     check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
     call = method_of(model, name, module, attribute)
@@ -149,6 +157,7 @@ def capture_method(
             raise MemoryError(str(error)) from error
         raise capture_error(model, name, module, declared, call, error, roots) from error
     check_unchanged(model, name, module, before)
+    check_no_fakes(model, name, module)
     if strict:
         name_module_paths(program)
     return CapturedMethod(
@@ -159,6 +168,19 @@ def capture_method(
         parameters=positional_names(inspect.signature(call), len(args)),
         dimensions=dimension_names(program, declared.dynamic_shapes, inspect.signature(call), args, kwargs),
     )
+
+
+def separate(examples: Any) -> Any:
+    """Return example inputs in which no tensor stands twice: of two, torch.export would make one input."""
+    seen: set[int] = set()
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return tensor.detach().clone()
+        seen.add(id(tensor))
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, once, examples)
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None:
@@ -243,7 +265,16 @@ def capture_program(model: str, name: str, program: ExportedProgram, examples_ne
             " the model and `check = false`",
         )
     args, kwargs = examples if examples is not None else ((), {})
-    check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
+    tensors = tensors_of({"args": args, "kwargs": kwargs})
+    check_devices(model, name, tensors)
+    if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
+        raise CaptureError(
+            "one tensor stands twice among the example inputs of the exported program; of two inputs that are one"
+            " tensor, torch.export makes one",
+            where=f"model `{model}`, method `{name}`",
+            found=", ".join(f"`{path}`" for path in tensors),
+            hint="export it with a tensor of its own for each input: `x.clone()`",
+        )
     spec = program.call_spec.in_spec
     count = len(spec.child(0).children()) if spec is not None else len(args)
     signature = program.module_call_graph[0].signature

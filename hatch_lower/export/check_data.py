@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.export.inputs import example_case
-from hatch_lower.export.verify import eager_factory
+from hatch_lower.export.verify import eager_factory, random_operators
 
 __all__ = ["CHECK_BYTES", "check_tensors", "example_tensors", "limited"]
 
@@ -34,11 +34,12 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them.
 
     The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
-    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory.
+    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory. Methods
+    that draw random numbers have none.
     """
     found: dict[str, torch.Tensor] = {}
     for method in model.methods:
-        if not method.has_examples:
+        if not method.has_examples or random_operators(method.program):
             continue
         case = example_case(method)
         args, kwargs = case.copied()

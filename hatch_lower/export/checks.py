@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError
 
-__all__ = ["check_devices", "check_unchanged", "path_text", "share_tensors", "tensor_versions", "tensors_of"]
+__all__ = [
+    "check_devices",
+    "check_no_fakes",
+    "check_unchanged",
+    "path_text",
+    "share_tensors",
+    "tensor_versions",
+    "tensors_of",
+]
 
 
 def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
@@ -71,6 +80,20 @@ def check_unchanged(
             where=f"model `{model}`",
             hint=f"register it with `register_buffer`, so that a loaded model can keep it: `{key}`",
         )
+
+
+def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
+    """Refuse a method that kept one of its results in the module: exporting leaves a tensor without contents there."""
+    for prefix, child in module.named_modules():
+        for attribute, value in vars(child).items():
+            if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):
+                key = f"{prefix}.{attribute}" if prefix else attribute
+                raise CaptureError(
+                    f"method `{name}` keeps a tensor that it computes in `{key}`, which a program cannot do",
+                    where=f"model `{model}`",
+                    hint="return it, or if later calls need it, register a buffer and copy into that:"
+                    f' `self.register_buffer("{attribute.lstrip("_")}", …)`',
+                )
 
 
 def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
@@ -19,11 +20,13 @@ from hatch_lower.export.inputs import InputCase, example_case, random_case, resi
 from hatch_lower.export.source import describe_exception
 from hatch_lower.runtime.check import Tolerance
 
-__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "verify_method", "widened"]
+__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "random_operators", "verify_method", "widened"]
 
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
 """How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
 (float16) and 65000 (bfloat16) times that of float32, most of which both sides share."""
+
+TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,21 @@ def verify_method(
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
     example = example_case(method)
-    sides.compare_two_calls(example)
+    try:
+        sides.compare_two_calls(example)
+    except VerificationError as error:
+        drawing = random_operators(method.program)
+        if not drawing:
+            raise
+        training = model.eager is not None and model.eager.training
+        raise VerificationError(
+            "the method draws random numbers, so that it cannot be compared with the eager module",
+            where=where,
+            found=", ".join(f"`{each}`" for each in drawing),
+            hint=TRAINING_HINT
+            if training
+            else "let it take the random numbers as an input, or set `verify = false` for the recipe",
+        ) from error
     cases, notes = [example.name, f"{example.name}, second call"], []
     random = random_case(method, seed + 1)
     if refusal := sides.refuse_case(random):
@@ -248,6 +265,27 @@ def verify_method(
         if refusal:
             notes.append(f"a second size of `{dimension}`: left out ({refusal})")
     return Verification(tuple(cases), tuple(notes), sides.largest_error)
+
+
+def random_operators(program: ExportedProgram) -> list[str]:
+    """Return the operators by which a program draws random numbers."""
+    nodes = [
+        node
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    ]
+    return sorted({str(node.target) for node in nodes if draws(node)})
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Return whether a node draws random numbers; a dropout of nothing, or outside of training, does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    arguments = node.target._schema.arguments
+    values = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    values |= dict(zip((each.name for each in arguments), node.args, strict=False)) | node.kwargs
+    return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
 
 
 def widened(tolerance: Tolerance, method: CapturedMethod) -> Tolerance:
@@ -292,7 +330,7 @@ def eager_factory(
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:
     """Return what to do about a mismatch."""
     if model.eager is not None and model.eager.training:
-        return "the module is in training mode; call `module.eval()` in the entry point"
+        return TRAINING_HINT
     table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
     return (
         f"if the difference is acceptable, raise {table} in the hook's table; if not, leave out backends to find the"

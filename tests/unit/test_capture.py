@@ -42,6 +42,9 @@ class Net(torch.nn.Module):
     def gather(self, image: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         return image + sum(rest) + sum(named.values())
 
+    def pair(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one + 2 * other
+
     def nested(self, pair: tuple[torch.Tensor, dict[str, torch.Tensor]]) -> torch.Tensor:
         return pair[0] + pair[1]["b"]
 
@@ -289,7 +292,7 @@ def test_a_method_that_the_module_does_not_have() -> None:
     assert refuse(Net(), embedd=Method((PAIR,))) == (
         "`Net` has no method `embedd`\n"
         "  where: model `net`, method `embedd`\n"
-        "  to do: did you mean `embed`? known: `embed`, `forward`, `gather`, `nested`"
+        "  to do: did you mean `embed`? known: `embed`, `forward`, `gather`, `nested`, `pair`"
     )
 
 
@@ -465,6 +468,54 @@ def test_other_settings_of_torch_are_put_back_after_an_export() -> None:
     assert torch.is_grad_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == precision
+
+
+def test_a_tensor_that_stands_twice_among_the_examples_is_two_inputs() -> None:
+    a = torch.ones(3)
+    method = only(capture(Net(), pair=Method(args=(a, a))))
+    assert method.args[0] is a
+    one, other = torch.rand(3), torch.rand(3)
+    assert torch.equal(method.program.module()(one, other), Net().pair(one, other))
+
+
+def test_a_ready_program_whose_inputs_were_one_tensor_is_refused() -> None:
+    a = torch.ones(3)
+
+    class Pair(torch.nn.Module):
+        def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return one + 2 * other
+
+    program = torch.export.export(Pair(), (a, a))
+    with pytest.raises(CaptureError) as caught:
+        capture_model("net", {"forward": program}, NullReporter())
+    assert str(caught.value) == (
+        "one tensor stands twice among the example inputs of the exported program; of two inputs that are one tensor,"
+        " torch.export makes one\n"
+        "  where: model `net`, method `forward`\n"
+        "  found: `args[0]`, `args[1]`\n"
+        "  to do: export it with a tensor of its own for each input: `x.clone()`"
+    )
+
+
+class Keeping(torch.nn.Module):
+    """Keeps its last result, as some attention layers do for plots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Module()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.last = {"scores": x * 2}
+        return self.inner.last["scores"] + 1
+
+
+def test_a_result_that_a_method_keeps_in_the_module_is_refused() -> None:
+    assert refuse(Keeping(), forward=Method(args=(torch.ones(2),))) == (
+        "method `forward` keeps a tensor that it computes in `inner.last`, which a program cannot do\n"
+        "  where: model `net`\n"
+        "  to do: return it, or if later calls need it, register a buffer and copy into that:"
+        ' `self.register_buffer("last", …)`'
+    )
 
 
 def test_memory_that_ran_out_is_not_the_methods_fault(monkeypatch: pytest.MonkeyPatch) -> None:

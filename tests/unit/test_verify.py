@@ -20,7 +20,7 @@ from hatch_lower.events import NullReporter
 from hatch_lower.export.capture import CapturedModel, capture_model
 from hatch_lower.export.check_data import CHECK_BYTES, check_tensors
 from hatch_lower.export.inputs import example_case, random_case, resized_cases
-from hatch_lower.export.verify import Verification, verify_method
+from hatch_lower.export.verify import Verification, random_operators, verify_method
 from hatch_lower.model import Method, Model
 
 pytestmark = pytest.mark.torch
@@ -253,6 +253,33 @@ def test_a_module_in_training_mode_is_told_so() -> None:
     assert refuse(model, Lowered(module)).endswith(
         "\n  to do: the module is in training mode; call `module.eval()` in the entry point"
     )
+
+
+def test_a_method_that_draws_random_numbers_is_told_so() -> None:
+    module = Function(lambda x: x + torch.rand_like(x))
+    model = captured(module, torch.ones(64))
+    assert refuse(model, Lowered(module)) == (
+        "the method draws random numbers, so that it cannot be compared with the eager module\n"
+        "  where: model `net`, recipe `default`, method `forward`\n"
+        "  found: `aten.rand_like.default`\n"
+        "  to do: let it take the random numbers as an input, or set `verify = false` for the recipe"
+    )
+    assert check_tensors(model) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        lambda x: x.bernoulli_(0.5),
+    ],
+)
+def test_only_operators_that_draw_count_as_random(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    (method,) = captured(Function(run), torch.ones(1, 2, 4)).methods
+    assert random_operators(method.program) == [
+        str(node.target) for node in method.program.graph.nodes if "bernoulli" in str(node.target)
+    ]
 
 
 def test_a_module_that_cannot_be_copied() -> None:
