@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from hatch_lower.errors import ProgramError
@@ -20,6 +23,7 @@ __all__ = [
     "PYTHON_TEMPLATES",
     "TORCH_LIBRARIES",
     "Operators",
+    "function_of",
     "may_return_alias",
     "python_code",
     "resolve_operators",
@@ -113,6 +117,18 @@ TORCH_LIBRARIES: Mapping[str, str] = MappingProxyType(
 )
 """Namespaces of operators that a module of torch registers, but not `import torch`."""
 
+ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
+"""Operators whose sizes and strides torch takes as they are. It checks those of the others, `as_strided` among them."""
+
+SPARSE = re.compile(r"aten\.sparse_(?:coo|compressed|csr|csc|bsr|bsc)_tensor\..*")
+"""Operators that make a sparse tensor of indices."""
+
+UNBOUNDED = re.compile(
+    r"aten\._sparse_\w*_tensor_(?:unsafe|with_dims_and_tensors)\..*|aten\._nested_view_from_.*"
+    r"|aten\.set_?\.source_.*_storage_offset.*|(?:inductor|debugprims)\..*"
+)
+"""Operators for torch's own use, which no model calls: nothing is checked, or they open a file."""
+
 
 def python_code(op: str, args: list[str], names: Names) -> str:
     """Return the code of an operation on sizes."""
@@ -170,7 +186,8 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):
         operator = None
-    if not isinstance(operator, OpOverload):
+    # what only TorchScript has, the dispatcher does not know
+    if not isinstance(operator, OpOverload) or not torch._C._dispatch_has_kernel(str(operator.name())):  # type: ignore[no-untyped-call]
         raise ProgramError(
             "the program calls an operator that torch does not have here",
             where=where,
@@ -185,7 +202,50 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
             found=name,
             hint="read the file in the model's own code, before the export",
         )
+    if UNBOUNDED.fullmatch(name):
+        raise ProgramError(
+            "the program calls an operator that reads memory outside of its arguments'",
+            where=where,
+            found=name,
+            hint="export the model with operators on dense tensors that check their arguments",
+        )
     return operator
+
+
+def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]:
+    """Return what calls an operator; arguments that torch takes as they are get checked first."""
+    if name in ALIASING:
+        return functools.partial(alias_within_storage, operator._op)
+    if SPARSE.fullmatch(name):
+        return functools.partial(check_indices, operator._op)
+    # the C++ function itself: the overload's own `__call__` only forwards to it
+    function: Callable[..., Any] = operator._op
+    return function
+
+
+def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
+    """Call an operator that gives a tensor other sizes and strides over the same memory.
+
+    Raises:
+        ProgramError: if that would reach out of it.
+    """
+    ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
+    first = self.storage_offset() + sum(min(each, 0) for each in ends)
+    last = self.storage_offset() + sum(max(each, 0) for each in ends)
+    count = self.untyped_storage().nbytes() // self.itemsize
+    if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
+        raise ProgramError(
+            "the program would have read memory outside of a tensor's",
+            found=f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements",
+            hint="install the distribution again; if that does not help, build its wheel again",
+        )
+    return operator(self, size, stride)
+
+
+def check_indices(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an operator that makes a sparse tensor; torch compares its indices with its sizes only if it is told to."""
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        return operator(*args, **kwargs)
 
 
 def may_return_alias(operator: OpOverload[..., Any]) -> bool:

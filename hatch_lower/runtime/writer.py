@@ -48,7 +48,7 @@ from hatch_lower.runtime.binding import bind_symbols
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
 from hatch_lower.runtime.names import Names
-from hatch_lower.runtime.operators import python_code, resolve_operators, size_code
+from hatch_lower.runtime.operators import function_of, python_code, resolve_operators, size_code
 from hatch_lower.runtime.outputs import OutputCheck
 from hatch_lower.runtime.refusals import Refusals
 from hatch_lower.runtime.rows import map_rows, scan_rows
@@ -179,8 +179,8 @@ class MethodWriter:
                 code = size_code(instruction.op, args) if not instruction.kwargs else None
                 if code is None:
                     operator = self._operators[instruction.op]
-                    # the C++ function itself: the overload's own `__call__` only forwards to it
-                    function = self.names.bind(operator.__name__.partition(".")[0], operator._op, instruction.op)
+                    called = function_of(instruction.op, operator)
+                    function = self.names.bind(operator.__name__.partition(".")[0], called, instruction.op)
                     code = f"{function}({', '.join([*args, *self._keywords(instruction, variables)])})"
                 return [f"{out} = {code}"]
             case PythonCall():

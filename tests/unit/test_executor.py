@@ -696,7 +696,16 @@ def test_operators_take_every_kind_of_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["aten.no_such_op.default", "no_such_library.op.default", "aten.add.__class__", "aten.__file__.default"]
+    "name",
+    [
+        "aten.no_such_op.default",
+        "no_such_library.op.default",
+        "aten.add.__class__",
+        "aten.__file__.default",
+        "aten.manual_seed.default",
+        "aten.len.Tensor",
+        "prim.Print.default",
+    ],
 )
 def test_an_operator_that_torch_does_not_have(name: str) -> None:
     with pytest.raises(ProgramError) as caught:
@@ -705,9 +714,87 @@ def test_an_operator_that_torch_does_not_have(name: str) -> None:
         "the program calls an operator that torch does not have here\n"
         "  where: method `forward`\n"
         f"  found: {name}\n"
-        "  to do: import the package that registers it before loading the model, or install the torch version that the "
-        "program requires"
+        "  to do: install the torch version that the program requires; if a library registers the operator, name its "
+        "module in `imports` of the recipe, build the wheel again, and until then import it before loading"
     )
+
+
+def addressing() -> list[Any]:
+    """Return torch's operators that take sizes and strides for a tensor's memory."""
+    found = []
+    for each in torch._C._jit_get_all_schemas():
+        names = {argument.name for argument in each.arguments}
+        given = {"size", "shape", "sizes"} & names and {"stride", "strides"} & names
+        is_known = torch._C._dispatch_has_kernel(f"{each.name}.{each.overload_name}".rstrip("."))
+        if given and is_known and "out" not in names and str(each.arguments[0].type) == "Tensor":
+            found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("schema", addressing(), ids=lambda each: f"{each.name}.{each.overload_name}")
+@pytest.mark.parametrize(("size", "stride"), [([10**6], [1]), ([2], [10**6]), ([2], [-10])])
+def test_no_operator_reads_outside_of_its_arguments(schema: Any, size: list[int], stride: list[int]) -> None:
+    given: dict[str, Any] = {"size": size, "shape": size, "sizes": size, "stride": stride, "strides": stride}
+    args: list[Any] = []
+    for each in schema.arguments:
+        if each.name in given or each.kwarg_only or str(each.type).startswith("Optional"):
+            args.append(given.get(each.name))
+        else:
+            args.append(v(0) if str(each.type) == "Tensor" else 6 if each.name == "dtype" else 0)
+    count = sum(not each.kwarg_only for each in schema.arguments)
+    name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+    memory = torch.frombuffer(bytearray(16), dtype=torch.float32)
+    try:
+        forward = forward_of(plan_value(forward=method([VECTOR], [op(name, *args[:count], out=1)], v(1))))
+        result = forward(memory)
+    except Exception:  # refused, in whatever words
+        return
+    if result is not None:
+        ends = [(n - 1) * step for n, step in zip(result.shape, result.stride(), strict=True)]
+        assert result.storage_offset() + sum(ends) < result.untyped_storage().nbytes() // result.itemsize
+
+
+def test_a_view_within_its_storage_is_given() -> None:
+    view = op("aten._reshape_alias.default", v(0), [2, 2], [1, 2], out=1)
+    assert forward_of(plan_value(forward=method([VECTOR], [view], v(1))))(torch.arange(4.0)).tolist() == [
+        [0, 2],
+        [1, 3],
+    ]
+    empty = op("aten._reshape_alias.default", v(0), [0, 2], [9, 9], out=1)
+    assert forward_of(plan_value(forward=method([VECTOR], [empty], v(1))))(torch.zeros(4)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["_reshape_alias", "_reshape_alias_copy"])
+def test_a_view_out_of_its_storage_is_an_error_of_that_call(name: str) -> None:
+    alias = op(f"aten.{name}.default", v(0), stride=[1], size=[10**9], out=1)
+    with pytest.raises(ProgramError) as caught:
+        forward_of(plan_value(forward=method([VECTOR], [alias], v(1))))(torch.zeros(4))
+    assert caught.value.what == "the program would have read memory outside of a tensor's"
+    assert caught.value.found == "sizes [1000000000] and strides [1], where there is room for 4 elements"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten._sparse_coo_tensor_unsafe.default",
+        "aten._sparse_coo_tensor_with_dims_and_tensors.default",
+        "aten._nested_view_from_buffer.default",
+        "aten.set_.source_Tensor_storage_offset",
+        "inductor._reinterpret_tensor.default",
+    ],
+)
+def test_an_operator_that_checks_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ProgramError, match="an operator that reads memory outside of its arguments'"):
+        executor_of(plan_value(forward=method([VECTOR], [op(name, v(0), out=1)], v(1))))
+
+
+def test_the_indices_of_a_sparse_tensor_are_compared_with_its_sizes() -> None:
+    make = op("aten.sparse_coo_tensor.indices_size", v(0), v(1), [4], out=2)
+    body = [make, op("aten._to_dense.default", v(2), out=3)]
+    forward = forward_of(plan_value(forward=method([tensor_input(1, 1, dtype="int64"), tensor_input(1)], body, v(3))))
+    assert forward(torch.tensor([[2]]), torch.ones(1)).tolist() == [0, 0, 1, 0]
+    with pytest.raises(RuntimeError, match="found index 3000000"):
+        forward(torch.tensor([[3000000]]), torch.ones(1))
 
 
 @pytest.mark.parametrize(
