@@ -28,6 +28,7 @@ from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.check_data import example_tensors, limited
 from hatch_lower.export.source import trim
 from hatch_lower.export.verify import eager_factory, widened
+from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.fresh import FreshProcess, Packaged
 from hatch_lower.graph.surgery import count_operations
@@ -464,14 +465,13 @@ def owners_of(recipe: Recipe, project: str) -> set[str]:
 def describe_recipe(lowered: LoweredRecipe, project: str) -> RecipeEntry:
     """Return the manifest's entry of a recipe."""
     plan = lowered.emitted.plan
-    targets = [delegate.target for delegate in plan.delegates if delegate.target is not None]
     return RecipeEntry(
         plan=lowered.files.plan,
         debug=lowered.files.debug,
         delegates=lowered.files.delegates,
-        backends=tuple(sorted({delegate.backend for delegate in plan.delegates})),
+        backends=backends_in(plan),
         requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project)})),
-        target=targets[0] if targets else None,
+        target=target_in(plan),
         methods=lowered.methods,
         imports=lowered.recipe.imports,
     )

@@ -13,6 +13,7 @@ from hatch_lower.cache.store import open_store
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import PackageError
 from hatch_lower.export.capture import capture_program
+from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.graph.surgery import count_operations
 from hatch_lower.lowering.manager import LoweredProgram, lowered_modules
@@ -64,14 +65,13 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
     files = packager.write_program(RECIPE, emitted)
     stored = packager.write_storages(merge_storages([emitted.storages]))
-    targets = [each.target for each in emitted.plan.delegates if each.target is not None]
     recipe = RecipeEntry(
         plan=files.plan,
         debug=files.debug,
         delegates=files.delegates,
-        backends=tuple(sorted({each.backend for each in emitted.plan.delegates})),
+        backends=backends_in(emitted.plan),
         requirements=emitted.requirements(),
-        target=targets[0] if targets else None,
+        target=target_in(emitted.plan),
         methods={name: count_method(program) for name, program in programs.items()},
     )
     entry = ModelEntry(order=(RECIPE,), constants=stored, check=None, recipes={RECIPE: recipe})

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from hatch_lower.debug import DebugMap, read_debug
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -62,18 +63,11 @@ class Contents:
         """Return a recipe's plan.
 
         Raises:
-            ProgramError: if it has other methods than the manifest says.
+            ProgramError: if it says something else than the manifest.
         """
         where = f"{self.place}/{recipe.plan.path}"
         plan = read_plan(self.read(recipe.plan), where)
-        if plan.methods.keys() != recipe.methods.keys():
-            listed, found = (", ".join(f"`{name}`" for name in sorted(each)) for each in (recipe.methods, plan.methods))
-            raise ProgramError(
-                "the plan and the manifest contradict each other",
-                where=where,
-                found=f"the methods {found}, where the manifest says {listed}",
-                hint="build the wheel again",
-            )
+        check_agreement(plan, recipe, where)
         return plan
 
     def debug(self, recipe: RecipeEntry) -> DebugMap:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hatch_lower.errors import LowerError
+from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.arguments import Literal, Special
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.expression import evaluate, symbols_in
 from hatch_lower.format.inputs import LiteralInput, TensorInput
-from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.runtime.constants import ConstantsFile
@@ -103,8 +104,9 @@ def check_model(
         try:
             reason = refusal_reason(entry.recipes[name], kinds, str(folder.path / MANIFEST))
             if reason is not None:
-                status = "skipped" if recipe is None else "fails"
-                yield CheckRow(model, name, "", status, f"it cannot run here: {reason}")
+                wrong = contradiction(folder, entry.recipes[name])
+                status = "fails" if wrong or recipe is not None else "skipped"
+                yield CheckRow(model, name, "", status, wrong or f"it cannot run here: {reason}")
                 continue
             files = entry.recipes[name].plan
             plan = read_plan(folder.read(files), str(folder.path / files.path))
@@ -116,6 +118,20 @@ def check_model(
             used = widened(tolerance or Tolerance(), method, plan, tensors)
             status, detail, largest = check_method(loaded, plan, method, tensors, used)
             yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
+
+
+def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
+    """Return how the plan of a recipe that cannot run here contradicts the manifest, or an empty string."""
+    where = str(folder.path / recipe.plan.path)
+    try:
+        plan = read_plan(folder.read(recipe.plan), where)
+    except LowerError:  # it may be one for a newer hatch-lower
+        return ""
+    try:
+        check_agreement(plan, recipe, where)
+    except LowerError as error:
+        return str(error)
+    return ""
 
 
 def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from hatch_lower.debug import DebugMap, read_debug
 from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
@@ -140,6 +141,7 @@ def load_recipe(
     import_modules(files.imports, where, installed=folder.installed)
     folder.check(files.debug)
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
+    check_agreement(plan, files, str(folder.path / files.plan.path))
     check_delegates(folder, plan, files)
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")

@@ -72,7 +72,7 @@ def lowered_model(
             "delegates": [file_entry(folder, path, data) for path, data in blobs.items()],
             "backends": sorted({each["backend"] for each in plan["delegates"]}),
             "requirements": [],
-            "target": None,
+            "target": next((each["target"] for each in plan["delegates"] if each["target"]), None),
             "methods": {method: {"nodes": 1, "delegated": 0, "partitions": 0} for method in plan["methods"]},
             **fields,
         }

@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from support.exports import SOURCE, Workshop, files_of, settings_of
+from support.installed import update_entries
 from support.lowered import install
 
 from hatch_lower.cli import main
@@ -435,21 +436,30 @@ def test_a_wheel_with_a_file_where_another_needs_a_folder(net: Mapping[str, byte
     assert done.stderr.startswith("error: a packaged program file cannot be unpacked\n")
 
 
+PLAN_9 = {"system": "Plan 9", "machine": "x86_64", "isa": "x86-64-v3"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "delegate", "reason"),
     [
-        ({"target": {"system": "Plan 9", "machine": "x86_64", "isa": "x86-64-v3"}}, "Plan 9"),
-        ({"backends": ["abacus"]}, "the delegate `abacus` is not installed"),
-        ({"requirements": ["torch==1.0"]}, "it needs torch==1.0"),
+        ({"target": PLAN_9}, {"target": PLAN_9}, "Plan 9"),
+        ({"backends": ["abacus"]}, {"backend": "abacus"}, "the delegate `abacus` is not installed"),
+        ({"requirements": ["torch==1.0"]}, {}, "it needs torch==1.0"),
     ],
 )
 def test_a_recipe_that_cannot_run_here(
-    net: Mapping[str, bytes], tmp_path: Path, fields: dict[str, Any], reason: str
+    net: Mapping[str, bytes], tmp_path: Path, fields: dict[str, Any], delegate: dict[str, Any], reason: str
 ) -> None:
+    plan = json.loads(net["net/default.json"])
+    for each in plan["delegates"]:
+        each |= delegate
+    data = canonical_json(plan)
+
     def change(model: dict[str, Any]) -> None:
         model["recipes"]["default"] |= fields
+        update_entries(model, "net/default.json", data)
 
-    folder = write_folder(tmp_path, with_manifest(net, change))
+    folder = write_folder(tmp_path, with_manifest({**net, "net/default.json": data}, change))
     rows = rows_of(folder)
     assert outcome(rows)[0] == ("default", "", "skipped")
     assert rows[0]["detail"].startswith("it cannot run here: ")
@@ -458,6 +468,19 @@ def test_a_recipe_that_cannot_run_here(
     assert run(folder).exit_code == 0
     (named,) = rows_of(folder, "--recipe", "default")
     assert (named["status"], named["detail"]) == ("fails", rows[0]["detail"])
+
+
+@pytest.mark.parametrize("requirements", [[], ["torch==1.0"]])
+def test_a_manifest_that_contradicts_the_plan_is_a_fault_whether_or_not_it_can_run(
+    net: Mapping[str, bytes], tmp_path: Path, requirements: list[str]
+) -> None:
+    def change(model: dict[str, Any]) -> None:
+        model["recipes"]["default"] |= {"backends": [], "requirements": requirements}
+
+    row, *others = check_rows(tmp_path, with_manifest(net, change))
+    assert (row.recipe, row.method, row.status) == ("default", "", "fails")
+    assert row.detail.startswith("the plan and the manifest contradict each other")
+    assert {other.status for other in others} == {"ok"}
 
 
 def test_a_requirement_that_is_none(net: Mapping[str, bytes], tmp_path: Path) -> None:

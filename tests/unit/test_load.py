@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -65,6 +66,10 @@ def portable_plan() -> dict[str, Any]:
 def delegated_plan() -> dict[str, Any]:
     body = [call(0, [v(0)], [VECTOR], 1), python("getitem", v(1), 0, out=2)]
     return plan_value(forward=method([VECTOR], body, v(2)), delegates=[delegate_entry("doubling", "w")], **CONSTANTS)
+
+
+ISA = "armv8-a" if platform.machine() == "aarch64" else "x86-64-v2"
+TARGET = {"system": platform.system(), "machine": platform.machine(), "isa": ISA}
 
 
 def portable_model(folder: Path, name: str = "digits", **fields: Any) -> dict[str, Any]:
@@ -786,6 +791,38 @@ def test_a_delegate_that_the_manifest_does_not_list(folder: Path) -> None:
         ProgramError, match=r"the delegate's file 'digits/delegates/blob\.bin', which the manifest lacks"
     ):
         load_here(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"backends": []}, "the backends `doubling`, where the manifest says none"),
+        ({"target": TARGET}, "the machine any, where the manifest says {system} {machine}, {isa}"),
+        ({"methods": {}}, "the methods `forward`, where the manifest says none"),
+    ],
+)
+def test_a_plan_that_the_manifest_contradicts(tmp_path: Path, fields: dict[str, Any], found: str) -> None:
+    """The manifest decides whether a recipe can run here, and what `inspect` shows; the plan decides what runs."""
+    folder = write_lowered(tmp_path, {"digits": both_recipes(tmp_path, **fields)})
+    with pytest.raises(ProgramError) as caught:
+        load_here(folder)
+    assert str(caught.value) == (
+        "the plan and the manifest contradict each other\n"
+        f"  where: {folder / 'digits/default.json'}\n"
+        f"  found: {found.format(**TARGET)}\n"
+        "  to do: install the distribution again; if that does not help, build its wheel again"
+    )
+
+
+def test_native_code_that_the_manifest_conceals_is_not_loaded(tmp_path: Path) -> None:
+    plan = delegated_plan()
+    plan["delegates"][0]["target"] = TARGET
+    fields = {"plan": plan, "blobs": {BLOB: b"code"}, "backends": [], "target": None}
+    folder = write_lowered(
+        tmp_path, {"digits": lowered_model(tmp_path, "digits", {"portable": fields}, tensors=TENSORS)}
+    )
+    with pytest.raises(ProgramError, match="the plan and the manifest contradict each other"):
+        load_here(folder, recipe="portable")
 
 
 def test_constants_that_the_manifest_does_not_list(folder: Path) -> None:
