@@ -158,6 +158,9 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
             globs = request.settings.cache.shareable_env
             shared = shareable(inputs, globs, watch.environment, secret(store.directory))
         remember(store, request.manifest, inputs, report, shared)
+    if watch.recorder.clocks:
+        asked = ", ".join(watch.recorder.clocks)
+        warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
     if inputs.unknown:
         warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
     return {"report": encode(report), "unknown": list(inputs.unknown)}

@@ -19,10 +19,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from hatch_lower.recording.audit import AuditEvents
+from hatch_lower.recording.clocks import wrap_clocks
 from hatch_lower.recording.environment_inputs import RECORDING_VARIABLES
 from hatch_lower.recording.environment_reads import EnvironmentReads
 from hatch_lower.recording.notes import Notes
@@ -57,6 +58,8 @@ class Recorder:
         self._stopped: int | None = None
         """Begin and end, in the preloaded library's log, of what was written while notes were taken."""
         self._exchanged = Exchanged()
+        self.clocks: dict[str, None] = {}
+        """Where the project's own code asked for the time or for random numbers of the system, and for which."""
         self._finder = NotingFinder(self._notes.modules)
 
     def start(self) -> None:
@@ -67,6 +70,7 @@ class Recorder:
         self._environment.start()
         sys.meta_path.insert(0, self._finder)
         wrap_safetensors(self._exchanged, self._notes.note_read)
+        wrap_clocks(self._exchanged, self._note_clock)
         wrap_forks(self._exchanged, self._events.on_fork_exec)
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
@@ -161,6 +165,12 @@ class Recorder:
         """Return whether a source file is the project's own code; an environment in its folder is not."""
         root = next((root for root in self._roots if file.startswith(root)), None)
         return root is not None and not {"site-packages", "dist-packages"} & set(file[len(root) :].split("/"))
+
+    def _note_clock(self, frame: FrameType, what: str) -> None:
+        file = frame.f_code.co_filename
+        if self.is_own(file) and not self._notes.paused:
+            root = next(root for root in self._roots if file.startswith(root))
+            self.clocks.setdefault(f"{file[len(root) :]}:{frame.f_lineno} {what}")
 
     def _wrote_variable(self, name: str) -> None:
         self._own_writes[name] = self._notes.log_size()

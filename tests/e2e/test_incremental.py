@@ -180,6 +180,14 @@ def test_a_subprocess_that_cannot_be_watched_is_said(witnessed: Callable[[str], 
         tiny.log.unlink()
 
 
+def test_a_clock_that_was_read_is_said(witnessed: Callable[[str], Witnessed]) -> None:
+    tiny = witnessed("tiny")
+    tiny.project.edit("tiny/model.py", "import torch\n", "import time\nimport torch\nSTARTED = time.time()\n")
+    done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
+    (said,) = [line for line in done.stderr.splitlines() if "stays until something else changes" in line]
+    assert said.endswith("tiny/model.py:7 time.time"), said
+
+
 def test_undeclared_inputs_are_refused_where_that_is_asked_for(witnessed: Callable[[str], Witnessed]) -> None:
     import torch
     from safetensors.torch import save_file

@@ -321,6 +321,32 @@ def test_code_of_an_environment_in_the_project_is_not_the_projects_own(unaided: 
     assert environment["COLOUR"]
 
 
+CLOCKS = {
+    "time.time()": "time.time",
+    "time.localtime()": "time.localtime",
+    "uuid.uuid4()": "random numbers of the system",
+    "secrets.token_hex()": "random numbers of the system",
+    "numpy.random.default_rng()": "random numbers of the system",
+}
+NO_CLOCKS = ("time.localtime(0)", "time.perf_counter()", "logging.error('x')", "tempfile.mkdtemp()", "uuid.UUID(int=1)")
+
+
+def test_who_asks_for_the_time_or_for_random_numbers_of_the_system_is_known(unaided: Project) -> None:
+    lines = "".join(f"        {code}\n" for code in [*CLOCKS, *NO_CLOCKS, "numpy.random.default_rng(0)"])
+    code = f"""
+        import logging, numpy, secrets, tempfile, time, uuid
+{lines}
+        with recorder.unwatched(): time.time()
+        recorder.stop()
+        time.time()
+        assert type(time.time).__name__ == 'builtin_function_or_method'
+        open('clocks', 'w').write('\\n'.join(recorder.clocks))
+        """
+    unaided.record(code)
+    found = (unaided.folder / "clocks").read_text().splitlines()
+    assert found == [f"src/digits/model.py:{number} {what}" for number, what in enumerate(CLOCKS.values(), 6)]
+
+
 @pytest.mark.parametrize(
     ("code", "name"),
     [
