@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hatch_lower.format.expression import Compound, Expression, symbols_in
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput
 
-__all__ = ["Binding", "bind_symbols", "sizes_of"]
+__all__ = ["SIZE", "Binding", "bind_symbols", "sizes_of"]
+
+SIZE = "<size>"
+"""Stands for what is found; no symbol has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Binding:
         symbol: its name.
         input: the index of the input that it comes from.
         dimension: of the tensor; `None` where the input is an integer.
-        expression: over the symbol `size` (what is found there) and symbols bound before.
+        expression: over `SIZE` (what is found there) and symbols bound before.
     """
 
     symbol: str
@@ -30,25 +34,31 @@ class Binding:
 
 def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
     """Return a binding for each symbol whose value the inputs determine, in an order in which they can be computed."""
-    bindings: list[Binding] = []
-    bound: set[str] = set()
-    pending = [each for each in sizes_of(inputs) if symbols_in(each[2])]
-    for index, dimension, expression in pending:
-        if isinstance(expression, str) and expression not in bound:
-            bindings.append(Binding(expression, index, dimension, "size"))
-            bound.add(expression)
-    progress = True
-    while progress:
-        progress = False
-        for index, dimension, expression in pending:
-            unknown = symbols_in(expression) - bound
-            solution = solve(expression, min(unknown), "size") if len(unknown) == 1 else None
-            if solution is not None:
-                symbol = min(unknown)
-                bindings.append(Binding(symbol, index, dimension, solution))
-                bound.add(symbol)
-                progress = True
-    return tuple(bindings)
+    bindings: dict[str, Binding] = {}
+    sizes = list(sizes_of(inputs))
+    unknown = [set(symbols_in(expression)) for *_, expression in sizes]
+    users: dict[str, list[int]] = {}
+    for number, symbols in enumerate(unknown):
+        for symbol in symbols:
+            users.setdefault(symbol, []).append(number)
+    # a size that is a symbol itself costs nothing
+    ready = deque(number for number, (*_, expression) in enumerate(sizes) if isinstance(expression, str))
+    ready.extend(number for number, symbols in enumerate(unknown) if len(symbols) == 1)
+    while ready:
+        number = ready.popleft()
+        index, dimension, expression = sizes[number]
+        if not unknown[number]:
+            continue
+        (symbol,) = unknown[number]
+        solution = solve(expression, symbol, SIZE)
+        if solution is None:
+            continue
+        bindings[symbol] = Binding(symbol, index, dimension, solution)
+        for user in users[symbol]:
+            unknown[user].discard(symbol)
+            if len(unknown[user]) == 1:
+                ready.append(user)
+    return tuple(bindings.values())
 
 
 def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Expression]]:

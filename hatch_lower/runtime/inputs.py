@@ -20,7 +20,7 @@ from hatch_lower.format.inputs import (
     is_contiguous,
 )
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.binding import bind_symbols
+from hatch_lower.runtime.binding import SIZE, bind_symbols
 from hatch_lower.runtime.names import Names, expression_code
 from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
@@ -72,7 +72,13 @@ class InputWriter:
         for variable, size, index, dimension in sizes:
             if not (isinstance(size, str) and (index, dimension, size) in self._bindings):
                 conditions.append(f"{variable} != {expression_code(size, self.symbols, self._names)}")
-        conditions += [range_code(self._plan.symbols[each], self.symbols[each]) for each in sorted(self.symbols)]
+        solved = {
+            each.symbol for each in self._bindings.values() if each.expression != SIZE and each.dimension is not None
+        }
+        conditions += [
+            range_code(self._plan.symbols[each], self.symbols[each], is_solved=each in solved)
+            for each in sorted(self.symbols)
+        ]
         conditions = [each for each in conditions if each]
         if conditions:
             refuse = self._names.bind("refuse", self._refusals.refuse_values, "refuse_values")
@@ -88,10 +94,12 @@ class InputWriter:
         lines = []
         for each in self._bindings.values():
             size = variables[each.input, each.dimension]
-            if each.expression == "size":
+            if each.expression == SIZE:
                 self.symbols[each.symbol] = size
             else:
-                code = expression_code(each.expression, {**self.symbols, "size": size}, self._names)
+                self.symbols[SIZE] = size
+                code = expression_code(each.expression, self.symbols, self._names)
+                del self.symbols[SIZE]
                 self.symbols[each.symbol] = self._names.fresh("s")
                 lines.append(f"{self.symbols[each.symbol]} = {code}")
         used = [size for entry in self._plan.inputs for size in expressions_of(entry)]
@@ -268,9 +276,12 @@ def tuple_code(items: Sequence[str]) -> str:
     return f"({', '.join(items)},)" if items else "()"
 
 
-def range_code(symbol: Symbol, variable: str) -> str:
-    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be."""
-    tests = [f"{variable} < {symbol.minimum}"] if symbol.minimum > 0 else []
+def range_code(symbol: Symbol, variable: str, *, is_solved: bool = False) -> str:
+    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be.
+
+    `is_solved`: it was computed from a tensor's size, and may be negative.
+    """
+    tests = [f"{variable} < {symbol.minimum}"] if symbol.minimum > 0 or is_solved else []
     if symbol.maximum is not None:
         tests.append(f"{variable} > {symbol.maximum}")
     return " or ".join(tests)

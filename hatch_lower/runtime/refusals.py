@@ -16,7 +16,7 @@ from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import evaluate, expression_text, symbols_in
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, symbols_text
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.binding import Binding
+from hatch_lower.runtime.binding import SIZE, Binding
 
 __all__ = ["Refusals", "as_plain_tensor", "describe_value", "same_layout"]
 
@@ -62,8 +62,8 @@ class Refusals:
         sizes: dict[str, int] = {}
         for each in self._bindings:
             value = values[each.input]
-            size = value if each.dimension is None else value.shape[each.dimension]
-            sizes[each.symbol] = evaluate(each.expression, {**sizes, "size": size})
+            sizes[SIZE] = value if each.dimension is None else value.shape[each.dimension]
+            sizes[each.symbol] = evaluate(each.expression, sizes)
         for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
             reason = self._size_mismatch(entry, value, sizes)
             if reason:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -24,6 +26,7 @@ from support.plans import (
     method,
     op,
     parameter,
+    plan_of,
     plan_value,
     product,
     python,
@@ -36,10 +39,12 @@ from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.graph import PYTHON_OPS
 from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.operators import PYTHON_FUNCTIONS, PYTHON_TEMPLATES
 
 pytestmark = pytest.mark.torch
 
+ANY = {"min": 0, "max": None}
 IMAGE = tensor_input("s0", 1, 8, 8)
 VECTOR = tensor_input(4)
 ADD = "aten.add.Tensor"
@@ -410,6 +415,42 @@ def test_a_symbol_that_has_to_be_solved_for(expression: Any, good: int, bad: int
     with pytest.raises(InputError) as caught:
         forward(torch.zeros(bad))
     assert text is None or f"which must be {text}" in str(caught.value)
+
+
+def calls_to_load(count: int) -> int:
+    """Return how many functions Python calls to load a plan whose symbols follow from each other, the first last."""
+    sums = [{"op": "add", "args": [f"s{index}", f"s{index + 1}"]} for index in range(count)]
+    symbols = {f"s{index}": {"min": 0, "max": None} for index in range(count + 1)}
+    inputs = [tensor_input(each) for each in (*sums, f"s{count}")]
+    plan = plan_of(plan_value(forward=method(inputs, [], v(0), symbols=symbols)))
+    calls = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        execute_plan(plan, [], {}, Path("/nowhere"))
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_the_work_of_loading_grows_as_the_number_of_symbols_does() -> None:
+    calls_to_load(10)  # imports
+    assert calls_to_load(400) < 2.1 * calls_to_load(200)
+
+
+def test_a_symbol_may_have_any_name() -> None:
+    sizes = [{"op": "add", "args": ["size", "value"]}, "value"]
+    forward = forward_of(
+        plan_value(forward=method([tensor_input(*sizes)], [], v(0), symbols=dict.fromkeys(("size", "value"), ANY)))
+    )
+    assert forward(torch.zeros(3, 2)).shape == (3, 2)
+    with pytest.raises(InputError, match="dimension 0 is 1, but size must be at least 0"):
+        forward(torch.zeros(1, 2))
 
 
 def test_a_symbol_that_nothing_determines() -> None:
