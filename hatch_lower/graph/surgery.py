@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 
@@ -63,9 +66,9 @@ def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target
         module: what to copy, with the graph modules nested in it.
         map_target: applied to the target of every `call_function` node.
     """
-    copy = GraphModule(*copy_graph(module, map_target))
-    copy.meta.update(module.meta)
-    return copy
+    copied = GraphModule(*copy_graph(module, map_target))
+    copied.meta.update(module.meta)
+    return copied
 
 
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
@@ -112,6 +115,7 @@ def rebuild_program(
     signature: ExportGraphSignature | None = None,
     state_dict: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
+    call_graph: list[ModuleCallEntry] | None = None,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
     """Return `program` with another graph, and where given another signature, state or dialect verifier.
@@ -123,6 +127,7 @@ def rebuild_program(
         signature: its signature.
         state_dict: its parameters and persistent buffers.
         constants: its other tensors.
+        call_graph: how it is called.
         verifier: its dialect's.
     """
     rebuilt = ExportedProgram(
@@ -130,8 +135,8 @@ def rebuild_program(
         graph=graph,
         graph_signature=program.graph_signature if signature is None else signature,
         state_dict=dict(program.state_dict if state_dict is None else state_dict),
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=program.module_call_graph if call_graph is None else call_graph,
         example_inputs=program.example_inputs,
         constants=dict(program.constants if constants is None else constants),
         verifiers=program.verifiers if verifier is None else [verifier],
@@ -145,5 +150,19 @@ def copy_program(
     map_target: MapTarget = lambda target: target,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
-    """Return a program with its own graphs that shares every tensor with `program`."""
-    return rebuild_program(program, *copy_graph(program.graph_module, map_target), verifier=verifier)
+    """Return a program that shares every tensor with `program`, and nothing else."""
+    return rebuild_program(
+        program,
+        *copy_graph(program.graph_module, map_target),
+        signature=copy_signature(program.graph_signature),
+        call_graph=copy.deepcopy(program.module_call_graph),
+        verifier=verifier,
+    )
+
+
+def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
+    """Return a signature with specifications of its own."""
+    return ExportGraphSignature(
+        [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs],
+        [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs],
+    )

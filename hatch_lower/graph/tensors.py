@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,17 @@ import torch
 
 from hatch_lower.digest import sha256_bytes
 
-__all__ = ["dtype_name", "span_bytes", "span_length", "storage_key", "tensor_digest", "tensor_digests"]
+__all__ = [
+    "combined_digest",
+    "dtype_name",
+    "is_plain",
+    "span_bytes",
+    "span_length",
+    "storage_checksums",
+    "storage_key",
+    "tensor_digest",
+    "tensor_digests",
+]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -43,6 +54,27 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that two tensors share exactly when they are views of one storage."""
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a tensor that is plain memory of the CPU."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    assert isinstance(value, torch.Tensor)
+    return value.layout is torch.strided and value.device.type == "cpu"
+
+
+def storage_checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return a checksum of the memory behind each tensor, on two threads; it is cheaper than a digest."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(storage_checksum, tensors))
+
+
+def storage_checksum(tensor: torch.Tensor) -> int:
+    """Return a checksum of the memory behind a tensor."""
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    return zlib.crc32((ctypes.c_ubyte * size).from_address(storage.data_ptr())) if size else 0
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

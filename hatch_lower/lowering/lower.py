@@ -7,12 +7,13 @@ method.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -23,6 +24,7 @@ from hatch_lower.errors import PartitionError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import CONSTANT_KINDS, shared_state
 from hatch_lower.graph.surgery import copy_program
+from hatch_lower.graph.tensors import is_plain, storage_checksums, storage_key
 from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.lowering.partition import Partition, Plan, plan_partitions
@@ -97,7 +99,11 @@ def lower_methods(
             found=", ".join(f"`{name}`" for name in programs),
             hint="name a partitioner for existing methods only",
         )
+    validate = validate and _validation.get()
+    weights = weights_of(programs[method] for method in partitioners) if validate else {}
+    before = storage_checksums(tensor for _, tensor in weights.values())
     tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
+    refuse_changed_weights(weights, before)
     used = (spec.backend_id for result in tagged.values() for spec in result.partition_tags.values())
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
     shared = shared_state(programs.values())
@@ -153,14 +159,29 @@ def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bo
             found=repr(result),
             hint="return `PartitionResult(tagged_exported_program, partition_tags)`",
         )
-    if validate and _validation.get() and not has_structure_of(result.tagged_exported_program, program):
+    if validate and (found := first_change(result.tagged_exported_program, program)):
         raise PartitionError(
             "the partitioner changed the program",
             where=f"`{name}.partition`",
-            found="another graph than before: an operation, an argument, a literal or a signature differs",
+            found=found,
             hint="only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
         )
     return result
+
+
+def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:
+    """Return what a program is no more that it was, but for the contents of its tensors; empty: it is the same."""
+    if not has_structure_of(tagged, program):
+        return "another graph than before: an operation, an argument, a literal or a signature differs"
+    if tagged.graph_signature != program.graph_signature or node_names(tagged) != node_names(program):
+        return "other names in the graph or its signature than before"
+    if tagged.module_call_graph != program.module_call_graph or tagged.range_constraints != program.range_constraints:
+        return "another way to be called, or other ranges of sizes, than before"
+    for before, after in ((program.state_dict, tagged.state_dict), (program.constants, tagged.constants)):
+        for target in sorted(before.keys() | after.keys()):
+            if before.get(target) is not after.get(target):
+                return f"another tensor under the name `{target}` than before"
+    return ""
 
 
 def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
@@ -170,6 +191,29 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
         return structure_digest(tagged) == expected
     except Exception:
         return False
+
+
+def node_names(program: ExportedProgram) -> list[str]:
+    """Return the names of a program's nodes, in order."""
+    return [node.name for node in program.graph.nodes]
+
+
+def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Return the tensors of some programs with their names, one for each memory, as far as they are plain memory."""
+    held = [each for program in programs for each in (*program.state_dict.items(), *program.constants.items())]
+    return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain(tensor)}
+
+
+def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
+    """Raise `PartitionError` if a partitioner has written into tensors: they are those of the model itself."""
+    after = storage_checksums(tensor for _, tensor in weights.values())
+    changed = [name for (name, _), old, new in zip(weights.values(), before, after, strict=True) if old != new]
+    if changed:
+        raise PartitionError(
+            "a partitioner changed the model's weights",
+            found=f"other contents of `{changed[0]}` than before",
+            hint="only write `node.meta['delegation_tag']`",
+        )
 
 
 def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:

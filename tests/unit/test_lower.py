@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from support.backends import RecordingBackend, TagBy, everything, recorded
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.backend.api import (
     BackendDetails,
@@ -21,6 +24,7 @@ from hatch_lower.backend.api import (
 from hatch_lower.cache.store import Store
 from hatch_lower.edge.convert import to_aten, to_edge
 from hatch_lower.errors import BackendError, CacheError, PartitionError
+from hatch_lower.graph.surgery import copy_program
 from hatch_lower.lowering.lower import (
     MethodProgramsPartitionerSpec,
     lower_methods,
@@ -307,6 +311,83 @@ def test_a_partitioner_that_changes_a_literal_is_refused_unless_validation_is_of
         to_backend(program, Meddling(change_a_literal))
     with validation_disabled():
         to_backend(program, Meddling(change_a_literal))
+
+
+class Pair(torch.nn.Module):
+    """Its two weights are alike but for their contents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.full((2,), 1.0))
+        self.b = torch.nn.Parameter(torch.full((2,), 10.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.a + self.b
+
+
+def swap_targets(program: ExportedProgram) -> None:
+    first, second = program.graph_signature.input_specs[:2]
+    first.target, second.target = second.target, first.target
+
+
+def replace_a_weight(program: ExportedProgram) -> None:
+    program.state_dict["a"] = torch.nn.Parameter(torch.full((2,), 100.0))
+
+
+def rename_a_node(program: ExportedProgram) -> None:
+    next(iter(program.graph.nodes))._rename("other")
+
+
+def change_the_call(program: ExportedProgram) -> None:
+    program.module_call_graph.append(ModuleCallEntry("other"))
+
+
+def change_a_range(program: ExportedProgram) -> None:
+    program.range_constraints[sympy.Symbol("s99")] = ValueRanges(0, 1)
+
+
+def write_a_weight(program: ExportedProgram) -> None:
+    program.state_dict["a"].data.mul_(-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (swap_targets, "other names in the graph or its signature than before"),
+        (rename_a_node, "other names in the graph or its signature than before"),
+        (replace_a_weight, "another tensor under the name `a` than before"),
+        (change_the_call, "another way to be called, or other ranges of sizes, than before"),
+        (change_a_range, "another way to be called, or other ranges of sizes, than before"),
+    ],
+)
+def test_a_change_beside_the_graph_is_refused_and_does_not_reach_the_given_program(
+    change: Callable[[ExportedProgram], None], found: str
+) -> None:
+    program, x = edge(Pair(), torch.ones(2)), torch.ones(2)
+    with pytest.raises(PartitionError, match="the partitioner changed the program") as caught:
+        to_backend(program, Meddling(change))
+    assert caught.value.found == found
+    torch.testing.assert_close(program.module()(x), torch.full((2,), 11.0))
+    torch.testing.assert_close(to_backend(program, TagBy(everything)).module()(x), torch.full((2,), 11.0))
+
+
+def test_a_partitioner_that_writes_into_a_weight_is_refused() -> None:
+    with pytest.raises(PartitionError, match="a partitioner changed the model's weights") as caught:
+        to_backend(edge(Pair(), torch.ones(2)), Meddling(write_a_weight))
+    assert caught.value.found == "other contents of `a` than before"
+
+
+def test_a_program_is_copied_with_all_but_its_tensors() -> None:
+    program = edge(Pair(), torch.ones(2))
+    copied = copy_program(program)
+    assert copied.graph_signature == program.graph_signature
+    for change in (swap_targets, change_the_call, change_a_range, replace_a_weight):
+        change(copied)
+    assert copied.graph_signature != program.graph_signature
+    assert len(program.module_call_graph) < len(copied.module_call_graph)
+    assert program.range_constraints == {}
+    assert copied.state_dict["b"] is program.state_dict["b"]
+    torch.testing.assert_close(program.module()(torch.ones(2)), torch.full((2,), 11.0))
 
 
 def tag(names: str, value: str) -> Callable[[ExportedProgram], None]:
