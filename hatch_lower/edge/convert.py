@@ -16,6 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import get_current_meta
 
+from hatch_lower.edge.adopt import adopt_lowered, highest_debug_handle
 from hatch_lower.edge.ops import EdgeOpOverload, edge_overload
 from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.errors import EdgeError
@@ -26,7 +27,6 @@ __all__ = [
     "decompose",
     "fill_debug_handles",
     "generate_missing_debug_handles",
-    "highest_debug_handle",
     "to_aten",
     "to_edge",
 ]
@@ -106,6 +106,7 @@ def to_edge(
         aten = decompose(program, keep, keep_nodes)
         names = replace_targets(aten.graph_module)
         assign_debug_handles(aten.graph_module)
+        names |= adopt_lowered(aten.graph_module, highest_debug_handle(aten.graph_module))
         signature = rename_outputs(aten.graph_signature, names)
         return rebuild_program(aten, aten.graph_module, aten.graph, signature=signature, verifier=EdgeVerifier)
     except EdgeError:
@@ -194,13 +195,6 @@ def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], abov
             if chosen(node) and not node.meta.get("debug_handle"):
                 highest += 1
                 node.meta["debug_handle"] = highest
-
-
-def highest_debug_handle(module: GraphModule) -> int:
-    """Return the highest debug handle in a graph and those nested in it; 0: there is none."""
-    return max(
-        (node.meta.get("debug_handle") or 0 for each in graph_modules(module) for node in each.graph.nodes), default=0
-    )
 
 
 def source_of(node: Node) -> Hashable:

@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._higher_order_ops import executorch_call_delegate
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -113,13 +114,16 @@ def operations(program: ExportedProgram) -> Iterator[Node]:
 
 
 def refuse_unknown(program: ExportedProgram) -> None:
-    """Raise `NoKeyError` for what is more than its name in the graph: script objects, operators written in Python."""
+    """Raise `NoKeyError` for what the form does not tell: script objects, operators in Python, backends' results."""
     for spec in program.graph_signature.input_specs:
         if spec.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT):
             msg = f"`{spec.target or spec.arg.name}` is a {spec.kind.name.lower()}"
             raise NoKeyError(msg)
     for node in operations(program):
         target = node.target
+        if target is executorch_call_delegate:
+            msg = "a backend's result is a part of the export"
+            raise NoKeyError(msg)
         if isinstance(target, OpOverload) and target.namespace not in TORCH_NAMESPACES and is_composite(target):
             # it is decomposed by running its code, which is in no key
             msg = f"the operator `{target}` is composed of others by code of its own"

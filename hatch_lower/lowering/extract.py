@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import (
     ArgumentSpec,
     ConstantArgument,
@@ -22,12 +22,12 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from hatch_lower.backend.api import DELEGATION_TAG
 from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 from hatch_lower.graph.surgery import attribute_of
+from hatch_lower.lowering.module import flat_signature
 from hatch_lower.lowering.partition import Partition
 
 __all__ = ["LocalProgram", "argument_of", "extract", "localise"]
@@ -125,16 +125,13 @@ def make_program(
     """Return an edge program that takes and returns flat tuples."""
     users = sum(spec.kind is InputKind.USER_INPUT for spec in signature.input_specs)
     results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
-    in_spec = pytree.tree_flatten(((0,) * users, {}))[1]
-    out_spec = pytree.tree_flatten((0,) * results)[1]
-    entry = ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))
     return ExportedProgram(
         root=attributes,
         graph=graph,
         graph_signature=signature,
         state_dict=state_dict,
         range_constraints=owner.range_constraints,
-        module_call_graph=[entry],
+        module_call_graph=[ModuleCallEntry("", flat_signature(users, results))],
         constants=constants,
         verifiers=[EdgeVerifier],
     )

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallSignature
+from torch.utils import _pytree as pytree
 
 from hatch_lower.backend.api import CompileSpec, PreprocessResult
+from hatch_lower.graph.surgery import graph_modules
 
-__all__ = ["LoweredBackendModule", "executorch_call_delegate"]
+__all__ = ["LoweredBackendModule", "executorch_call_delegate", "flat_signature"]
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -29,6 +32,7 @@ class LoweredBackendModule(torch.nn.Module):
         result: all that the backend returned.
         constants: for a weight-free backend the names (in the owning model) of the constants to bind, in the order of
             the program's parameter, buffer and constant placeholders; else empty.
+        prefix: what precedes the names of its constants, where they are its own and not the owning model's.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class LoweredBackendModule(torch.nn.Module):
         *,
         result: PreprocessResult | None = None,
         constants: tuple[str, ...] = (),
+        prefix: str = "",
     ) -> None:
         super().__init__()
         self._original_exported_program = edge_program
@@ -50,6 +55,7 @@ class LoweredBackendModule(torch.nn.Module):
         self._named_data_store_output = named_data_store_output
         self._result = result if result is not None else PreprocessResult(processed_bytes)
         self._constants = constants
+        self._prefix = prefix
         self.meta: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> LoweredBackendModule:
@@ -72,8 +78,37 @@ class LoweredBackendModule(torch.nn.Module):
             self._named_data_store_output,
             result=self._result,
             constants=self._constants,
+            prefix=self._prefix,
         )
         module.meta = copy.copy(self.meta)
+        return module
+
+    def adopted(self, above: int, prefix: str) -> LoweredBackendModule:
+        """Return a copy that is a part of another program than it was lowered from.
+
+        Args:
+            above: the debug handle that all of the copy's are higher than.
+            prefix: what precedes the names of its constants there.
+
+        Returns:
+            A module that takes and returns flat tuples.
+        """
+        module = copy.deepcopy(self)
+        module._prefix = prefix + self._prefix
+        program = module.original_module
+        for each in graph_modules(program.graph_module):
+            for node in each.graph.nodes:
+                if node.meta.get("debug_handle"):
+                    node.meta["debug_handle"] += above
+        meta = dict(self.meta or {})
+        debug = meta.get("debug_handle_map")
+        if debug is not None:
+            meta["debug_handle_map"] = {
+                key: tuple(handle + above for handle in handles) for key, handles in debug.items()
+            }
+        module.meta = meta
+        spec = program.call_spec
+        program.module_call_graph[0].signature = flat_signature(spec.in_spec.num_leaves, spec.out_spec.num_leaves)
         return module
 
     @property
@@ -102,6 +137,11 @@ class LoweredBackendModule(torch.nn.Module):
         return self._named_data_store_output
 
     @property
+    def prefix(self) -> str:
+        """What precedes the names of its constants, where they are its own and not the owning model's."""
+        return self._prefix
+
+    @property
     def result(self) -> PreprocessResult:
         """All that the backend returned."""
         return self._result
@@ -114,3 +154,9 @@ class LoweredBackendModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run through the delegate call, as the graph that holds it does."""
         return executorch_call_delegate(self, *args)
+
+
+def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
+    """Return the signature of a program that takes so many positional arguments and returns a tuple."""
+    in_spec = pytree.tree_flatten(((0,) * inputs, {}))[1]
+    return ModuleCallSignature([], [], in_spec, pytree.tree_flatten((0,) * results)[1])

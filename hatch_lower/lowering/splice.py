@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from operator import getitem
@@ -18,8 +19,9 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.edge.adopt import highest_debug_handle
 from hatch_lower.graph.state import STATE_MUTATIONS
-from hatch_lower.graph.surgery import attribute_of, copy_node, graph_modules, rebuild_program
+from hatch_lower.graph.surgery import attribute_of, copy_node, rebuild_program
 from hatch_lower.lowering.extract import argument_of
 from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.lowering.partition import Partition, Plan
@@ -95,7 +97,7 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     consumed = {specs[buffer.name].target for partition in plan.partitions for buffer, _ in partition.mutations}
 
-    graph, copies, attributes = Splicer(modules, highest_handle(root)).rebuild(root, plan, dropped)
+    graph, copies, attributes = Splicer(modules, highest_debug_handle(root)).rebuild(root, plan, dropped)
     output = root.graph.output_node()
     values = output.args[0]
     assert isinstance(values, (list, tuple))
@@ -148,12 +150,8 @@ def call_partition(graph: Graph, partition: Partition, name: str, handle: int, c
         copies[node] = item
 
 
-def highest_handle(module: GraphModule) -> int:
-    """Return the highest debug handle in a graph and the graphs nested in it."""
-    handles = (node.meta.get("debug_handle") or 0 for each in graph_modules(module) for node in each.graph.nodes)
-    return max(handles, default=0)
-
-
 def first_free_number(module: GraphModule) -> int:
-    """Return the number of the next lowered module: one more than there are."""
-    return sum(isinstance(child, LoweredBackendModule) for child in module.children())
+    """Return the number of the next lowered module: one more than that of any attribute called as they are."""
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    numbers = [re.fullmatch(r"lowered_module_(\d+)", name) for name in names]
+    return 1 + max((int(number[1]) for number in numbers if number is not None), default=-1)

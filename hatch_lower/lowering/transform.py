@@ -11,7 +11,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, CustomObjArgument, ExportGraphSignature
 from torch.fx import GraphModule, Node
 
-from hatch_lower.edge.convert import fill_debug_handles, highest_debug_handle
+from hatch_lower.edge.adopt import highest_debug_handle
+from hatch_lower.edge.convert import fill_debug_handles
 from hatch_lower.errors import EdgeError
 from hatch_lower.graph.surgery import copy_program, rebuild_program
 

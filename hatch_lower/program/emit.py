@@ -168,10 +168,10 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
     return [
         ConstantUse(
             method,
-            str(spec.target),
+            f"{module.prefix}{spec.target}",
             constant_of(program, spec),
             spec.target in changed,
-            spec.kind is InputKind.CONSTANT_TENSOR,
+            spec.kind is InputKind.CONSTANT_TENSOR or module.prefix != "",
         )
         for spec in constant_specs(program)
     ]
