@@ -22,9 +22,10 @@ import torch
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.records import decode, encode
-from hatch_lower.runtime.check import Tolerance, check_method
+from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
 
 __all__ = ["FreshProcess", "Packaged", "start_fresh"]

@@ -52,8 +52,8 @@ from hatch_lower.reuse import (
     plain_constants,
     used_backends,
 )
-from hatch_lower.runtime.check import Tolerance
 from hatch_lower.runtime.installed import normal_name
+from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.suspects import suspected
 from hatch_lower.verifying import verify_recipe
 

@@ -34,7 +34,8 @@ from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
 if TYPE_CHECKING:
-    from hatch_lower.runtime.check import CheckRow, Tolerance
+    from hatch_lower.runtime.check import CheckRow
+    from hatch_lower.runtime.numbers import Tolerance
 
 __all__ = ["check"]
 
@@ -67,7 +68,7 @@ def check(
     """
     with places_of(target_of(name, is_path)) as places:
         chosen = choose(places, name, model, recipe)
-        from hatch_lower.runtime.check import Tolerance
+        from hatch_lower.runtime.numbers import Tolerance
 
         rows = check_all(chosen, recipe, Tolerance(rtol, atol))
     if as_json:

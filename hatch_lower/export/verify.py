@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.checks import path_text
 from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.export.source import describe_exception
-from hatch_lower.runtime.check import Tolerance
+from hatch_lower.runtime.numbers import Tolerance, number_difference
 
 __all__ = ["HALF_FACTORS", "Verification", "eager_factory", "random_operators", "verify_method", "widened"]
 
@@ -171,32 +170,10 @@ class Sides:
 
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
         """Return by how much two tensors of one dtype and shape differ beyond the tolerance."""
-        if expected.numel() == 0:
-            return ""
-        if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-            wrong = int((expected != given).sum())
-            return f"{wrong} of {expected.numel()} values are different" if wrong else ""
-        wide = torch.complex128 if expected.dtype.is_complex else torch.float64
-        one, other = expected.detach().to(wide), given.detach().to(wide)
-        rtol, atol = self.tolerance.rtol, self.tolerance.atol
-        error = (one - other).abs()
-        same = (one == other) | (one.isnan() & other.isnan())
-        error = torch.where(same, torch.zeros_like(error), error)
-        allowed = atol + rtol * one.abs()
-        wrong = int((~same & ~((error <= allowed) & one.isfinite() & other.isfinite())).sum())
-        if not wrong:
-            self.largest_error = max(self.largest_error, float(error.max()))
-            return ""
-        finite = error[error.isfinite()]
-        absolute = float(finite.max()) if finite.numel() else math.inf
-        relative_errors = (error / one.abs())[error.isfinite() & (one != 0)]
-        relative = float(relative_errors.max()) if relative_errors.numel() else math.inf
-        unlike = int((one.isfinite() != other.isfinite()).sum())
-        extra = f"; {unlike} of them are finite on one side only" if unlike else ""
-        return (
-            f"largest absolute error {absolute:.3g}, largest relative error {relative:.3g} (allowed: atol {atol:.3g},"
-            f" rtol {rtol:.3g}); {wrong} of {expected.numel()} values are wrong{extra}"
-        )
+        difference, largest = number_difference(expected, given, self.tolerance)
+        if not difference:
+            self.largest_error = max(self.largest_error, largest)
+        return difference
 
 
 def verify_method(

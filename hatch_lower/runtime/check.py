@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,20 +24,13 @@ from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
-__all__ = ["HALF_FACTORS", "CheckRow", "Tolerance", "check_method", "check_model"]
+__all__ = ["HALF_FACTORS", "CheckRow", "check_method", "check_model"]
 
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 """How much wider the tolerances are for half precision, as where a build verifies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Two numbers agree if they differ by no more than `atol + rtol * |the packaged one|`."""
-
-    rtol: float = 1e-4
-    atol: float = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,31 +277,9 @@ class Comparison:
         expected = as_dtype(expected, str(given.dtype).removeprefix("torch."))
         if (expected.dtype, expected.shape) != (given.dtype, given.shape):
             return f"{kind_text(given)} instead of {kind_text(expected)}"
-        if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-            wrong = int((expected != given).sum())
-            return f"{wrong} of {expected.numel()} values are different" if wrong else ""
-        return self._number_difference(expected, given)
-
-    def _number_difference(self, expected: Tensor, given: Tensor) -> str:
-        """Compare floating-point numbers in double precision; NaN equals NaN."""
-        wide = torch.complex128 if expected.dtype.is_complex else torch.float64
-        one, other = expected.to(wide), given.detach().to(wide)
-        same = (one == other) | (one.isnan() & other.isnan())
-        error = torch.where(same, 0.0, (one - other).abs())
-        # what is finite on one side only is as wrong as can be
-        error = torch.where(~same & ~(one.isfinite() & other.isfinite()), math.inf, error)
-        if error.numel() == 0:
-            return ""
-        self.largest_error = max(self.largest_error, float(error.max()))
-        rtol, atol = self._tolerance.rtol, self._tolerance.atol
-        wrong = int((~same & ((error > atol + rtol * one.abs()) | error.isinf())).sum())
-        if not wrong:
-            return ""
-        largest = float(error.max())
-        return (
-            f"{wrong} of {expected.numel()} values are wrong, largest difference {largest:.3g}"
-            f" (allowed: atol {atol:.3g}, rtol {rtol:.3g})"
-        )
+        difference, largest = number_difference(expected, given, self._tolerance)
+        self.largest_error = max(self.largest_error, largest)
+        return difference
 
 
 def kind_text(value: Any) -> str:
