@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType, MemberDescriptorType, ModuleType
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -208,7 +208,7 @@ def reason_against(kind: type, keys: list[str]) -> str:
 def is_written(kind: type, base: type, name: str) -> bool:
     """Return whether somebody wrote a method of a class; those that `dataclass` makes have no file."""
     method = inspect.getattr_static(kind, name, None)
-    generated = isinstance(method, FunctionType) and method.__code__.co_filename == "<string>"
+    generated = inspect.isfunction(method) and method.__code__.co_filename == "<string>"
     return method is not inspect.getattr_static(base, name, None) and not generated
 
 

@@ -41,6 +41,10 @@ class EagerModel:
             for buffer, content in self._buffers:
                 buffer.copy_(content)
 
+    def has_changed(self) -> bool:
+        """Return whether a buffer differs from what the entry point returned; NaN counts as a difference."""
+        return not all(torch.equal(buffer, content) for buffer, content in self._buffers)
+
     def signature(self, name: str) -> str:
         """Return a method's Python signature."""
         return f"{name}{inspect.signature(self._methods[name])}"

@@ -36,6 +36,9 @@ class Runnable(Protocol):
     def reset(self) -> None:
         """Return the state to what was packaged."""
 
+    def has_changed(self) -> bool:
+        """Return whether the state may differ from what was packaged."""
+
     def signature(self, name: str) -> str:
         """Return a method's signature in words."""
 
@@ -104,6 +107,15 @@ class Executor:
             for index, entry in enumerate(self._program.plan.delegates):
                 if holds_state(entry):
                     self._delegates[index] = self._load_delegate(index)
+
+    def has_changed(self) -> bool:
+        """Return whether the state may differ from what was packaged; that of a delegate's own cannot be seen."""
+        if any(map(holds_state, self._program.plan.delegates)):
+            return True
+        with self._lock:
+            pairs = [(each, self._program.spans[index]) for index, each in self._state.items()]
+            # bit by bit, for NaN is not equal to itself
+            return not all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
 
     def signature(self, name: str) -> str:
         """Return a method's signature with dtypes and symbolic shapes."""

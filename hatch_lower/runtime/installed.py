@@ -20,13 +20,12 @@ from hatch_lower.format.reading import (
     read_qualified_name,
 )
 from hatch_lower.model import ENTRY_POINT_GROUP
-from hatch_lower.runtime.files import EAGER, MANIFEST, PackagedFolder, open_folder, read_bytes
+from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
 __all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name", "read_field"]
 
 EAGER_SCHEMA = 1
-FOLDER = "_lowered"
 
 
 @dataclass(frozen=True, slots=True)

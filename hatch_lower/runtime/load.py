@@ -23,9 +23,9 @@ from hatch_lower.runtime.data import weight_files
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.eager import make_eager
 from hatch_lower.runtime.executor import execute_plan
-from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+from hatch_lower.runtime.files import FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.imports import import_modules
-from hatch_lower.runtime.installed import EagerEntry, find_model
+from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel, Provenance
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
 
@@ -51,18 +51,45 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
         InputError: for anything but a text or a path.
     """
     if isinstance(name_or_path, os.PathLike):
-        path = Path(name_or_path)
-        if not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists():
-            return load_model(open_folder(path.parent), path.name, recipe, DelegateKinds(), verify)
-        return load_model(open_folder(path), None, recipe, DelegateKinds(), verify)
+        folder, model = folder_at(Path(name_or_path))
+        return load_model(folder, model, recipe, DelegateKinds(), verify)
     if not isinstance(name_or_path, str):
         raise InputError(
             "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
         )
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
-        return load_eager(found.model, found.source, recipe, verify)
+        return load_eager(found, found.source, recipe, verify)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
+
+
+def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
+    """Return the `_lowered` folder at a path, or the one that the model's folder at the path is in, and that model.
+
+    Raises:
+        ProgramError: if there is none, or its manifest is damaged.
+    """
+    inside = not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists()
+    folder = path.parent if inside else path
+    try:
+        return open_folder(folder), path.name if inside else None
+    except ProgramError:
+        if folder.name == FOLDER or is_written_here(folder):
+            raise
+    raise ProgramError(
+        "this is no folder of lowered models",
+        where=str(path),
+        found=f"no `{MANIFEST}` of hatch-lower" if path.exists() else "there is nothing",
+        hint=f"name the folder `{FOLDER}` of an unpacked wheel, or a model's folder in it",
+    )
+
+
+def is_written_here(folder: Path) -> bool:
+    """Return whether a manifest that cannot be read is one that hatch-lower wrote, or may be."""
+    try:
+        return b'"hatch_lower"' in read_bytes(folder / MANIFEST)
+    except ProgramError as error:
+        return not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 def load_folder(
@@ -161,6 +188,8 @@ def load_recipe(
         functools.partial(read_debug_file, folder, files.debug),
         functools.partial(load_recipe, folder, model, constants, kinds),
         MappingProxyType({name: folder.path / each.path for name, each in entry.assets.items()}),
+        f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
+        load,
     )
     return LoadedModel(executor, provenance)
 
@@ -208,9 +237,9 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
         refuse(where, "JSON that nests too deeply")
 
 
-def load_eager(model: str, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
+def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
     """Return a model of an editable install that runs its module."""
-    export = entry.export
+    model, export = found.model, entry.export
     if verify:
         raise ProgramError(
             f"model `{model}` runs eagerly and has no packaged files to verify",
@@ -232,7 +261,16 @@ def load_eager(model: str, entry: EagerEntry, recipe: str | None, verify: bool) 
                 where=export,
                 hint='install the project editable with `editable = "lower"`, or not editable',
             )
-        provenance = Provenance(model, "eager", ("eager",), refuse_debug, load_again, MappingProxyType(entry.assets))
+        provenance = Provenance(
+            model,
+            "eager",
+            ("eager",),
+            refuse_debug,
+            load_again,
+            MappingProxyType(entry.assets),
+            f"{found.distribution}:{model}",
+            load,
+        )
         return LoadedModel(make_eager(model, export), provenance)
 
     return load_again(recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.debug import DebugMap, MethodDebug
-from hatch_lower.errors import InputError, nearest
+from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.runtime.executor import Runnable
 
 __all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "Provenance"]
@@ -25,6 +25,8 @@ class Provenance:
         read_debug: reads the recipe's debug file.
         load_recipe: loads the same model in another recipe, over the same mapped constants.
         assets: the files that its project packages with it, by name.
+        source: the installed model, `distribution:model`, or the model's folder.
+        load: loads the model at `source` in a recipe.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Provenance:
     read_debug: Callable[[], DebugMap]
     load_recipe: Callable[[str], LoadedModel]
     assets: Mapping[str, Path]
+    source: str | Path
+    load: Callable[..., LoadedModel]
 
 
 class LoadedModel:
@@ -65,6 +69,23 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         return f"<LoadedModel `{self.name}`, recipe `{self.recipe}`: {', '.join(self.methods)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process load the model again, by its name or path.
+
+        Raises:
+            ProgramError: if calls may have changed its state, which stays here.
+        """
+        if self._runnable.has_changed():
+            raise ProgramError(
+                f"model `{self.name}` cannot be sent to another process",
+                found="state that its calls may have changed, and that is not sent along",
+                hint="send it before its first call or after `reset()`, or call `load` in the other process",
+            )
+        return load_again, (self._provenance.load, self._provenance.source, self.recipe)
+
+    def __copy__(self) -> LoadedModel:
+        return LoadedModel(self._runnable, self._provenance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModel:
         return self.clone()
@@ -140,6 +161,11 @@ class LoadedModel:
     def _refuse_call(self, *args: Any, **kwargs: Any) -> Any:
         """Stand in for `forward` in a model that has none."""
         self._check_method("forward")
+
+
+def load_again(load: Callable[..., LoadedModel], source: str | Path, recipe: str) -> LoadedModel:
+    """Return a model that was sent from another process."""
+    return load(source, recipe=recipe)
 
 
 RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_runnable"}

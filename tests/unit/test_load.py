@@ -8,7 +8,9 @@ import importlib
 import importlib.metadata
 import json
 import os
+import pickle
 import platform
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -327,8 +329,6 @@ def test_folders(folder: Path) -> None:
     write_lowered(portable, {"digits": portable_model(portable)})
     for path in (portable, portable / "digits"):
         assert load(path).recipe == "portable"
-    with pytest.raises(ProgramError, match="a packaged program file is missing"):
-        load(portable / "digit" / "x")
     write_lowered(portable, {"a": portable_model(portable, "a"), "b": portable_model(portable, "b")})
     assert load(portable / "b").name == "b"
     with pytest.raises(ProgramError) as caught:
@@ -339,6 +339,82 @@ def test_folders(folder: Path) -> None:
         "  found: known: `a`, `b`\n"
         "  to do: name one of these: as an installed model, or by the path of its own folder inside this one"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        ("none", "there is nothing"),
+        ("empty", "no `manifest.json` of hatch-lower"),
+        ("other", "no `manifest.json` of hatch-lower"),
+        ("text.json", "no `manifest.json` of hatch-lower"),
+    ],
+)
+def test_a_folder_of_something_else(tmp_path: Path, place: str, found: str) -> None:
+    for name in ("empty", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "text.json").write_text("{}")
+    (tmp_path / "other" / "manifest.json").write_text('{"name": "a web application", "start_url": "."}')
+    with pytest.raises(ProgramError) as caught:
+        load(tmp_path / place)
+    assert str(caught.value) == (
+        "this is no folder of lowered models\n"
+        f"  where: {tmp_path / place}\n"
+        f"  found: {found}\n"
+        "  to do: name the folder `_lowered` of an unpacked wheel, or a model's folder in it"
+    )
+
+
+def test_a_folder_of_ours_that_is_damaged_says_so(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes((folder / "manifest.json").read_bytes()[:-9])
+    with pytest.raises(ProgramError, match="a packaged program file is damaged"):
+        load(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ProgramError, match="a packaged program file is missing"):
+        load(folder)
+
+
+# in another process
+
+
+def test_an_installed_model_is_sent_to_another_process_by_its_name(site: Path) -> None:
+    installed(site, "shop", "digits")
+    sent = pickle.dumps(load("digits", recipe="portable"))
+    assert b"shop:digits" in sent
+    assert str(site).encode() not in sent
+    assert len(sent) < 300, "neither weights nor code"
+    code = (
+        "import pickle, sys; sys.path.insert(0, sys.argv[1]); model = pickle.loads(bytes.fromhex(sys.argv[2]));"
+        "import torch; print(model.name, model.recipe, model(torch.ones(4)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(site), sent.hex()], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("digits portable [1.0, 2.0, 3.0, 4.0]\n", "")
+
+
+def test_a_model_of_a_folder_is_sent_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lowered(tmp_path / "one", {"digits": portable_model(tmp_path / "one")})
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(load(Path("one")))
+    monkeypatch.chdir(tmp_path / "one")
+    assert pickle.loads(sent).name == "digits"
+    assert copy.copy(load(tmp_path / "one")).name == "digits"
+
+
+def test_state_that_calls_have_changed_is_not_lost_on_the_way(site: Path) -> None:
+    installed(site)
+    model = load("digits")
+    pickle.dumps(model)
+    model.embed(torch.ones(4))
+    for each in (model, model.clone()):
+        with pytest.raises(ProgramError) as caught:
+            pickle.dumps(each)
+        assert str(caught.value) == (
+            "model `digits` cannot be sent to another process\n"
+            "  found: state that its calls may have changed, and that is not sent along\n"
+            "  to do: send it before its first call or after `reset()`, or call `load` in the other process"
+        )
+    model.reset()
+    pickle.dumps(model)
 
 
 @pytest.mark.parametrize("name", [3, None, b"digits"])
