@@ -107,6 +107,8 @@ class Bench:
         self._lowered: dict[str, Lowered | Exception] = {}
         self._fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
         self._count = 0
+        self.worked: dict[str, bool] = {}
+        """Name of a program to whether its first run gave what eager does."""
         environment = {"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(folder / "cache")}
         self.store: Store = open_store(environment, lambda line: None)
 

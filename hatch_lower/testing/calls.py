@@ -18,12 +18,12 @@ from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import probe, sample, watched
 from hatch_lower.testing.report import Fault, NotClaimedError
-from hatch_lower.testing.running import Call, eager_calls, first_difference, run_case
+from hatch_lower.testing.running import Call, eager_calls, first_difference, works
 
 __all__ = [
     "check_delegate_refuses",
     "check_instances",
-    "check_results_are_kept",
+    "check_later_calls",
     "check_runtime_refuses",
     "check_threads",
 ]
@@ -134,6 +134,8 @@ def described(value: Any) -> str:
 
 
 ROUNDS = 8
+LATER = 64
+"""How often a program is called one after the other: as many times as it takes to find what goes wrong at the 40th."""
 
 
 def refuse_null(bench: Bench) -> None:
@@ -142,25 +144,26 @@ def refuse_null(bench: Bench) -> None:
         raise NotClaimedError("the backend computes nothing")
 
 
-def check_results_are_kept(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call programs again with other arguments, and look whether the first result is still what it was.
+def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:
+    """Call programs many times in turn with other arguments; compare all results, the first one also in the end.
 
     Raises:
-        Fault: if it is not: it is memory that the engine writes to.
+        Fault: if a later call computes something else, or writes into the first result: memory of the engine.
     """
     refuse_null(bench)
     chosen = sample(bench, cases)
     for case in chosen:
         loaded = bench.load(bench.save(bench.lowered(case)))
-        first, second = (call.copied() for call in eager_calls(case.module(), case.arguments()[:2]))
-        found = loaded(*first)
+        calls = eager_calls(case.module(), case.arguments()[:2])
+        found = loaded(*calls[0].copied())
         expected = copy.deepcopy(found)
-        loaded(*second)
-        loaded.clone()(*second)
-        difference = first_difference(found, expected, bench.subject.tolerance)
-        if difference:
-            raise Fault(f"`{case.name}`: the next call overwrites a result: {difference}")
-    return f"{len(chosen)} programs"
+        for number in range(2, LATER + 1):
+            if difference := difference_of(bench, loaded, calls[number % len(calls)]):
+                raise Fault(f"`{case.name}`, call {number}: {difference}")
+        loaded.clone()(*calls[-1].copied())
+        if difference := first_difference(found, expected, bench.subject.tolerance):
+            raise Fault(f"`{case.name}`: a later call overwrites a result: {difference}")
+    return f"{LATER} calls of {len(chosen)} programs"
 
 
 def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
@@ -172,7 +175,7 @@ def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
     refuse_null(bench)
     chosen = [probe(bench, cases, "operators/perceptron", "operators/fused")]
     chosen += bench.claimed([case for case in cases if case.name == "state/counted"])
-    for case in filter(partial(works_alone, bench), chosen):
+    for case in filter(partial(works, bench), chosen):
         folder = bench.save(bench.lowered(case))
         one, other = bench.load(folder), bench.load(folder)
         runs = [(each, eager_calls(case.module(), case.arguments())) for each in (one, other, one.clone())]
@@ -221,15 +224,6 @@ def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
     if wrong:
         raise Fault(f"`{case.name}` called from several threads: {wrong[0]}")
     return f"{ROUNDS} calls from {len(threads)} threads"
-
-
-def works_alone(bench: Bench, case: Case) -> bool:
-    """Return whether a program computes what eager does; if not, that is found where the program itself is run."""
-    try:
-        run_case(bench, case)
-    except Fault:
-        return False
-    return True
 
 
 def difference_of(bench: Bench, loaded: Any, call: Call) -> str:

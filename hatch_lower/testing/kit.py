@@ -16,7 +16,7 @@ from hatch_lower.testing.bench import Bench, Exports, Subject
 from hatch_lower.testing.calls import (
     check_delegate_refuses,
     check_instances,
-    check_results_are_kept,
+    check_later_calls,
     check_runtime_refuses,
     check_threads,
 )
@@ -24,7 +24,7 @@ from hatch_lower.testing.case import Case
 from hatch_lower.testing.determinism import check_elsewhere, check_twice
 from hatch_lower.testing.facts import Facts, subject_of
 from hatch_lower.testing.keys import check_constants, check_options, check_unknown_option
-from hatch_lower.testing.mapped import check_bound, check_mapped
+from hatch_lower.testing.mapped import check_bound, check_mapped, check_memory
 from hatch_lower.testing.partitions import check_graph_is_left, check_handles, check_linear
 from hatch_lower.testing.programs import all_cases
 from hatch_lower.testing.report import (
@@ -38,6 +38,7 @@ from hatch_lower.testing.report import (
     Report,
 )
 from hatch_lower.testing.running import run_case, words
+from hatch_lower.testing.surroundings import check_surroundings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,7 +62,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "checks/the delegate refuses wrong inputs": check_delegate_refuses,
         "checks/weights are bound and not copied": check_bound,
         "checks/weights stay mapped": check_mapped,
-        "checks/results are kept": check_results_are_kept,
+        "checks/later calls are as the first": check_later_calls,
+        "checks/calls give their memory back": check_memory,
+        "checks/nothing around it is used": check_surroundings,
         "checks/clones and others beside it": check_instances,
         "checks/calls from threads": check_threads,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case, Tolerance
 from hatch_lower.testing.report import Fault, NotClaimedError
 
-__all__ = ["Call", "eager_calls", "first_difference", "run_case", "subnormals_flushed", "words"]
+__all__ = ["Call", "eager_calls", "first_difference", "run_case", "subnormals_flushed", "words", "works"]
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -32,6 +32,8 @@ def run_case(bench: Bench, case: Case) -> str:
         Fault: if it computes something else than eager.
         NotClaimedError: if the backend takes nothing of it.
     """
+    is_first = case.name not in bench.worked
+    bench.worked.setdefault(case.name, False)
     lowered = bench.lowered(case)
     if lowered.partitions == 0:
         reasons = list(dict.fromkeys(lowered.reasons.values())) or ["no operation is left to take"]
@@ -42,7 +44,17 @@ def run_case(bench: Bench, case: Case) -> str:
             compare_calls(bench, case, loaded)
     except BackendError as error:  # refusing is for the time when the wheel is built
         raise Fault(f"what it lowered does not load or run: {words(error)}") from error
+    if is_first:
+        bench.worked[case.name] = True
     return taken(bench, case, lowered)
+
+
+def works(bench: Bench, case: Case) -> bool:
+    """Return whether a program computed what eager does when it was first run; if not, its own outcome says so."""
+    if case.name not in bench.worked:
+        with suppress(Fault):
+            run_case(bench, case)
+    return bench.worked[case.name]
 
 
 def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -117,6 +121,115 @@ class LastLoadedDelegate(ReferenceDelegate):
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         return ReferenceDelegate.run(self.last[self.name], inputs)
+
+
+class SharedStateDelegate(ReferenceDelegate):
+    """Loads a blob once; whoever loads it later has the same state."""
+
+    made: ClassVar[dict[str, ReferenceDelegate]] = {}
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
+        return cls.made.setdefault(blob.path.name, ReferenceDelegate.load(blob, constants))
+
+
+class TiredDelegate(ReferenceDelegate):
+    """Computes something else from its 40th call on."""
+
+    calls = 0
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        self.calls += 1
+        return [each if self.calls < 40 else each + 1 for each in super().run(inputs)]
+
+
+class LeakingDelegate(ReferenceDelegate):
+    """Keeps what it returned."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        self.__dict__.setdefault("kept", []).append(super().run(inputs))
+        return self.__dict__["kept"][-1]
+
+
+class OpeningDelegate(ReferenceDelegate):
+    """Opens its blob in each call."""
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
+        made = super().load(blob, constants)
+        made.path, made.opened = blob.path, []
+        return made
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        self.opened.append(os.open(self.path, os.O_RDONLY))
+        return super().run(inputs)
+
+    def __del__(self) -> None:
+        for each in self.opened:
+            os.close(each)
+
+
+class TurnedDelegate(ReferenceDelegate):
+    """Returns matrices in the order of Fortran."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        return [each.T.contiguous().T if each.dim() == 2 else each for each in super().run(inputs)]
+
+
+class OneMoreDelegate(ReferenceDelegate):
+    """Returns an output too many."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        outputs = super().run(inputs)
+        return [*outputs, outputs[0]]
+
+
+class ListeningDelegate(ReferenceDelegate):
+    """Computes what a variable says."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        return [each + int(os.environ.get("HATCH_LOWER_ROGUE", "0")) for each in super().run(inputs)]
+
+
+class ConnectingDelegate(ReferenceDelegate):
+    """Tells somebody that it was loaded."""
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+            made.connect(("127.0.0.1", 9))
+        return super().load(blob, constants)
+
+
+class HomelyDelegate(ReferenceDelegate):
+    """Looks for its settings in the home folder."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        with suppress(OSError):
+            Path("~/.rogue.json").expanduser().read_text()
+        return super().run(inputs)
+
+
+class Listening(BackendDetails):
+    """Puts a variable into its result."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        result = ReferenceBackend.preprocess(edge_program, compile_specs)
+        return replace(result, info={**result.info, "level": os.environ.get("HATCH_LOWER_ROGUE", "0")})
+
+    partitioner = ReferenceLike.__dict__["partitioner"]
+
+
+class Placed(BackendDetails):
+    """Puts the home folder into its result."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        result = ReferenceBackend.preprocess(edge_program, compile_specs)
+        return replace(result, info={**result.info, "where": str(Path.home())})
+
+    partitioner = ReferenceLike.__dict__["partitioner"]
 
 
 class Counting(BackendDetails):
@@ -296,6 +409,24 @@ class CopyingDelegate(BoundDelegate):
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> BoundDelegate:
         return cls(Bound.programs[blob.path.read_text()], [each.clone() for each in constants])
+
+
+class CopiedOnceDelegate(BoundDelegate):
+    """Copies the weights of a blob when it is first loaded."""
+
+    copies: ClassVar[dict[str, list[Tensor]]] = {}
+
+    @classmethod
+    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> BoundDelegate:
+        name = blob.path.read_text()
+        return cls(Bound.programs[name], cls.copies.setdefault(name, [each.clone() for each in constants]))
+
+
+class CopiedEachTimeDelegate(BoundDelegate):
+    """Copies the weights in each call."""
+
+    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        return BoundDelegate(self.program, [each.clone() for each in self.constants]).run(inputs)
 
 
 class Peeking(BackendDetails):

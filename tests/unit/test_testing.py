@@ -13,6 +13,7 @@ from support import sabotage
 
 import hatch_lower.testing
 from hatch_lower.errors import BackendError, InputError
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.testing import Exports, Report, check_backend, trial_names
 from hatch_lower.testing.bench import Subject
 from hatch_lower.testing.case import Tolerance
@@ -63,7 +64,7 @@ def test_null_is_lowered_and_packaged_and_not_run() -> None:
 AOTI = [
     *("operators/fused", "state/counted"),
     *(f"checks/{each}*" for each in ("the partitioner", "every debug", "every option", "unknown", "wrong")),
-    *("checks/weights are*", "checks/results*", "checks/clones*", "checks/calls*"),
+    *("checks/weights are*", "checks/later*", "checks/clones*", "checks/calls*"),
 ]
 """Two programs, compiled side by side, and the checks that compile nothing more: each library takes seconds."""
 AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]]}
@@ -78,6 +79,11 @@ def test_aoti_passes() -> None:
     assert THOROUGH or {each.status for each in claimed} == {"passed"}
 
 
+LATER = "checks/later calls are as the first"
+MEMORY = "checks/calls give their memory back"
+AROUND = "checks/nothing around it is used"
+BOUND = "checks/weights are bound and not copied"
+MAPPED = "checks/weights stay mapped"
 BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
     "nothing is wrong": ("ReferenceLike", {"delegate": sabotage.ReferenceDelegate}, set()),
     "nothing is wrong, and weights are bound": (
@@ -93,7 +99,7 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
     "results are the engine's memory": (
         "ReferenceLike",
         {"delegate": sabotage.EngineMemoryDelegate},
-        {"checks/results are kept"},
+        {"checks/later calls are as the first"},
     ),
     "no debug map for some": (
         "SometimesMapped",
@@ -151,6 +157,57 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
         {"delegate": sabotage.AnyInputDelegate, "checks_inputs": True},
         {"checks/the delegate refuses wrong inputs"},
     ),
+    "instances that share state": (
+        "Freezing",
+        {"delegate": sabotage.SharedStateDelegate},
+        {"checks/clones and others beside it"},
+    ),
+    "a wrong number from the 40th call on": (
+        "ReferenceLike",
+        {"delegate": sabotage.TiredDelegate},
+        {"checks/later calls are as the first"},
+    ),
+    "results that are kept": (
+        "ReferenceLike",
+        {"delegate": sabotage.LeakingDelegate},
+        {"checks/calls give their memory back"},
+    ),
+    "files that stay open": (
+        "ReferenceLike",
+        {"delegate": sabotage.OpeningDelegate},
+        {"checks/calls give their memory back"},
+    ),
+    "a variable that shapes the bytes": (
+        "Listening",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/nothing around it is used"},
+    ),
+    "a variable that shapes the numbers": (
+        "ReferenceLike",
+        {"delegate": sabotage.ListeningDelegate},
+        {"checks/nothing around it is used"},
+    ),
+    "a connection": ("ReferenceLike", {"delegate": sabotage.ConnectingDelegate}, {"checks/nothing around it is used"}),
+    "a file of the home folder": (
+        "ReferenceLike",
+        {"delegate": sabotage.HomelyDelegate},
+        {"checks/nothing around it is used"},
+    ),
+    "the home folder in the result": (
+        "Placed",
+        {"delegate": sabotage.ReferenceDelegate},
+        {"checks/nothing around it is used"},
+    ),
+    "weights copied once": (
+        "Bound",
+        {"delegate": sabotage.CopiedOnceDelegate, "packed_copies": 0},
+        {"checks/weights are bound and not copied", "checks/weights stay mapped"},
+    ),
+    "weights copied in each call": (
+        "Bound",
+        {"delegate": sabotage.CopiedEachTimeDelegate, "packed_copies": 0},
+        {"checks/weights stay mapped"},
+    ),
     "one call at a time": ("ReferenceLike", {"delegate": sabotage.OneCallDelegate}, {"checks/calls from threads"}),
 }
 
@@ -163,6 +220,20 @@ def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     assert {each.name for each in report.failures} == expected, str(report)
     assert report.ok is not bool(expected)
     assert not report.with_status("refused")
+
+
+@pytest.mark.parametrize(
+    ("delegate", "found"),
+    [
+        (sabotage.OneMoreDelegate, "2 outputs instead of 1"),
+        (sabotage.TurnedDelegate, "the strides [1, 3] instead of [2, 1] for the shape [3, 2]"),
+    ],
+)
+def test_outputs_that_were_not_planned_are_found_in_each_program(delegate: type[Delegate], found: str) -> None:
+    report = check_backend("ReferenceLike", delegate=delegate, only="operators/perceptron", exports=EXPORTS)
+    assert [each.detail for each in report.failures] == [
+        f"a delegate returned something else than it was lowered for ({found})"
+    ]
 
 
 def test_bytes_that_depend_on_the_hash_seed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,15 @@ def large_weight() -> Case:
     )
 
 
+def large_values() -> Case:
+    """Return the program by which the kit sees whether memory is given back; it is no case of its own."""
+    return Case(
+        "state/large values",
+        lambda data: module(scaled, scale=torch.nn.Parameter(data.draw(SIDE // 4, SIDE // 4))),
+        once(lambda data: (data.draw(SIDE // 4, SIDE // 4),)),
+    )
+
+
 def parameter(tensor: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(tensor, requires_grad=False)
 

@@ -1,0 +1,136 @@
+"""Does a backend use anything of where it runs: variables, the home folder, the network?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.lowering.preprocess import Request
+from hatch_lower.recording.environment_reads import EnvironmentReads
+from hatch_lower.testing.bench import Bench
+from hatch_lower.testing.case import Case
+from hatch_lower.testing.probes import probe
+from hatch_lower.testing.report import Fault
+from hatch_lower.testing.running import eager_calls, first_difference
+
+__all__ = ["check_surroundings"]
+
+NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"})
+FILES = frozenset({"open", "os.listdir", "os.scandir"})
+HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+VALUES = ("1", "0")
+"""What a variable is set to that the backend's own code reads; the second if it is the first already."""
+
+
+def check_surroundings(bench: Bench, cases: Sequence[Case]) -> str:
+    """Lower and run a program under another home folder, and then with other values of the variables that were read.
+
+    Raises:
+        Fault: if the backend uses the network or files of the home folder, or a variable changes what it makes or
+            computes and not the key.
+    """
+    case = probe(bench, cases, "operators/perceptron", "operators/fused")
+    request = bench.requests(bench.edge(case))[0]
+    here = bench.results([request])
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as home, with_variables(dict.fromkeys(HOMES, home)):
+        with variables_read(own_code(bench)) as names, heard() as events:
+            refuse_other_result(bench, request, here, "another home folder")
+            run_once(bench, case)
+        refuse_events(events, home)
+    changed = {name: VALUES[os.environ.get(name) == VALUES[0]] for name in sorted(names - {*HOMES, "PATH"})}
+    if changed:
+        what = ", ".join(f"`{name}={value}`" for name, value in changed.items())
+        with with_variables(changed):
+            refuse_other_result(bench, request, here, what)
+            if difference := run_once(bench, case):
+                raise Fault(f"with {what} it computes something else: {difference}")
+    return f"{len(changed)} variables are read" if changed else ""
+
+
+def refuse_other_result(bench: Bench, request: Request, known: Sequence[tuple[str, str]], what: str) -> None:
+    """Raise `Fault` if a partition now has another result under the same key."""
+    ((key, digest),) = known
+    if bench.results([request]) != known and bench.keyed([request])[0][0] == key:
+        raise Fault(f"{what} changes the result and not the key: name it in `fingerprint` (before: {digest[:8]})")
+
+
+def run_once(bench: Bench, case: Case) -> str:
+    """Load and call a program; return how its result differs from eager's."""
+    loaded = bench.load(bench.save(bench.lowered(case)))
+    if not bench.subject.computes:
+        return ""
+    (call, *_) = eager_calls(case.module(), case.arguments()[:1])
+    return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)
+
+
+def own_code(bench: Bench) -> Callable[[str], bool]:
+    """Return whether a source file belongs to the backend: it lies in the folder of one of its halves' modules."""
+    files = [sys.modules[each.__module__].__file__ or "" for each in (bench.backend, bench.delegate())]
+    folders = tuple(f"{os.path.dirname(each)}{os.sep}" for each in files)
+    return lambda path: path.startswith(folders)
+
+
+@contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and put them back after the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def variables_read(is_own: Callable[[str], bool]) -> Iterator[set[str]]:
+    """Give the names of the variables that a backend's own code reads in the block, complete after it."""
+    names: set[str] = set()
+    reads = EnvironmentReads(is_own, lambda name: None)
+    reads.start()
+    try:
+        yield names
+    finally:
+        reads.stop()
+        names |= {name for name, own in reads.names.items() if own}
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, Any]]]:
+    """Give the audit events about files and the network of the block. The hook stays; later it does nothing."""
+    events: list[tuple[str, Any]] = []
+    active = True
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if active and (event in NETWORK or event in FILES):
+            events.append((event, arguments[event.startswith("socket.connect") or event == "socket.sendto"]))
+
+    sys.addaudithook(hear)
+    try:
+        yield events
+    finally:
+        active = False
+
+
+def refuse_events(events: Sequence[tuple[str, Any]], home: str) -> None:
+    """Raise `Fault` for the first event that says that the network or the home folder was used."""
+    folders = [home, os.path.expanduser("~")]
+    code = [*filter(None, sys.path), sys.prefix, sys.base_prefix, os.getcwd(), tempfile.gettempdir()]
+    for event, argument in events:
+        if event in NETWORK:
+            raise Fault(f"it uses the network: {argument}")
+        if not isinstance(argument, (str, bytes, os.PathLike)):
+            continue
+        path = Path(os.path.abspath(os.fsdecode(argument)))
+        if path.is_relative_to(home) or (
+            any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, code))
+        ):
+            raise Fault(f"it reads the home folder: {path}")
