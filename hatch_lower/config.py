@@ -188,7 +188,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:
     """Append a problem for each backend that is not installed; backends are not imported for it."""
-    if not choices:
+    if {choice.name for choice in choices} <= own_backends():
         return
     installed = {each.name for each in importlib.metadata.entry_points(group=BACKEND_GROUP)}
     problems += [
@@ -196,6 +196,15 @@ def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[s
         for i, choice in enumerate(choices)
         if choice.name and choice.name not in installed
     ]
+
+
+def own_backends() -> set[str]:
+    """Return the backends that hatch-lower brings; those of all distributions take longer to find."""
+    try:
+        own = importlib.metadata.distribution("hatch-lower")
+    except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
+        return set()
+    return {each.name for each in own.entry_points if each.group == BACKEND_GROUP}
 
 
 def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:

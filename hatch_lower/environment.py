@@ -83,6 +83,9 @@ def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
     return {**FIXED, **(AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {})}
 
 
+SPECIAL = frozenset("*?[")
+
+
 def matches(name: str, globs: Sequence[str]) -> bool:
     """Return whether a variable's name matches any of the globs."""
-    return any(fnmatchcase(name, each) for each in globs)
+    return name in globs or any(fnmatchcase(name, each) for each in globs if SPECIAL.intersection(each))

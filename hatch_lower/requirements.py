@@ -71,7 +71,7 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
 
 def extras_required(dependency: Requirement) -> Iterator[Requirement]:
     """Yield what the extras of a dependency on hatch-lower require, as its own installed metadata says."""
-    if canonicalize_name(dependency.name) != OWN_NAME or dependency.marker is not None:
+    if not dependency.extras or canonicalize_name(dependency.name) != OWN_NAME or dependency.marker is not None:
         return
     markers = {f'extra == "{canonicalize_name(extra)}"' for extra in dependency.extras}
     try:

@@ -32,10 +32,11 @@ def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
 def code_of(package: Path, stats: StatCache) -> dict[str, str]:
     """Return the digest of each file of code by its path in the package."""
     found = {}
+    top = f"{package}/"
     for folder, folders, names in os.walk(package):
         folders[:] = [each for each in folders if each != "__pycache__"]
         for name in names:
             if name.endswith(CODE) and not name.startswith("."):
                 path = f"{folder}/{name}"
-                found[os.path.relpath(path, package)] = stats.digest(path)
+                found[path[len(top) :]] = stats.digest(path)
     return found
