@@ -402,6 +402,7 @@ RECORDED = RecordedInputs(
     files={"project/a.py": "0" * 64},
     absent=("project/b.py",),
     looks={"project": "folder"},
+    times={"project/c.py": "1700000000000000000"},
     listings={"project": "1" * 64},
     importable={"project": "2" * 64},
     modules={"json": "python"},
