@@ -122,7 +122,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 self.app.display_warning(f"hatch-lower: {warning}")
         for line in summary_lines(result.rows):
             self.app.display_info(line)
-        return result.payload
+        if not editable:
+            return result.payload
+        from hatch_lower.hatch.sources import write_sources
+
+        return (*result.payload, *write_sources(project.settings, project.surroundings, work))
 
     def _open_work(self) -> Path:
         """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not.

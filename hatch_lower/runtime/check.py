@@ -26,6 +26,7 @@ from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+from hatch_lower.runtime.stale import changed_sources, stale_text
 
 __all__ = ["HALF_FACTORS", "CheckRow", "check_method", "check_model"]
 
@@ -41,7 +42,7 @@ class CheckRow:
         model: the model's name.
         recipe: the recipe's name.
         method: the method's name.
-        status: `ok`, `differs`, `fails`, `damaged` or `skipped`.
+        status: `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`.
         detail: what is wrong, or why it was skipped.
         largest_error: the largest absolute difference of any output; `None` where nothing was compared.
         tolerance: what was allowed.
@@ -88,6 +89,8 @@ def check_model(
         yield from damaged
         return
     try:
+        if changed := changed_sources(folder, model):
+            yield CheckRow(model, "", "", "stale", stale_text(model, changed))
         tensors = read_tensors(folder, entry)
     except LowerError as error:
         yield CheckRow(model, "", "", "damaged", str(error))

@@ -28,6 +28,7 @@ from hatch_lower.runtime.imports import import_modules
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel, Provenance
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+from hatch_lower.runtime.stale import warn_if_stale
 
 __all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "load", "load_folder"]
 
@@ -43,6 +44,8 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
         verify: first read every file of the model, of all its recipes, and compare it with its digest; those of an
             installed model with RECORD's digests, too. Without it the contents of tensors, and recipes that are not
             loaded, are not read.
+
+    An editable install whose sources have changed since it was made is said in a `RuntimeWarning`.
 
     Raises:
         ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
@@ -60,6 +63,7 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
         return load_eager(found, found.source, recipe, verify)
+    warn_if_stale(found.source, found.model)
     return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
 
 

@@ -36,7 +36,9 @@ from support.plans import (
 
 from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
-from hatch_lower.runtime.installed import read_field
+from hatch_lower.runtime.check import check_model
+from hatch_lower.runtime.files import PackagedFolder
+from hatch_lower.runtime.installed import find_model, read_field
 from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
 from hatch_lower.runtime.operators import TORCH_LIBRARIES
 from hatch_lower.runtime.requirements import requirement_reason
@@ -372,6 +374,56 @@ def test_a_folder_of_ours_that_is_damaged_says_so(folder: Path) -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(ProgramError, match="a packaged program file is missing"):
         load(folder)
+
+
+# an editable install
+
+
+def make_editable(site: Path, project: Path) -> None:
+    """Make the installed model one of an editable install whose export read `src/a.py` and `src/b.py`."""
+    sources = {}
+    for name in ("src/a.py", "src/b.py"):
+        path = project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        sources[name] = [path.stat().st_mtime_ns, sha256_bytes(name.encode())]
+    folder = installed(site)
+    (folder / "sources.json").write_bytes(canonical_json({"schema": 1, "models": {"digits": sources}}))
+    origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
+    (site / "digits-1.0.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+
+
+@pytest.mark.parametrize("change", ["edited", "gone"])
+def test_sources_that_changed_since_they_were_lowered_are_said(site: Path, tmp_path: Path, change: str) -> None:
+    make_editable(site, tmp_path / "project")
+    source = tmp_path / "project" / "src" / "b.py"
+    if change == "gone":
+        source.unlink()
+    else:
+        source.write_text("other")
+    text = (
+        'model `digits` was lowered before `src/b.py` changed: install the project again, or set `editable = "eager"`'
+    )
+    with pytest.warns(RuntimeWarning) as warned:
+        load("digits")
+    assert [(str(each.message), each.filename) for each in warned] == [(text, __file__)]
+    found = find_model("digits").source
+    assert isinstance(found, PackagedFolder)
+    rows = [row for row in check_model(found, "digits") if row.status == "stale"]
+    assert [(row.detail, row.is_wrong) for row in rows] == [(text, True)]
+
+
+def test_sources_with_another_time_and_the_same_contents_are_the_same(site: Path, tmp_path: Path) -> None:
+    make_editable(site, tmp_path / "project")
+    os.utime(tmp_path / "project" / "src" / "a.py", (1, 1))
+    load("digits")
+
+
+def test_sources_are_read_of_an_editable_install_only(site: Path, tmp_path: Path) -> None:
+    make_editable(site, tmp_path / "project")
+    (tmp_path / "project" / "src" / "a.py").unlink()
+    (site / "digits-1.0.dist-info" / "direct_url.json").unlink()
+    load("digits")
 
 
 # in another process
