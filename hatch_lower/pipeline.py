@@ -41,6 +41,7 @@ from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes, write_constants
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.program.traces import machine_words, traces_of
 from hatch_lower.records import MethodRow, ModelReport, encode
 from hatch_lower.requirements import requirements_to_add
 from hatch_lower.reuse import (
@@ -322,6 +323,8 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
         roots = [Path(entry) for entry in sys.path if entry]
         emitted = emit_program(source.name, methods, roots=roots, digests=build.digests)
         files = build.packager.write_program(recipe.name, emitted)
+    for line in dict.fromkeys(traces_of(emitted, machine_words(build.settings.root))):
+        build.warn(f"{line}: the wheel depends on where it was built")
     entries = {}
     rows = []
     for name, program in programs.items():

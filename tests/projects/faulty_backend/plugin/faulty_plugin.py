@@ -260,6 +260,7 @@ FAULTS: Mapping[str, Callable[[Any], Any]] = {
     "data": lambda value: replace(value, data_store_output=17),
     "info": lambda value: replace(value, info={"a": object()}),
     "info type": lambda value: replace(value, info=17),
+    "place": lambda value: replace(value, info={**value.info, "where": os.getcwd() + "/model"}),
     "delete": lambda path: path.unlink(),
     "overwrite blob": lambda path: path.write_bytes(b"nothing"),
     "kill group": lambda value: os.killpg(0, signal.SIGKILL),
