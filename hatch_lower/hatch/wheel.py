@@ -56,7 +56,9 @@ def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: 
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
             what = "the payload could not be written into the wheel"
-            raise PackageError(what, where=wheel.name, found=str(error), hint="see that there is space left") from error
+            lost = any(str(file.source) == error.filename for file in payload) and not os.path.exists(error.filename)
+            hint = "build again: the file was removed while this build ran" if lost else "see that there is space left"
+            raise PackageError(what, where=wheel.name, found=str(error), hint=hint) from error
         raise
 
 

@@ -100,7 +100,7 @@ class StatCache:
             handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._path.parent)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"version": VERSION, "files": kept}, file, separators=(",", ":"))
+                    file.write(json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")))
                 os.replace(temporary, self._path)
             except BaseException:
                 with suppress(FileNotFoundError):

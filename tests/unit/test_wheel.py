@@ -244,7 +244,7 @@ def test_a_missing_payload_file_removes_the_wheel(dist: Path, payload: list[Payl
         "the payload could not be written into the wheel\n"
         f"  where: {NAME}\n"
         f"  found: [Errno 2] No such file or directory: '{payload[2].source}'\n"
-        "  to do: see that there is space left"
+        "  to do: build again: the file was removed while this build ran"
     )
     assert list(dist.iterdir()) == []
 
