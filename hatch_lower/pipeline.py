@@ -15,6 +15,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.backend.api import Partitioner
 from hatch_lower.backend.identity import tools_named
+from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
@@ -309,13 +310,17 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
             seconds[method_name] += share * (time.perf_counter() - begin)
         rounds.append(found)
         lowered_programs = {method: each.program for method, each in found.items()}
+    reasons = {method.name: reasons_of(rounds, list(partitioners), method.name) for method in source.methods}
+    for method in source.methods:
+        if line := line_on_ranges(method, reasons[method.name].values()):
+            reporter.report(Event("lower", "note", source.name, recipe.name, method.name, detail=line))
     with stage(reporter, "emit", source.name, recipe.name):
         methods = {
             method.name: LoweredMethod(
                 method.name,
                 lowered_programs[method.name],
                 method.parameters,
-                reasons_of(rounds, list(partitioners), method.name),
+                reasons[method.name],
                 method.dimensions,
             )
             for method in source.methods
@@ -416,6 +421,19 @@ def reasons_of(rounds: list[dict[str, Lowered]], backends: list[str], method: st
         for node, reason in found[method].reasons.items():
             reasons.setdefault(node, []).append(f"{backend}: {reason}")
     return {node: "; ".join(each) for node, each in reasons.items()}
+
+
+def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:
+    """Return what to write where operations stay outside of delegates because a dynamic size may be 0."""
+    count = sum(MAY_BE_ZERO in reason for reason in reasons)
+    ranges = {str(symbol): each for symbol, each in method.program.range_constraints.items()}
+    wide = {name: ranges[symbol].upper for symbol, name in method.dimensions.items() if ranges[symbol].lower == 0}
+    if not count or not wide:
+        return ""
+    ends = {name: f", max={upper}" if upper.is_finite else "" for name, upper in sorted(wide.items())}
+    lines = ", ".join(f'`Dim("{name}", min=1{end})`' for name, end in ends.items())
+    operations = "1 operation stays" if count == 1 else f"{count} operations stay"
+    return f"{operations} outside of delegates because {MAY_BE_ZERO}; if it never is, write {lines}"
 
 
 def shares_of(found: Mapping[str, Lowered]) -> dict[str, float]:

@@ -24,9 +24,14 @@ from torch.utils import _pytree as pytree
 
 import hatch_lower
 from hatch_lower.backend.api import CompileSpec, PreprocessResult
+from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.events import NullReporter
+from hatch_lower.export.capture import capture_model
 from hatch_lower.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline import line_on_ranges
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.saving import save_program
 
@@ -283,6 +288,25 @@ def test_tensors_without_elements_are_eagers(tmp_path: Path) -> None:
         dynamic={"args": ({0: rows},)},
     )
     assert len(delegates(lowered)) == 1
+
+
+def test_a_size_that_is_never_zero_costs_no_partition(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 1))
+    image = torch.randn(3, 1, 4, 4)
+    for dim, count in ((Dim("batch", max=9), 2), (Dim("batch", min=1, max=9), 1)):
+        lowered = check(module, tmp_path / str(count), (image,), (image[:1],), dynamic={"input": {0: dim}})
+        assert len(delegates(lowered)) == count
+
+
+def test_a_build_says_what_to_write_where_a_size_may_be_zero() -> None:
+    batch = {"input": {0: Dim("batch", max=9)}}
+    model = Model(nn.GroupNorm(2, 4), {"forward": Method((torch.ones(3, 4),), dynamic_shapes=batch)})
+    (method,) = capture_model("net", model, NullReporter()).methods
+    assert line_on_ranges(method, ["onnxruntime: it has no kernel"]) == ""
+    assert line_on_ranges(method, [f"onnxruntime: of tensors without elements, and {MAY_BE_ZERO}"]) == (
+        "1 operation stays outside of delegates because a dynamic size may be 0; if it never is, write"
+        ' `Dim("batch", min=1, max=9)`'
+    )
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:

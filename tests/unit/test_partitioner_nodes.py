@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 from torch.fx import Graph
 
-from hatch_lower.backend.partitioners.nodes import VIEWS, is_view, tensors_of
+from hatch_lower.backend.partitioners.nodes import VIEWS, is_view, may_be_zero, tensors_of
 from hatch_lower.edge.ops import edge_overload
 
 pytestmark = pytest.mark.torch
@@ -42,6 +43,19 @@ def test_an_operator_of_another_library_is_none() -> None:
 
 def test_all_views_are_operators_of_torch() -> None:
     assert all(hasattr(aten, name) for name in VIEWS)
+
+
+@pytest.mark.parametrize(("dim", "expected"), [(Dim("n", max=16), True), (Dim("n", min=1), False)])
+def test_a_dynamic_size_may_be_zero_unless_its_dim_begins_later(dim: Dim, expected: bool) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x, x])
+
+    program = torch.export.export(Twice(), (torch.zeros(4, 3),), dynamic_shapes={"x": {0: dim}})
+    values = [node.meta["val"] for node in program.graph.nodes if node.op != "output"]
+    assert [may_be_zero(each.shape[0], program.range_constraints) for each in values] == [expected, expected]
+    assert may_be_zero(values[0].shape[0], {})
+    assert (may_be_zero(0, {}), may_be_zero(3, {})) == (True, False)
 
 
 def test_the_tensors_of_a_node() -> None:

@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DelegationSpec, PartitionResult
 from hatch_lower.backend.partitioners import Partition, SupportPartitioner, WhyNoPartitionReporter, tag_constant_data
-from hatch_lower.backend.partitioners.nodes import is_view
+from hatch_lower.backend.partitioners.nodes import Ranges, is_view
+from hatch_lower.backend.partitioners.strategies import KeptOperators
 from hatch_lower.backends.onnxruntime.options import Options
 from hatch_lower.backends.onnxruntime.probe import Prober
 from hatch_lower.backends.onnxruntime.support import KEPT, is_size, why_not
@@ -31,16 +32,22 @@ class OnnxruntimePartitioner(SupportPartitioner):
     """
 
     def __init__(self, options: Options) -> None:
-        super().__init__(BACKEND_ID, options.to_specs(), self.takes, keep=KEPT, keep_filter=self.keeps_whole)
+        super().__init__(BACKEND_ID, options.to_specs(), self.takes)
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}
         self._spec = MappingProxyType({**facts, "finite-only": options.finite})
         self._exclude, self._finite = frozenset(options.exclude), options.finite
         self._prober = Prober()
         self._why: dict[Node, str] = {}
+        self._ranges: Ranges = {}
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        """Return the composites that stay whole where they are taken."""
+        return list(KEPT), lambda node: not self._why_not(node, ep.range_constraints)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag the operations to take and the constants that they use; buffers that the program changes stay outside."""
         self._why.clear()
+        self._ranges = exported_program.range_constraints
         tags: dict[str, DelegationSpec] = {}
         reasons = WhyNoPartitionReporter()
         self.tag_graph(exported_program.graph_module, tags, reasons)
@@ -62,7 +69,10 @@ class OnnxruntimePartitioner(SupportPartitioner):
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
             inside = is_size(node) and any(self._why.get(source) == "" for source in node.all_input_nodes)
             return "" if inside else ONLY_SIZES
-        return why_not(node, self._exclude, finite=self._finite) or self._prober.why_not(node)
+        return self._why_not(node, self._ranges) or self._prober.why_not(node)
+
+    def _why_not(self, node: Node, ranges: Ranges) -> str:
+        return why_not(node, self._exclude, finite=self._finite, ranges=ranges)
 
     def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
         """Return the partitions that compute something."""
@@ -77,7 +87,3 @@ class OnnxruntimePartitioner(SupportPartitioner):
     def refusal(self, node: Node) -> str:
         """Return the reason that was found for an operation."""
         return self._why.get(node) or ONLY_VIEWS
-
-    def keeps_whole(self, node: Node) -> bool:
-        """Return whether a call of a composite is taken, so that it need not be decomposed."""
-        return not why_not(node, self._exclude, finite=self._finite)

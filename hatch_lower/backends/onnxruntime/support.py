@@ -20,6 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
 from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.graph.tensors import dtype_name
 
@@ -60,13 +61,14 @@ def is_size(node: Node) -> bool:
     return known and isinstance(value, torch.SymInt) and not free_unbacked_symbols(value)
 
 
-def why_not(node: Node, exclude: frozenset[str], *, finite: bool) -> str:
+def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
     """Return why a node stays outside whatever is beside it, or an empty string.
 
     Args:
         node: a `call_function` node that computes tensors.
         exclude: names of overloads that the recipe leaves out.
         finite: NaN and infinities are no matter.
+        ranges: of the program's symbols.
     """
     op = torch_operator(node.target)
     if isinstance(op, HigherOrderOperator):
@@ -83,9 +85,12 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool) -> str:
     if known is None:
         return f"ONNX Runtime has nothing that is known to give eager's results for `{op}`"
     if str(op) in not_empty() and any(
-        may_be_empty(each) for source in (node, *node.all_input_nodes) for each in tensors_of(source)
+        may_be_zero(size, ranges)
+        for source in (node, *node.all_input_nodes)
+        for each in tensors_of(source)
+        for size in each.shape
     ):
-        return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, which these may be"
+        return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
     exact = operator_table(finite=False).get(str(op), frozenset())
     if not reason and not finite and why_not_dtypes(op, node, exact):
@@ -154,14 +159,6 @@ def walk(value: Any) -> Iterator[Any]:
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """Return the fake tensors that a node gives."""
     return [value for value in walk(node.meta.get("val")) if isinstance(value, torch.Tensor)]
-
-
-def may_be_empty(value: torch.Tensor) -> bool:
-    """Return whether a size of a fake tensor is 0, or is known at run time only.
-
-    The exporter lets symbolic sizes be 0, and yet reasons as if they were 2 at least: their bounds say nothing here.
-    """
-    return not all(isinstance(size, int) and size for size in value.shape)
 
 
 @cache
