@@ -416,8 +416,8 @@ NOTICED: dict[str, tuple[Mutation, list[str]]] = {
     "entry point": (
         table("model:export", "model:export_half"),
         [
-            'export "many_inputs.model:export" → "many_inputs.model:export_half"',
             "the project's entry points",
+            'export "many_inputs.model:export" → "many_inputs.model:export_half"',
         ],
     ),
     "another entry point": (

@@ -35,7 +35,12 @@ def test_what_one_machine_sends_another_takes(project: Callable[[str], Project],
     first = sha256(scenario.wheel(sending))
     taking = {**remote, "HATCH_LOWER_CACHE": "frozen", "HATCH_LOWER_PUBLIC_KEYS": pair.public}
     sent = len(server.requests())
-    assert sha256(elsewhere(scenario, "b").wheel(taking)) == first
+    other = elsewhere(scenario, "b")
+    done = other.build(environment=taking).check()
+    assert [sha256(path) for path in other.dist.glob("*.whl")] == [first]
+    rows = [line for line in done.output.splitlines() if line.startswith("mixed ")]
+    assert rows, done.output
+    assert all(row.endswith("unchanged") for row in rows), "nothing was exported"
     assert {each["method"] for each in server.requests()[sent:]} == {"GET"}
 
 
