@@ -23,8 +23,8 @@ from hatch_lower.unchanged import roots_of, stats_path
 
 __all__ = ["PausingRemote", "PausingReporter", "Watch", "tools_of"]
 
-UNWATCHED = frozenset({"known", "lower", "emit"})
-"""Stages in which backends are asked, and which distribution has a class: the key tells what they read."""
+UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
+"""Stages in which backends are asked or run, and which distribution has a class: the key tells what they read."""
 
 
 class Watch:
@@ -80,12 +80,11 @@ class PausingReporter:
         self._pause = contextlib.ExitStack()
 
     def report(self, event: Event) -> None:
-        """Hand one event on. A stage that raises has no end; the next one's start ends its pause."""
-        is_unwatched = event.stage in UNWATCHED
-        if event.state == "start" or (is_unwatched and event.state == "end"):
+        """Hand one event on. What follows a stage belongs to it until the next one starts."""
+        if event.state == "start":
             self._pause.close()
-        if is_unwatched and event.state == "start":
-            self._pause.enter_context(self._recorder.unwatched())
+            if event.stage in UNWATCHED:
+                self._pause.enter_context(self._recorder.unwatched())
         self._reporter.report(event)
 
     def close(self) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.recorded import Project
 
+from hatch_lower.events import Event
 from hatch_lower.recording.preload import built_library
+from hatch_lower.watching import PausingReporter
 
 
 @pytest.fixture(scope="session")
@@ -637,3 +642,26 @@ def test_what_is_unwatched_is_not_recorded(either: Project) -> None:
     assert inputs["listings"] == {}
     assert "COLOUR" not in inputs["environment"]
     assert inputs["unknown"] == []
+
+
+def test_no_notes_are_taken_from_a_stage_of_the_backends_until_another_stage_starts() -> None:
+    class StandIn:
+        notes = True
+
+        @contextlib.contextmanager
+        def unwatched(self) -> Iterator[None]:
+            self.notes = False
+            yield
+            self.notes = True
+
+        def report(self, event: Event) -> None:
+            taken.append(self.notes)
+
+    taken: list[bool] = []
+    stand_in: Any = StandIn()
+    reporter = PausingReporter(stand_in, stand_in)
+    for name in ("export", "lower", "edge", "verify"):
+        for state in ("start", "end"):
+            reporter.report(Event(name, state, "digits"))
+        taken.append(stand_in.notes)  # a backend may be asked here
+    assert taken == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 3
