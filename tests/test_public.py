@@ -51,3 +51,11 @@ def test_links_between_the_documents_lead_somewhere() -> None:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_test_that_the_documents_name_is_there() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in ("threats.md", "limits.md"):
+        text = (ROOT / "docs" / name).read_text()
+        assert [each for each in re.findall(r"`(test_\w+)`", text) if f"def {each}(" not in tests] == []
+        assert [each for each in re.findall(r"`(tests/[\w/.]+)`", text) if not (ROOT / each).exists()] == []
