@@ -229,7 +229,9 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     if not lowers_jointly(backend):
         results: Any = backend.preprocess_many(programs, specs)
         place = f"`{backend.__name__}.preprocess_many`"
-        check_results(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
+        check_count(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
+        for request, result in zip(requests, results, strict=True):
+            check_result(backend_id, result, request.method)
         return list(results)
     by_method: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
@@ -247,34 +249,40 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     found: dict[int, PreprocessResult] = {}
     for method, numbers in by_method.items():
         results = answer.get(method)
-        check_results(backend_id, results, len(numbers), place, f" for the method `{method}`", hint)
+        check_count(backend_id, results, len(numbers), place, f" for the method `{method}`", hint)
+        for result in results:
+            check_result(backend_id, result, method)
         found |= zip(numbers, results, strict=True)
     return [found[number] for number in range(len(requests))]
 
 
-def check_results(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
-    """Raise `BackendError` unless a backend returned so many results that can be stored and packaged."""
+def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
+    """Raise `BackendError` unless a backend returned so many results."""
     if not isinstance(results, (list, tuple)) or len(results) != count:
         found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
         raise BackendError(
             f"the backend `{backend_id}` must return {count} results{subject}", where=where, found=found, hint=hint
         )
-    for result in results:
-        if not isinstance(result, PreprocessResult):
-            raise BackendError(
-                f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
-                where=f"{where}{subject}",
-                found=repr(result),
-                hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
-            )
-        if (wrong := wrong_field(result)) is not None:
-            name, expected = wrong
-            raise BackendError(
-                f"the backend `{backend_id}` returned a result whose `{name}` is not {expected}",
-                where=f"{where}{subject}",
-                found=f"{getattr(result, name)!r:.200}",
-                hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
-            )
+
+
+def check_result(backend_id: str, result: Any, method: str) -> None:
+    """Raise `BackendError` unless what a backend returned for a partition can be stored and packaged."""
+    where = f"method `{method}`"
+    if not isinstance(result, PreprocessResult):
+        raise BackendError(
+            f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
+            where=where,
+            found=repr(result),
+            hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
+        )
+    if (wrong := wrong_field(result)) is not None:
+        name, expected = wrong
+        raise BackendError(
+            f"the backend `{backend_id}` returned a result whose `{name}` is not {expected}",
+            where=where,
+            found=f"{getattr(result, name)!r:.200}",
+            hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
+        )
 
 
 def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | None:
