@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from hatch_lower.errors import BackendError
+from hatch_lower.format.delegates import BLOB_SUFFIX
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,7 @@ class PreprocessResult:
     debug_handle_map: DebugHandleMap | None = None
     data_store_output: Any = None
     _delegate_info_meta: Any = None
-    suffix: str = "bin"
+    suffix: str = BLOB_SUFFIX
     requirements: tuple[str, ...] = ()
     target: Target | None = None
     info: Mapping[str, Any] = field(default_factory=dict)

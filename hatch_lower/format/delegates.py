@@ -20,18 +20,23 @@ from hatch_lower.format.reading import (
 )
 
 __all__ = [
+    "BLOB_SUFFIX",
     "PAGE_SIZE",
     "DataFile",
     "DataLayout",
     "DelegateEntry",
     "Head",
     "TargetEntry",
+    "data_name",
     "delegate_json",
     "is_whole",
     "read_delegate",
     "read_target",
     "target_json",
 ]
+
+BLOB_SUFFIX = "blob"
+"""Of files in no format of their own. Programs that look for pickles take a `.bin` for one, and fail on it."""
 
 PAGE_SIZE = 4096
 """Bytes: a mapped file begins at a multiple of this on every machine."""
@@ -101,6 +106,11 @@ class DelegateEntry:
     target: TargetEntry | None
     data: Mapping[str, DataFile] = field(default_factory=dict)
     head: Head | None = None
+
+
+def data_name(digest: str) -> str:
+    """Return the name of the file of named data with this sha256."""
+    return f"{digest}.{BLOB_SUFFIX}"
 
 
 def read_delegate(value: Any, constants: Mapping[str, Any], where: str) -> DelegateEntry:

@@ -8,7 +8,16 @@ from hatch_lower.backend.api import PreprocessResult, Target
 from hatch_lower.backend.named_data import DataEntry, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.digest import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.format.delegates import PAGE_SIZE, DataFile, DataLayout, DelegateEntry, Head, TargetEntry, is_whole
+from hatch_lower.format.delegates import (
+    PAGE_SIZE,
+    DataFile,
+    DataLayout,
+    DelegateEntry,
+    Head,
+    TargetEntry,
+    data_name,
+    is_whole,
+)
 from hatch_lower.lowering.module import LoweredBackendModule
 
 __all__ = ["Blob", "DelegateTable", "delegate_file"]
@@ -117,7 +126,7 @@ class DelegateTable:
             for entries in (output.pte_data, *output.external_data.values()):
                 for name, entry in entries.items():
                     digest, content = digests[entry.buffer_index], output.buffers[entry.buffer_index]
-                    file = f"{self._model}/data/{digest}.bin"
+                    file = f"{self._model}/data/{data_name(digest)}"
                     files[name] = data_file(name, entry, file, len(content), where)
                     self.data.setdefault(digest, content)
             self._known[id(output)] = output, {name: files[name] for name in sorted(files)}

@@ -58,7 +58,7 @@ class EmittedProgram:
         blobs: sha256 to blob.
         debug: the debug map.
         storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
-        data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.bin`.
+        data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.blob`.
         nodes: method name to debug handle to the node that the debug map describes there.
     """
 

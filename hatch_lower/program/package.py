@@ -16,6 +16,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.debug import write_debug
 from hatch_lower.digest import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.program.constants_file import ConstantsFile, write_constants
@@ -113,7 +114,7 @@ class Packager:
             delegates.append(entry)
             if blob.target is not None:
                 native.append(self._files[entry.path].source)
-        delegates += [self.write(f"data/{digest}.bin", emitted.data[digest]) for digest in sorted(emitted.data)]
+        delegates += [self.write(f"data/{data_name(digest)}", emitted.data[digest]) for digest in sorted(emitted.data)]
         return ProgramFiles(
             self.write(f"{recipe}.json", write_plan(emitted.plan)),
             self.write(f"{recipe}.debug.json", write_debug(emitted.debug)),

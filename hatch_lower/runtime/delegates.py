@@ -29,7 +29,7 @@ class DelegateBlob:
         data: the named data of all delegates of the program, by name: read-only views of mapped files. A mapping lives
             as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.
         layouts: by name, how data is a tensor, where the compile half said so.
-        files: by name, the file of named data, for an engine that maps it itself: `<sha256 of its contents>.bin`.
+        files: by name, the file of named data, for an engine that maps it itself: `<sha256 of its contents>.blob`.
     """
 
     path: Path

@@ -28,6 +28,7 @@ from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.export.capture import capture_model
+from hatch_lower.format.delegates import data_name
 from hatch_lower.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
@@ -149,7 +150,7 @@ def blob_of(result: PreprocessResult, folder: Path, **changed: Any) -> DelegateB
     stored, files = result.data_store_output, {}
     for name, entry in stored.pte_data.items():
         content = stored.buffers[entry.buffer_index]
-        files[name] = folder / f"{hashlib.sha256(content).hexdigest()}.bin"
+        files[name] = folder / data_name(hashlib.sha256(content).hexdigest())
         files[name].write_bytes(content)
     return DelegateBlob(path, {**result.info, **changed}, files=files)
 

@@ -11,9 +11,11 @@ import torch
 from support.backends import BoundBackend, BoundDelegate, TagBy
 
 import hatch_lower
+from hatch_lower.backend.api import PreprocessResult
 from hatch_lower.backend.partitioners import AllNodePartitioner
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import EdgeError, PackageError
+from hatch_lower.format.delegates import data_name
 from hatch_lower.lowering.lower import to_backend
 from hatch_lower.lowering.manager import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -68,6 +70,11 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         "  to do: name a folder that does not exist"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_no_file_has_a_suffix_that_is_taken_for_a_pickle() -> None:
+    pickles = {"bin", "ckpt", "dat", "data", "dill", "joblib", "npy", "pickle", "pkl", "pt", "pth"}
+    assert not {PreprocessResult().suffix, data_name("0123").partition(".")[2]} & pickles
 
 
 # lowered modules inside of a model that is exported again

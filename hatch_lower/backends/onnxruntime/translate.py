@@ -27,6 +27,7 @@ from hatch_lower.backends.onnxruntime.copied import CanonicalCopy, count_dimensi
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.format.delegates import data_name
 
 __all__ = [
     "IR_VERSION",
@@ -44,6 +45,8 @@ OPSET = 20
 IR_VERSION = 10
 INLINE_BYTES = 1024
 """Weights up to this size lie in the model, larger ones beside it."""
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+"""Shapes, axes and indices: another one would be another place in memory."""
 ORIGIN = "origin"
 """The key under which a node of the ONNX model has the number of the operation that it comes from, while it is made."""
 
@@ -261,8 +264,9 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
 
 
 def is_large(value: ir.Value) -> bool:
-    """Return whether a weight lies beside the model."""
-    return value.is_initializer() and value.const_value is not None and value.const_value.nbytes > INLINE_BYTES
+    """Return whether a weight lies beside the model; integers do not, for loading compares the model alone."""
+    tensor = value.const_value if value.is_initializer() else None
+    return tensor is not None and tensor.nbytes > INLINE_BYTES and tensor.dtype not in INTEGERS
 
 
 def take_weights(graph: ir.Graph) -> dict[str, bytes]:
@@ -276,7 +280,7 @@ def take_weights(graph: ir.Graph) -> dict[str, bytes]:
             weights[digest] = contents
             shape = ir.Shape(tensor.numpy().shape)
             value.const_value = ir.ExternalTensor(
-                f"{digest}.bin", 0, len(contents), tensor.dtype, shape=shape, name=str(value.name)
+                data_name(digest), 0, len(contents), tensor.dtype, shape=shape, name=str(value.name)
             )
         elif tensor is not None:
             value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
