@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hatch_lower.digest import sha256_bytes
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import read_bool, read_fields, read_list, read_natural, read_text, refuse
 
-__all__ = ["Constant", "Storage", "constant_json", "read_constant", "read_storage", "storage_json"]
+__all__ = ["Constant", "Storage", "constant_json", "content_key", "read_constant", "read_storage", "storage_json"]
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A one-dimensional tensor in the constants file: `length` elements of `dtype`, in memory order."""
+    """A one-dimensional tensor in the constants file: `length` elements of `dtype`, in memory order.
+
+    Its key is the `content_key` of what it held when it was packaged.
+    """
 
     key: str
     dtype: str
     length: int
+
+    @property
+    def may_hold_indices(self) -> bool:
+        """Whether its elements may say where in memory to read, so that no other ones may be loaded."""
+        return self.dtype in ("int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,11 @@ class Constant:
     stride: tuple[int, ...]
     offset: int
     mutable: bool
+
+
+def content_key(dtype: str, sha256: str) -> str:
+    """Return the key of a storage whose memory has this sha256."""
+    return sha256_bytes(f"{dtype} {sha256}".encode())
 
 
 def read_storage(value: Any, where: str) -> Storage:

@@ -15,7 +15,7 @@ import torch
 
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.graph.state import layouts
 from hatch_lower.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
@@ -150,7 +150,7 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
     contents = digests.digests([span for span, _ in spans])
     for names, (span, begin), content in zip(groups.values(), spans, contents, strict=True):
         dtype = dtype_name(span.dtype)
-        key = sha256_bytes(f"{dtype} {content}".encode())
+        key = content_key(dtype, content)
         changes = any(name in mutable for name in names)
         number = None if changes else numbers.get(key)
         if number is None:

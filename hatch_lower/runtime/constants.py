@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import parse_json, read_fields, read_list, read_natural, read_object, read_pair, refuse
 
@@ -63,9 +63,10 @@ class ConstantsFile:
         """Return the tensor of each storage, over the mapped memory.
 
         Raises:
-            ProgramError: if one is missing, of another dtype or length, or outside the file.
+            ProgramError: if one is missing, of another dtype or length, outside the file, or may hold indices and holds
+                others than were packaged.
         """
-        return tuple(self._span(each, [each.length]) for each in storages)
+        return tuple(self._whole_span(each) for each in storages)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the file in its own shape, over the mapped memory.
@@ -86,6 +87,16 @@ class ConstantsFile:
             return self._span(Storage(key, names[0], math.prod(shape)), shape).reshape(shape)
         except RuntimeError as error:
             refuse(where, f"sizes that no tensor has ({error})")
+
+    def _whole_span(self, storage: Storage) -> Tensor:
+        span = self._span(storage, [storage.length])
+        if storage.may_hold_indices:
+            begin, end = self._header[storage.key]["data_offsets"]
+            with memoryview(self._mapping) as content:
+                sha256 = sha256_bytes(content[self._begin + begin : self._begin + end])
+            if content_key(storage.dtype, sha256) != storage.key:
+                refuse(f"{self._where}: {storage.key!r:.80}", "other integers than were packaged")
+        return span
 
     def _span(self, storage: Storage, shape: list[int]) -> Tensor:
         where = f"{self._where}: {storage.key!r:.80}"
