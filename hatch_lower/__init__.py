@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hatch_lower.errors import (
         BackendError,
         CacheError,
+        CallError,
         CaptureError,
         ConfigError,
         DebugError,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError",
     "CacheError",
+    "CallError",
     "CaptureError",
     "ConfigError",
     "DebugError",

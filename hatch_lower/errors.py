@@ -12,6 +12,7 @@ from collections.abc import Iterable
 __all__ = [
     "BackendError",
     "CacheError",
+    "CallError",
     "CaptureError",
     "ConfigError",
     "DebugError",
@@ -148,6 +149,12 @@ class InputError(LowerError, TypeError):
     """A loaded method was called with arguments that it was not exported for."""
 
     stage = "run"
+
+
+class CallError(LowerError, RuntimeError):
+    """A delegate failed in a call, of an index out of range for instance; the model can be called again."""
+
+    stage = "call"
 
 
 def indented(text: str) -> str:

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hatch_lower.errors import InputError
+from hatch_lower.errors import CallError, InputError, LowerError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import evaluate, expression_text, symbols_in
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, symbols_text
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.binding import SIZE, Binding
 
-__all__ = ["Refusals", "as_plain_tensor", "describe_value", "same_layout"]
+__all__ = ["Refusals", "as_plain_tensor", "call_failed", "describe_value", "same_layout"]
 
 
 class Refusals:
@@ -160,6 +160,22 @@ def describe_value(value: Any) -> str:
         return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
+
+
+def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
+    """Raise what a delegate raised in a call, in our words if it is not one of ours.
+
+    Raises:
+        CallError: with the engine's own words.
+    """
+    if isinstance(error, LowerError | MemoryError):
+        raise error
+    raise CallError(
+        f"the delegate `{backend}` failed in a call",
+        where=where,
+        found=f"{type(error).__name__}: {str(error).strip():.1000}",
+        hint="look at the values of the arguments: an index that is out of range fails like this",
+    ) from error
 
 
 def _tensor_mismatch(entry: TensorInput, value: Any) -> str:

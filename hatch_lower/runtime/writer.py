@@ -10,7 +10,8 @@ For a method with one delegate the source reads like this (identifiers shortened
         if n1 != 64 or n0 > 1024: refuse_values(image)
         if image.requires_grad: image = image.detach()
         if not image.is_contiguous(): image = restride(image, (n1, 1,))
-        v1 = delegate(([image]))
+        try: v1 = delegate([image])
+        except Exception as error: failed(error)
         if len(v1) != 1: check_outputs(v1, {})
         v2 = v1[0]
         del v1
@@ -50,7 +51,7 @@ from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.operators import function_of, python_code, resolve_operators, size_code
 from hatch_lower.runtime.outputs import OutputCheck
-from hatch_lower.runtime.refusals import Refusals
+from hatch_lower.runtime.refusals import Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
 from hatch_lower.runtime.uses import last_uses, references_to_values, symbols_of
 
@@ -219,7 +220,12 @@ class MethodWriter:
             else:
                 given.append(code)
         copies = [each for each, code in zip(given, args, strict=True) if each != code]
-        lines.append(f"{out} = {self.names.delegate(instruction.delegate)}([{', '.join(given)}])")
+        failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where)
+        error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
+        lines += [
+            f"try: {out} = {self.names.delegate(instruction.delegate)}([{', '.join(given)}])",
+            f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
+        ]
         check = self.names.bind("check_outputs", OutputCheck(where, instruction.outputs))
         if self._checks_outputs:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in symbols.items()]

@@ -18,6 +18,7 @@ __all__ = [
     "duplicate_constant_nodes",
     "tag_constant_data",
     "tag_mutated_buffer",
+    "unchanged_constants",
 ]
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
             node.meta[DELEGATION_TAG] = tags[0]
         if len(tags) > 1:
             logger.info("the constant `%s` is used in the partitions %s", spec.target, ", ".join(tags))
+
+
+def unchanged_constants(program: ExportedProgram) -> frozenset[Node]:
+    """Return the placeholders of parameters, lifted tensors, and buffers that the program does not change."""
+    changed = mutated_targets(program)
+    specs = zip(placeholders_of(program), program.graph_signature.input_specs, strict=True)
+    return frozenset(node for node, spec in specs if spec.kind in CONSTANT_KINDS and spec.target not in changed)
 
 
 def placeholders_of(program: ExportedProgram) -> list[Node]:

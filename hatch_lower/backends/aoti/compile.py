@@ -44,7 +44,7 @@ from hatch_lower.errors import BackendError
 
 __all__ = ["AotiBackend"]
 
-VERSION = "1"
+VERSION = "2"
 
 
 class AotiBackend(BackendDetails):

@@ -17,6 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from hatch_lower.backend.partitioners.indices import without_negatives
 from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.aoti.symbols import SymbolSource, find_sources, rebuild_expression
 from hatch_lower.errors import BackendError
@@ -26,7 +27,7 @@ __all__ = ["ORIGIN", "Prepared", "prepare"]
 
 ORIGIN = "hatch_lower.node"
 HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
-CHECKS = frozenset({"aten._assert_scalar", "aten._assert_tensor_metadata", "aten._assert_async"})
+CHECKS = frozenset({"aten._assert_scalar", "aten._assert_tensor_metadata"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +155,23 @@ class Writer:
             handles.append(node.meta.get("debug_handle", index + 1))
             if not node.users and is_check(node):
                 continue
+            target = torch_operator(node.target)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-            copied = self.graph.create_node(
-                "call_function", torch_operator(node.target), args, kwargs, name=f"n{index}"
-            )
-            # Inductor hands this on to every node that it makes from the node.
-            copied.meta["custom"] = {ORIGIN: index}
-            self.values[node] = copied
+            if target is torch.ops.aten.index_select.default:
+                # Inductor counts a negative index from the end, where eager refuses it.
+                indices = args[2]
+                for step, (operator, number) in enumerate(without_negatives(node.args[2])):
+                    indices = self._call(operator, (indices, number), {}, f"i{index}_{step}", index)
+                args = (*args[:2], indices)
+            self.values[node] = self._call(target, args, kwargs, f"n{index}", index)
         return tuple(handles)
+
+    def _call(self, target: Any, args: Any, kwargs: Any, name: str, index: int) -> Node:
+        """Write a call for the operation with this index."""
+        copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        # Inductor hands this on to every node that it makes from the node.
+        copied.meta["custom"] = {ORIGIN: index}
+        return copied
 
     def write_outputs(self) -> tuple[str | dict[str, Any], ...]:
         """Write mutations and the output node; return how each of the program's outputs is made."""

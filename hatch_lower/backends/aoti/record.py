@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared
+from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.tensors import span_length
 
@@ -83,7 +84,7 @@ def recording() -> Iterator[list[Generated]]:
 
     def record(graph: Any, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
         refuse_extern(extern)
-        found.append(Generated(wrapper, kernels, bound_constants(graph), read_origins(graph)))
+        found.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 
     compiler.compile = staticmethod(record)

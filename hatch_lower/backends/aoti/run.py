@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class AotiDelegate(Delegate):
         self._constants = constants
         self._info = info
         self._call: Callable[[list[Tensor]], Sequence[Any]] = runner.run
+        # The runner lets one call in at a time itself, but wakes nobody who waits for one that fails.
+        self._lock = Lock()
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
@@ -67,10 +70,11 @@ class AotiDelegate(Delegate):
         return cls(runner, tuple(tensors.values()), info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run; state is changed in the bound tensors. Calls from several threads are safe without state."""
-        if self._info.plain:
-            return self._call(inputs)
-        return self._info.arrange(inputs, self._call(self._info.select(inputs)))
+        """Run; state is changed in the bound tensors. Calls from several threads take turns."""
+        with self._lock:
+            if self._info.plain:
+                return self._call(inputs)
+            return self._info.arrange(inputs, self._call(self._info.select(inputs)))
 
 
 def refusal(library: Path, message: str) -> ProgramError:

@@ -81,6 +81,8 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
     if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensors_of(node)):
         return f"the result of `{name}` has a size that depends on its input's contents"
+    if op._opname == "_assert_async":
+        return f"`{name}` checks contents, which the program does itself"
     if op._schema.is_mutable:
         return f"`{name}` changes its input"
     if op._opname in ("any", "all") and any(each.dtype is torch.uint8 for each in tensors_of(node)):

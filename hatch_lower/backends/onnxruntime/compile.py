@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxruntimeBackend"]
 
-VERSION = "1"
+VERSION = "2"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 ALIGNMENT = 64
 """The alignment of weights in bytes: the widest vector registers load whole lines of the cache."""

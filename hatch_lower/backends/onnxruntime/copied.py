@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph, Node
 
+from hatch_lower.backend.partitioners.indices import INDEX_POSITIONS, without_negatives
 from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
@@ -68,15 +69,26 @@ class CanonicalCopy:
             if node.op != "call_function":
                 continue
             number = len(self.operations)
+            target = torch_operator(node.target)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-            copied = self.graph.create_node(
-                "call_function", torch_operator(node.target), args, kwargs, name=f"n{number}"
-            )
-            # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
-            copied.meta.update(val=node.meta["val"], debug_handle=number)
+            position = INDEX_POSITIONS.get(target)
+            if position is not None:
+                # ONNX Runtime counts a negative index from the end, where eager refuses it.
+                given, indices = node.args[position], args[position]
+                for step, (operator, limit) in enumerate(without_negatives(given)):
+                    indices = self._call(operator, (indices, limit), {}, f"i{number}_{step}", given.meta["val"])
+                args = (*args[:position], indices, *args[position + 1 :])
+            copied = self._call(target, args, kwargs, f"n{number}", node.meta["val"])
             self._values[node] = copied
             self.operations.append(copied)
             self.handles.append(node.meta.get("debug_handle", number + 1))
+
+    def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: Any) -> Node:
+        """Write a call for the next operation."""
+        copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
+        copied.meta.update(val=value, debug_handle=len(self.operations))
+        return copied
 
     def _write_outputs(self, program: ExportedProgram) -> None:
         """Write the output node; results are told apart by the memory order of their dimensions, too."""

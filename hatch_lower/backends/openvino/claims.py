@@ -17,12 +17,15 @@ __all__ = [
     "ATTENTION",
     "AVERAGES",
     "BOOLEAN",
+    "CHOICES",
     "CLAIMS",
     "CONDITIONS",
     "FLOATING",
     "INDICES",
     "KEPT_OPERATORS",
+    "KEPT_WHOLE",
     "NAN_LOSING",
+    "TABLES",
     "WEIGHTS",
     "Claim",
 ]
@@ -107,6 +110,17 @@ CLAIMS: Mapping[str, Claim] = {
     ),
 }
 """By the name of an overload. A test compares each of them with eager, for each of its dtypes."""
+
+KEPT_WHOLE = frozenset(
+    listed("alias clone expand flip permute repeat squeeze.dims unsqueeze view", Claim(STORED, moves=True))
+)
+"""Operators whose result has each element of their first input, and no other."""
+
+CHOICES = frozenset(listed("cat index_select select.int slice.Tensor split_with_sizes", Claim(STORED, moves=True)))
+"""Operators whose result has some elements of their inputs, and no other."""
+
+TABLES: Mapping[str, str] = {"aten.embedding.default": "weight", "aten.index_select.default": "self"}
+"""The argument that an operator looks its indices up in. OpenVINO does not notice those that are out of range."""
 
 NAN_LOSING = frozenset(
     listed(

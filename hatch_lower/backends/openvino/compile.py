@@ -23,7 +23,7 @@ from hatch_lower.errors import BackendError
 
 __all__ = ["REQUIREMENT", "OpenvinoBackend"]
 
-VERSION = "2"
+VERSION = "3"
 REQUIREMENT = "openvino>=2026.0,<2027"
 """The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated."""
 
@@ -66,6 +66,7 @@ class OpenvinoBackend(BackendDetails):
                 "compared": [converted.compared, sha256_bytes(converted.constants[: converted.compared])],
                 "inputs": prepared.given,
                 "passed": list(prepared.passed),
+                "indices": [list(each) for each in prepared.indices],
                 "outputs": list(prepared.outputs),
                 "results": [list(order) for order in prepared.orders],
             },

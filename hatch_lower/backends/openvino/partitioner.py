@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.partitioners.constants import tag_constant_data
+from hatch_lower.backend.partitioners.constants import tag_constant_data, unchanged_constants
 from hatch_lower.backend.partitioners.grouping import group_nodes
 from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
 from hatch_lower.backends.openvino.options import Options
@@ -48,16 +48,23 @@ class OpenvinoPartitioner(Partitioner):
         """
         tags: dict[str, DelegationSpec] = {}
         reasons: dict[str, str] = {}
+        constants = unchanged_constants(exported_program)
         pending = [exported_program.graph_module]
         while pending:
             module = pending.pop()
-            self._tag(module, tags, reasons)
+            self._tag(module, constants, tags, reasons)
             pending += [nested for _, nested in nested_graph_modules(module)]
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags, reasons)
 
-    def _tag(self, module: GraphModule, tags: dict[str, DelegationSpec], reasons: dict[str, str]) -> None:
-        support = Support(module.graph, self.options)
+    def _tag(
+        self,
+        module: GraphModule,
+        constants: frozenset[Node],
+        tags: dict[str, DelegationSpec],
+        reasons: dict[str, str],
+    ) -> None:
+        support = Support(module.graph, self.options, constants)
         for nodes in group_nodes(module.graph, lambda node: not support.why_not(node)).partitions:
             if all(is_move(node) or is_result(node) for node in nodes):
                 reasons.update({node.name: ONLY_MOVES for node in nodes})

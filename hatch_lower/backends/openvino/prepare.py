@@ -11,9 +11,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
+from hatch_lower.backends.openvino.claims import TABLES
 from hatch_lower.backends.openvino.composites import COMPOSITES, WITH_INDICES, taken_apart
-from hatch_lower.backends.openvino.support import arguments
+from hatch_lower.backends.openvino.support import arguments, lookup, source_of
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
 
@@ -43,6 +44,7 @@ class Prepared:
         passed: positions, among the user inputs, of the placeholders.
         outputs: how each output is made: the position of a result, `{"input": i}` or `{"literal": value}`.
         handles: the debug handle of each operation.
+        indices: positions of the user inputs that are indices, each with the size that they must be less than.
     """
 
     module: GraphModule
@@ -54,6 +56,7 @@ class Prepared:
     passed: tuple[int, ...]
     outputs: tuple[int | dict[str, Any], ...]
     handles: tuple[int, ...]
+    indices: tuple[tuple[int, int], ...]
 
 
 def prepare(program: ExportedProgram) -> Prepared:
@@ -76,6 +79,7 @@ def prepare(program: ExportedProgram) -> Prepared:
         passed=tuple(writer.passed),
         outputs=outputs,
         handles=handles,
+        indices=tuple(sorted(writer.indices)),
     )
 
 
@@ -93,6 +97,7 @@ class Writer:
         self.shapes: list[tuple[int, ...]] = []
         self.results: dict[Node, torch.dtype] = {}
         self.orders: list[tuple[int, ...]] = []
+        self.indices: set[tuple[int, int]] = set()
 
     def write_placeholders(self) -> None:
         """Write inputs and constants; those that nothing uses are left out."""
@@ -147,6 +152,11 @@ class Writer:
             handles.append(node.meta.get("debug_handle", index + 1))
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
             target = torch_operator(node.target)
+            if operator_name(target) in TABLES:
+                indices, size = lookup(node)
+                source = source_of(indices)
+                if source in self.inputs and isinstance(size, int):
+                    self.indices.add((self.inputs[source], size))
             if target in MIRRORED:
                 target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
             elif target in COMPOSITES:

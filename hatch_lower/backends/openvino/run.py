@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
 from hatch_lower.digest import sha256_bytes
-from hatch_lower.errors import ProgramError
+from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 __all__ = ["OpenvinoDelegate"]
@@ -69,7 +69,13 @@ class OpenvinoDelegate(Delegate):
         return cls(compiled, constants, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run. Calls from several threads are safe."""
+        """Run. Calls from several threads are safe.
+
+        Raises:
+            CallError: if an index is out of range, which OpenVINO does not notice.
+        """
+        for position, size in self._info.indices:
+            check_indices(inputs[position], size)
         try:
             request = self._requests.pop()
         except IndexError:
@@ -102,6 +108,24 @@ class OpenvinoDelegate(Delegate):
         return torch.from_numpy(result.data).clone()
 
 
+def check_indices(indices: Tensor, size: int) -> None:
+    """Refuse indices that are negative or not less than a size.
+
+    Raises:
+        CallError: naming the first.
+    """
+    if not indices.numel():
+        return
+    least, greatest = torch.aminmax(indices)
+    if least < 0 or greatest >= size:
+        wrong = indices[(indices < 0) | (indices >= size)]
+        raise CallError(
+            "an index is out of range",
+            found=f"{int(wrong[0])}, where a table has {size} rows",
+            hint="indices are 0 at least, and less than the number of rows",
+        )
+
+
 # no dataclass: to generate its methods takes a millisecond of a process's first load
 class CallInfo(NamedTuple):
     """What a partition's model is called with, and what becomes of its results.
@@ -112,6 +136,7 @@ class CallInfo(NamedTuple):
         constants: their name among the named data, or empty.
         compared: how many bytes of them come before the weights, and the sha256 of these.
         passed: positions of the inputs that the model takes.
+        indices: positions of the inputs that are indices, each with the size that they must be less than.
         outputs: how each output is made: the position of a result, `{"input": i}` or `{"literal": value}`.
         orders: for each result the permutation that makes its dimensions those of the program; empty: as they are.
     """
@@ -121,6 +146,7 @@ class CallInfo(NamedTuple):
     constants: str
     compared: tuple[int, str]
     passed: tuple[int, ...]
+    indices: tuple[tuple[int, int], ...]
     outputs: tuple[Any, ...]
     orders: tuple[tuple[int, ...], ...]
 
@@ -184,6 +210,7 @@ def read_info(blob: DelegateBlob) -> CallInfo:
             str(info["constants"]),
             (int(size), str(sha256)),
             tuple(int(position) for position in info["passed"]),
+            tuple((int(position), int(size)) for position, size in info["indices"]),
             tuple(info["outputs"]),
             orders,
         )
@@ -191,6 +218,8 @@ def read_info(blob: DelegateBlob) -> CallInfo:
             problem = f"no named data `{found.constants}`"
         elif not all(0 <= position < given for position in found.passed):
             problem = f"inputs {list(found.passed)} of {given}"
+        elif not all(0 <= position < given for position, _ in found.indices):
+            problem = f"indices {found.indices} of {given} inputs"
         elif not all(is_output(kind, given, len(orders)) for kind in found.outputs):
             problem = f"outputs {list(found.outputs)}"
         elif not all(sorted(order) == list(range(len(order))) for order in orders):

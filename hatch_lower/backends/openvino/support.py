@@ -17,18 +17,30 @@ from hatch_lower.backends.openvino.claims import (
     ATTENTION,
     AVERAGES,
     BOOLEAN,
+    CHOICES,
     CLAIMS,
     CONDITIONS,
     FLOATING,
     INDICES,
+    KEPT_WHOLE,
     NAN_LOSING,
+    TABLES,
     WEIGHTS,
     Claim,
 )
 from hatch_lower.backends.openvino.options import Options
 from hatch_lower.graph.tensors import dtype_name
 
-__all__ = ["Support", "arguments", "is_move", "is_result", "is_square", "why_not_operation"]
+__all__ = [
+    "Support",
+    "arguments",
+    "is_move",
+    "is_result",
+    "is_square",
+    "lookup",
+    "source_of",
+    "why_not_operation",
+]
 
 CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
@@ -39,10 +51,12 @@ class Support:
     Args:
         graph: the graph.
         options: the recipe's options.
+        constants: its placeholders for parameters, buffers and lifted tensors.
     """
 
-    def __init__(self, graph: Graph, options: Options) -> None:
+    def __init__(self, graph: Graph, options: Options, constants: Collection[Node] = ()) -> None:
         self._options = options
+        self._constants = constants
         self._known: dict[Node, str] = {}
         self._conflicts = conflicting_products(graph)
         self._indices: set[Node] = set()
@@ -57,13 +71,44 @@ class Support:
             reason = why_not_operation(producer, self._options, self._indices)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses this one turned round"
-            self._known[producer] = reason
+            self._known[producer] = reason or self._why_not_indices(producer)
         return self._known[producer]
+
+    def _why_not_indices(self, node: Node) -> str:
+        """Return why a call is not taken for what it does with indices: a call's own are compared before it runs."""
+        if self._hides_indices(node):
+            return "it chooses among indices, and OpenVINO does not notice those that are out of range"
+        if operator_name(node.target) not in TABLES or self._fits(*lookup(node)):
+            return ""
+        source = source_of(lookup(node)[0])
+        if source.op == "placeholder" or self.why_not(source):
+            return ""
+        return "OpenVINO would compute its indices, and does not notice those that are out of range"
+
+    def _hides_indices(self, node: Node) -> bool:
+        """Return whether nothing could compare the indices that a call gets with their range."""
+        name = operator_name(node.target)
+        if name in TABLES and not self._fits(*lookup(node)) and not isinstance(lookup(node)[1], int):
+            return True
+        chosen = name in CHOICES and any(each.dtype in INDICES for each in tensors_of(node))
+        return chosen and node in self._indices and not self._fits(node, 0)
+
+    def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
+        """Return whether indices are in range in all calls: constants, or numbers in a row."""
+        if index.op == "placeholder":
+            return index in self._constants
+        name = operator_name(index.target)
+        if name == "aten.arange.start_step":
+            start, end, step = (arguments(index).get(each, 1) for each in ("start", "end", "step"))
+            limit = greatest(end.meta["val"] if isinstance(end, Node) else end)
+            ascends = all(isinstance(each, int) and each >= 0 for each in (start, step))
+            return ascends and isinstance(size, int) and limit <= size
+        return name in KEPT_WHOLE | CHOICES and all(self._fits(each, size) for each in tensor_inputs(index))
 
     def _takes_index(self, user: Node, node: Node) -> bool:
         """Return whether an operation uses a value as an index, and for nothing else."""
         claim = CLAIMS.get(operator_name(user.target)) if user.op == "call_function" else None
-        if claim is None:
+        if claim is None or self._hides_indices(user):
             return False
         passed = claim.moves and user in self._indices
         return all(
@@ -246,6 +291,34 @@ def nodes_in(value: Any) -> list[Node]:
     found: list[Node] = []
     torch.fx.map_arg(value, found.append)
     return found
+
+
+def tensor_inputs(node: Node) -> list[Node]:
+    """Return the tensors among the inputs of a node."""
+    return [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+
+
+def lookup(node: Node) -> tuple[Node, int | torch.SymInt]:
+    """Return the indices of a lookup in a table, and the size that they must be less than."""
+    given = arguments(node)
+    table = given[TABLES[operator_name(node.target)]]
+    index = given.get("indices", given.get("index"))
+    assert isinstance(index, Node)
+    return index, table.meta["val"].shape[given.get("dim", 0)]
+
+
+def source_of(index: Node) -> Node:
+    """Return the node that the elements of indices come from, all of them."""
+    while index.op == "call_function" and operator_name(index.target) in KEPT_WHOLE:
+        (index,) = tensor_inputs(index)
+    return index
+
+
+def greatest(value: int | torch.SymInt) -> float:
+    """Return the greatest value that a size can have."""
+    if isinstance(value, int):
+        return value
+    return float(value.node.shape_env.bound_sympy(value.node.expr).upper)
 
 
 def is_move(node: Node) -> bool:

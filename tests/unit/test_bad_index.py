@@ -1,0 +1,219 @@
+"""An index that is out of range: as in eager an error of that call, after which the model goes on, on every engine."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from hatch_lower import load
+from hatch_lower.backends.aoti.regions import contain_errors
+from hatch_lower.errors import BackendError, CallError, ProgramError
+from hatch_lower.lowering.manager import to_edge_transform_and_lower
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.saving import save_program
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "aoti": ("aoti.compile:AotiBackend", {}),
+    "executorch": ("executorch.compile:ExecutorchBackend", {"portable-operators": True}),
+    "onnxruntime": ("onnxruntime.compile:OnnxruntimeBackend", {}),
+    "openvino": ("openvino.compile:OpenvinoBackend", {}),
+    "reference": ("reference.compile:ReferenceBackend", {}),
+    "portable": ("", {}),
+}
+ROWS = 10
+
+
+class Lookups(nn.Module):
+    """Looks up in a small and a large table, in part of the indices, and in the other ways that there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Embedding(ROWS, 4), nn.Embedding(ROWS, 3000)
+        self.register_buffer("table", torch.randn(ROWS, 3))
+        self.register_buffer("positions", torch.arange(ROWS))
+
+    def forward(
+        self, i: Tensor, j: Tensor, k: Tensor, m: Tensor, n: Tensor, o: Tensor, p: Tensor
+    ) -> tuple[Tensor, ...]:
+        counted = self.small(torch.arange(i.shape[0])) + self.small(self.positions[: i.shape[0]])
+        return (
+            self.small(i).relu() + counted,
+            self.large(j[1:]).sum(0),
+            self.table.index_select(0, k) + 1,
+            self.table.gather(0, m.view(1, 3)) + 1,
+            self.table[n] + 1,
+            (self.table + 1).index_put((o,), self.table[:3]),
+            F.one_hot(p, ROWS) + 1.0,
+        )
+
+
+def saved(module: nn.Module, engine: str, folder: Path, *arguments: Tensor) -> LoadedModel:
+    place, options = ENGINES[engine]
+    partitioners = []
+    if place:
+        name, _, backend = place.partition(":")
+        partitioners = [getattr(import_module(f"hatch_lower.backends.{name}"), backend).partitioner(options)]
+    program = torch.export.export(module.eval(), arguments)
+    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+    return load(save_program(lowered, folder / "model"))
+
+
+def outcome(function: Callable[..., Any], arguments: list[Tensor]) -> Any:
+    try:
+        return function(*copy.deepcopy(arguments))
+    except (IndexError, RuntimeError):
+        return "refused"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bad_index_is_an_error_of_that_call(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if engine in ("executorch", "onnxruntime", "openvino") and find_spec(engine) is None:
+        pytest.skip(f"{engine} is not installed")
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    module = Lookups()
+    good = [torch.tensor([1, 2, 3]) for _ in range(7)]
+    model = saved(module, engine, tmp_path, *good)
+    expected = module(*good)
+    refused = 0
+    for place in range(len(good)):
+        for wrong in (ROWS, -1, -ROWS - 1, 2**32 + 1, -(2**63)):
+            bad = [*good[:place], torch.tensor([1, 2, wrong]), *good[place + 1 :]]
+            eager, found = outcome(module, bad), outcome(model, bad)
+            refused += eager == "refused"
+            assert (found == "refused") is (eager == "refused"), f"argument {place}: {wrong}"
+            if eager != "refused":
+                torch.testing.assert_close(found, eager)
+            torch.testing.assert_close(model(*good), expected)
+    assert refused == 7 * 5 - 2
+
+
+class Lookup(nn.Module):
+    """One lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, 4)
+
+    def forward(self, i: Tensor) -> Tensor:
+        found: Tensor = self.table(i)
+        return found
+
+
+def test_a_bad_index_in_one_thread_lets_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 2, ROWS])
+    model = saved(Lookup(), "aoti", tmp_path, good)
+    with pytest.raises(CallError, match="the delegate `aoti` failed in a call") as caught:
+        model(bad)
+    assert caught.value.where == "delegate 0 of method `forward`"
+    assert "index out of bounds" in caught.value.found
+    done: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda i=i: done.extend(outcome(model, [i]) for _ in range(300)), daemon=True)
+        for i in (good, bad, good, bad)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == 1200
+
+
+KERNELS = """\
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  plain(float* out_ptr0)
+{
+    #pragma omp parallel
+    {
+        #pragma omp for
+        for(int64_t x0=0; x0<9; x0+=1)
+        {
+            out_ptr0[x0] = 1;
+        }
+    }
+}
+
+extern "C"  void  checked(float* out_ptr0)
+{
+    #pragma omp parallel
+    {
+        #pragma omp for collapse(2)
+        for(int64_t x0=0; x0<9; x0+=1)
+        {
+            for(int64_t x1=0; x1<9; x1+=1)
+            {
+                AOTI_TORCH_CHECK(x0 < 5, "index out of bounds");
+            }
+        }
+        #pragma omp single
+        {
+            AOTI_TORCH_CHECK(false, "index out of bounds");
+        }
+    }
+}
+"""
+
+
+def test_no_error_leaves_a_loop_that_threads_share() -> None:
+    head, plain, checked = contain_errors(KERNELS).split('extern "C"')
+    assert "struct FirstError" in head
+    assert plain == KERNELS.split('extern "C"')[1]
+    opened, kept = "{ try {", "} catch (...) { first_error.keep(); } }"
+    assert f"            {opened}\n                AOTI_TORCH_CHECK(x0 < 5" in checked
+    assert f"        {opened}\n            AOTI_TORCH_CHECK(false" in checked
+    assert checked.count(opened) == checked.count(kept) == 2
+    assert checked.endswith("    first_error.raise();\n}\n")
+
+
+def test_kernels_without_checks_stay_as_they_are() -> None:
+    plain = KERNELS.split('extern "C"  void  checked')[0]
+    assert contain_errors(plain) == plain
+
+
+def test_code_of_another_form_is_refused() -> None:
+    with pytest.raises(BackendError, match="another form than this backend knows"):
+        contain_errors(KERNELS.replace("omp single\n", "omp single nowait\n        \n").replace(" nowait", ""))
+
+
+class Table(nn.Module):
+    """Weights, and indices into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([[1.0], [2.0]]))
+        self.register_buffer("indices", torch.tensor([0, 1, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weights[self.indices]
+
+
+def test_integers_are_compared_when_a_program_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    saved(Table(), "portable", tmp_path, torch.zeros(3, 1))
+    path = folder / "model/constants.safetensors"
+    whole = path.read_bytes()
+
+    def damage(before: Tensor, after: Tensor) -> None:
+        path.write_bytes(whole.replace(before.numpy().tobytes(), after.numpy().tobytes()))
+
+    damage(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(load(folder)(torch.zeros(3, 1)), torch.tensor([[1.0], [3.0], [3.0]]))
+    damage(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2**40]))
+    with pytest.raises(ProgramError, match="damaged") as caught:
+        load(folder)
+    assert caught.value.found == "other integers than were packaged"
