@@ -455,6 +455,10 @@ SETTINGS: dict[str, tuple[Mutation, list[str]]] = {
     ),
     "package": (setting('package = "many_inputs.layers"'), ['package "many_inputs" → "many_inputs.layers"']),
     "verify": (table("verify = false ", "verify = true "), ["recipe default: verify false → true"]),
+    "imports": (
+        setting('imports = ["json"]'),
+        ['recipe default: imports [] → ["json"]', 'recipe portable: imports [] → ["json"]'],
+    ),
     "rtol": (setting("rtol = 0.5"), ["recipe default: rtol 0.0001 → 0.5", "recipe portable: rtol 0.0001 → 0.5"]),
     "atol": (setting("atol = 0.5"), ["recipe default: atol 1e-05 → 0.5", "recipe portable: atol 1e-05 → 0.5"]),
     "check": (setting("check = false"), ["check true → false"]),
