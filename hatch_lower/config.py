@@ -34,6 +34,10 @@ ENTRY_POINTS_PATH = f'project.entry-points."{ENTRY_POINT_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
+"""Names that no file has on Windows, whatever follows the first dot."""
+LONGEST_NAME = 100
+"""Characters of a model's or recipe's name: file systems take 255 bytes, of which suffixes and digests need some."""
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -163,6 +167,15 @@ def read_settings(
     )
 
 
+def file_name_problems(name: str, here: str) -> list[str]:
+    """Return why a name cannot be that of a file wherever the wheel is installed."""
+    if RESERVED_NAME.fullmatch(name):
+        return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
+    if len(name) > LONGEST_NAME:
+        return [f"`{here[:LONGEST_NAME]}…` must have a shorter name: {len(name)} characters; {LONGEST_NAME} at most"]
+    return []
+
+
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
     """Return every recipe by name, `default` first."""
     recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol, given.imports)}
@@ -171,6 +184,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
         here = f"{path}.recipes.{quote_key(name)}"
         if not RECIPE_NAME.fullmatch(name):
             problems.append(f"`{here}` must be named with letters, digits, `_` and `-`: the name becomes a file name")
+        problems += file_name_problems(name, here)
         if name == "default" and given.backends and recipe.backends is not None:
             problems.append(f"`{here}.backends` says again what `{path}.backends` says; keep one of the two")
         backends = recipe.backends if recipe.backends is not None else ()
@@ -253,6 +267,7 @@ def resolve_models(
             problems.append(
                 f"`{declared}` must be named with letters, digits, `_`, `-` and inner dots: the name becomes a folder"
             )
+        problems += file_name_problems(name, declared)
         if name in entry_points and override.export is not None:
             problems.append(f"`{here}.export` declares a model again that `{declared}` declares; keep one of the two")
         if name not in entry_points and override.export is None:

@@ -364,6 +364,19 @@ def test_a_wrong_element_does_not_hide_the_next() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["CON", "nul", "com1.txt"])
+def test_a_model_has_no_name_that_windows_reserves(name: str) -> None:
+    found = problems({"recipes": {"aux": {}, "console": {}}}, entry_points={name: "digits.model:export"})
+    assert [each.partition("` must")[2] for each in found] == [
+        f" have another name: Windows reserves `{reserved}`, and no file can be called so" for reserved in ("aux", name)
+    ]
+
+
+def test_a_model_has_no_name_that_is_too_long_for_a_file() -> None:
+    (found,) = problems({}, entry_points={"m" * 300: "digits.model:export"})
+    assert found.endswith("…` must have a shorter name: 300 characters; 100 at most")
+
+
 def test_no_model_names_both_ways_to_declare_one() -> None:
     assert problems({}, entry_points={}) == [
         'the project declares no model; list one under `[project.entry-points."hatch_lower.models"]`, '
