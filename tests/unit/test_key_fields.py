@@ -255,7 +255,7 @@ IN_KEY: dict[type, dict[str, str]] = {
         "parameters": "names",
         "dimensions": "names",
     },
-    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol"), "recipes"),
+    Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "imports"), "recipes"),
     BackendChoice: {"name": "recipes", "options": "recipes"},
     ModelSettings: {"name": "model", "recipes": "recipes"},
     Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},
@@ -264,6 +264,7 @@ IN_KEY: dict[type, dict[str, str]] = {
 
 NOT_IN_KEY: dict[type, dict[str, str]] = {
     ModelSettings: {
+        "assets": "the parent packages them",
         "card": "is in the SBOM, which the parent writes",
         "export": "what the entry point makes is in the key, whatever its name",
         "package": "where the parent puts the files",
