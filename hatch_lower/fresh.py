@@ -66,6 +66,15 @@ class FreshProcess:
         self._requests = requests
         self._answers = answers
         self._ending = ""
+        self._pipes = self._identities()
+
+    def _identities(self) -> list[tuple[int, int]]:
+        """Return which files the descriptors are; none if they are closed."""
+        try:
+            found = [os.fstat(each.fileno()) for each in (self._requests, self._answers)]
+        except OSError:
+            return []
+        return [(each.st_dev, each.st_ino) for each in found]
 
     def check(self, packaged: Packaged, where: str) -> None:
         """Load a recipe there, and compare what it computes from the example inputs with eager.
@@ -89,9 +98,14 @@ class FreshProcess:
 
     def _ask(self, packaged: Packaged) -> str:
         """Return what is wrong with a recipe, or an empty text."""
-        self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
-        self._requests.flush()
-        answer = self._answers.readline()
+        try:
+            if self._pipes != self._identities():
+                return ""  # a backend has closed descriptors that are not its own: nothing can be asked any more
+            self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
+            self._requests.flush()
+            answer = self._answers.readline()
+        except BrokenPipeError:
+            answer = b""
         if answer:
             return str(json.loads(answer))
         status = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
