@@ -710,3 +710,31 @@ def test_a_deep_graph_needs_no_recursion() -> None:
     other, _ = chain(4000)
     assert is_same_node(one.output_node(), other.output_node())
     assert not is_same_node(one.output_node(), chain(4000, every=19)[0].output_node())
+
+
+class AlsoConstants(OperatorSupportBase):
+    """Supports sums and products, and their constants."""
+
+    def is_node_supported(self, submodules: Any, node: torch.fx.Node) -> bool:
+        if node.op == "placeholder":
+            return node.name != "x"
+        return node.op == "call_function" and any(name in node.name for name in ("add", "mul"))
+
+
+def test_constants_that_a_support_accepts_are_in_the_partition_of_their_first_user() -> None:
+    class Affine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(3))
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x + self.w) * self.b).sin() + self.w
+
+    module = edge(Affine(), torch.ones(3)).graph_module
+    for found in (
+        GroupBasedPartitioner(module, AlsoConstants(), allows_single_node_partition=True).propose_partitions(),
+        generate_partitions_from_list_of_nodes(module, op_support=AlsoConstants()),
+    ):
+        names = [[node.name for node in each.nodes] for each in found]
+        assert names == [["p_w", "b_b", "aten_add_tensor", "aten_mul_tensor"], ["aten_add_tensor_1"]]

@@ -50,7 +50,8 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
 
     Args:
         graph_module: its graph is partitioned; it is not changed.
-        operator_support: what is supported.
+        operator_support: what is supported. An `OperatorSupportBase` is asked about placeholders and graph attributes
+            too; those that it accepts are where their first user is.
         allows_single_node_partition: keep partitions in which only one operation computes something.
         non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
         allowed_single_node_partition_ops: names of operators that may be alone in a partition.
@@ -80,11 +81,16 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
 
     def propose_partitions(self) -> list[Partition]:
         """Return the partitions in an order in which they can run; their nodes are in graph order."""
+        supports = predicate(self.graph_module, self.operator_support)
+        leaves = [*self.leaves]
+        if isinstance(self.operator_support, OperatorSupportBase):  # torch's classes are asked about all nodes
+            every = self.graph_module.graph.nodes
+            leaves += [node for node in every if node.op in ("placeholder", "get_attr") and supports(node)]
         grouping = group_nodes(
             self.graph_module.graph,
-            predicate(self.graph_module, self.operator_support),
+            supports,
             self.node_groups,
-            self.leaves,
+            leaves,
             connected=self.skip_horizontal_fusion,
         )
         self.refusals = {node.name: reason for node, reason in grouping.given_up.items()}
