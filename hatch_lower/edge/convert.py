@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 KEPT = "hatch_lower_kept"
-"""Marks, in the metadata of an exported operation, that it stays whole; torch copies it nowhere."""
+"""Says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere."""
 
 Wanted = Callable[[Node], bool]
 
@@ -51,14 +51,35 @@ def decompose(
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
-    for op in some:
-        table[op] = partial(decompose_unmarked, op, table[op])
+    born: set[OpOverload] = set()
+    decomposed = decompose_unwanted(program, table, some, born)
+    if (
+        born
+    ):  # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
+        program = program.run_decompositions({op: each for op, each in table.items() if op not in some})
+        decomposed = decompose_unwanted(program, table, some, set())
+    return decomposed
+
+
+def decompose_unwanted(
+    program: ExportedProgram, table: Mapping[Any, Any], some: Mapping[OpOverload, Wanted], born: set[OpOverload]
+) -> ExportedProgram:
+    """Return `program` decomposed, but for the operations that are wanted whole.
+
+    Args:
+        program: what to decompose.
+        table: decompositions.
+        some: ops of which those operations of `program` are left whole for which the function returns true.
+        born: extended by ops of `some` that decompositions of others call.
+    """
+    own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
     # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
-    marked = [node for node in operations(program) if node.target in some and some[node.target](node)]
+    marked = [node for node in operations(program) if node.target in some]
     for node in marked:
-        node.meta[KEPT] = node.target
+        target: Any = node.target
+        node.meta[KEPT] = target, some[target](node)
     try:
-        decomposed: ExportedProgram = program.run_decompositions(table)
+        decomposed: ExportedProgram = program.run_decompositions({**table, **own})
     finally:
         for node in marked:
             del node.meta[KEPT]
@@ -71,13 +92,18 @@ def operations(program: ExportedProgram) -> Iterator[Node]:
         yield from (node for node in each.graph.nodes if node.op == "call_function")
 
 
-def decompose_unmarked(op: OpOverload, decomposition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Decompose an operation unless the exported one that torch is at is marked.
+def decompose_unmarked(
+    op: OpOverload, decomposition: Callable[..., Any], born: set[OpOverload], *args: Any, **kwargs: Any
+) -> Any:
+    """Decompose an operation unless the program's own that torch is at is wanted.
 
     It is called while torch traces the program operation by operation; what torch is told is "not implemented", and
-    it keeps the operation. Other operations of the same kind that decompositions call are none of the program's.
+    it keeps the operation.
     """
-    if get_current_meta().get(KEPT) is op:
+    target, wanted = get_current_meta().get(KEPT, (None, False))
+    if target is not op:
+        born.add(op)
+    elif wanted:
         return NotImplemented
     return decomposition(*args, **kwargs)
 

@@ -262,8 +262,25 @@ def test_single_operations_are_kept_whole_in_every_kind_of_control_flow(dynamic:
         torch.testing.assert_close(program.module()(x), AllLoops()(x))
 
 
-def test_a_decomposition_s_own_operations_are_not_the_program_s() -> None:
-    """Inside `linear`'s decomposition torch may call operators of kept kinds; only the program's own are kept."""
+def test_operations_that_decompositions_call_are_kept_as_the_program_s_own() -> None:
+    """There is no `linear` in the export of an LSTM, and one for the inputs of all steps, and one a step."""
+    exported = torch.export.export(torch.nn.LSTM(3, 4), (torch.randn(2, 1, 3),), strict=False)
+    linear = torch.ops.aten.linear.default
+    assert linear not in [node.target for node in exported.graph.nodes]
+    every = targets(to_edge(exported, keep=[linear])).count("aten.linear.default")
+    assert every == 3
+    for wanted, kept in (
+        (lambda node: True, every),
+        (lambda node: False, 0),
+        (lambda node: "linear_1" in node.name, 1),
+    ):
+        program = to_edge(exported, keep_nodes={linear: wanted})
+        assert targets(program).count("aten.linear.default") == kept
+    torch.testing.assert_close(program.module()(torch.ones(2, 1, 3))[0], exported.module()(torch.ones(2, 1, 3))[0])
+
+
+def test_a_decomposition_of_a_kept_kind_of_operation_is_none_of_the_program_s() -> None:
+    """Inside `linear`'s own decomposition torch may call operators of kept kinds; these are not kept."""
 
     class Nested(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
