@@ -97,14 +97,14 @@ class EdgeError(LowerError):
     stage = "edge"
 
 
-class PartitionError(LowerError):
-    """A partitioner gave something that is not a valid partition."""
+class PartitionError(LowerError, RuntimeError, AssertionError):
+    """A partitioner gave something that is not a valid partition; ExecuTorch raises either of the others."""
 
     stage = "partition"
 
 
-class BackendError(LowerError):
-    """A backend is unknown, cannot be loaded, or failed to lower a partition."""
+class BackendError(LowerError, NotImplementedError):
+    """A backend is unknown, cannot be loaded, or failed to lower a partition; it is a `RuntimeError`, too."""
 
     stage = "preprocess"
 

@@ -46,10 +46,22 @@ DebugHandleMap = Mapping[int | str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
-    """One option of a backend, as bytes."""
+    """One option of a backend, as bytes.
+
+    Raises:
+        BackendError: if the value is something else.
+    """
 
     key: str
     value: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, bytes):
+            raise BackendError(
+                f"the value of the compile spec `{self.key}` is not bytes",
+                found=f"{self.value!r:.200}",
+                hint="encode it: `value.encode()` of a string, `struct.pack` of numbers",
+            )
 
 
 class DelegationSpec(NamedTuple):
@@ -105,7 +117,7 @@ class BackendDetails(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if BackendDetails not in cls.__bases__:
+        if [base for base in cls.__bases__ if issubclass(base, BackendDetails)] != [BackendDetails]:
             parents = ", ".join(base.__name__ for base in cls.__bases__)
             msg = f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly"
             raise TypeError(msg)

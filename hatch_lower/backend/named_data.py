@@ -33,6 +33,10 @@ class TensorLayout:
     sizes: tuple[int, ...]
     dim_order: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # ExecuTorch's are lists
+        object.__setattr__(self, "dim_order", tuple(self.dim_order))
+
     @classmethod
     def of_bytes(cls, size: int) -> TensorLayout:
         """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""

@@ -6,6 +6,7 @@ Everything below `ops` is made when it is first asked for, and a name always giv
 from __future__ import annotations
 
 import copyreg
+import importlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from torch.library import Library
 from hatch_lower.edge.backend_ops import BackendOpOverload, BackendOpOverloadPacket, has_kernel
 from hatch_lower.edge.faults import LibraryError
 from hatch_lower.edge.overloads import SOURCE, EdgeOpOverload, EdgeOpOverloadPacket
+from hatch_lower.runtime.operators import TORCH_LIBRARIES
 
 __all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge_overload", "ops"]
 
@@ -89,6 +91,8 @@ class _DialectNamespace:
                 found=", ".join(f"`{each}`" for each in self._libraries),
                 hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
             )
+        if name in TORCH_LIBRARIES:
+            importlib.import_module(TORCH_LIBRARIES[name])
         made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
         self._dir.append(name)
         return made

@@ -17,13 +17,20 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.backend.api import (
+    DELEGATION_TAG,
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import PartitionError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import CONSTANT_KINDS, shared_state
-from hatch_lower.graph.surgery import copy_program
+from hatch_lower.graph.surgery import copy_program, graph_modules
 from hatch_lower.graph.tensors import is_plain, storage_checksums, storage_key
 from hatch_lower.lowering.extract import extract, localise
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -104,7 +111,7 @@ def lower_methods(
     before = storage_checksums(tensor for _, tensor in weights.values())
     tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
     refuse_changed_weights(weights, before)
-    used = (spec.backend_id for result in tagged.values() for spec in result.partition_tags.values())
+    used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
     shared = shared_state(programs.values())
     plans = {
@@ -191,6 +198,13 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
         return structure_digest(tagged) == expected
     except Exception:
         return False
+
+
+def used_tags(result: PartitionResult) -> list[str]:
+    """Return the declared tags that operations carry, in the order of their declaration."""
+    modules = graph_modules(result.tagged_exported_program.graph_module)
+    found = {node.meta.get(DELEGATION_TAG) for each in modules for node in each.graph.nodes if node.op != "placeholder"}
+    return [tag for tag in result.partition_tags if tag in found]
 
 
 def node_names(program: ExportedProgram) -> list[str]:

@@ -43,14 +43,14 @@ class EdgeCompileConfig:
     """Whether finished programs are checked against the rules of the dialect."""
     _skip_dim_order: bool = False
     """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
-    _core_aten_ops_exception_list: list[OpOverload] = field(default_factory=list)
+    _core_aten_ops_exception_list: list[OpOverload] | None = field(default_factory=list)
     """Operators that may stand in the programs although they are not core ATen."""
     preserve_ops: list[OpOverload] = field(default_factory=list)
     """Operators that are left whole in all programs, whether a backend takes them or not."""
 
     def exempt(self) -> frozenset[OpOverload]:
         """Return the operators that need not be core ATen."""
-        return frozenset((*self._core_aten_ops_exception_list, *self.preserve_ops))
+        return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))
 
 
 class ExecutorchBackendConfig:

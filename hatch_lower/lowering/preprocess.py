@@ -106,6 +106,7 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
             missing = {key: unit for key, unit in missing.items() if key not in found}
             for key, results in call_backends(missing):
                 refuse_changed_weights(missing[key])
+                refuse_unknown_handles(missing[key], results)
                 found[key] = results
                 if store is not None:
                     write_unit(store, key, missing[key], results)
@@ -204,6 +205,19 @@ def refuse_changed_weights(unit: Unit) -> None:
                 where=f"method `{request.method}`",
                 found="other contents after `preprocess` than before",
                 hint="copy what is changed: override `copy_exported_program_for_preprocess`",
+            )
+
+
+def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> None:
+    """Raise `BackendError` if a result's debug map has a handle that no node of its partition has."""
+    for request, result in zip(unit.requests, results, strict=True):
+        handles = [handle for each in (result.debug_handle_map or {}).values() for handle in each]
+        if max(handles, default=0) > len(request.local.handles):
+            raise BackendError(
+                f"the backend `{request.spec.backend_id}` returned a debug handle that no node has",
+                where=f"method `{request.method}`, `PreprocessResult.debug_handle_map`",
+                found=f"{max(handles)}, where the partition's are 1 to {len(request.local.handles)}",
+                hint='take the handles from `node.meta["debug_handle"]` of the program that `preprocess` is given',
             )
 
 

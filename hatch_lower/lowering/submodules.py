@@ -223,12 +223,15 @@ def arrange_graph_placeholders(gm: GraphModule, owning_program: ExportedProgram,
     return gm
 
 
-def arrange_graph_outputs(gm: GraphModule, output_specs: Sequence[OutputSpec], call_module_node: Node) -> GraphModule:
-    """Move the outputs of a submodule that update buffers before the others, in the caller too.
+WRITTEN = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_module_node: Node) -> GraphModule:
+    """Move the outputs of a submodule that update buffers or inputs before the others, in the caller too.
 
     Args:
         gm: the submodule; it is changed.
-        output_specs: what each of its outputs is, in their order before the call.
+        output_specs: what each of its outputs is; they are moved with them.
         call_module_node: the call in the owner; the `getitem` nodes that use it are changed.
 
     Returns:
@@ -246,8 +249,9 @@ def arrange_graph_outputs(gm: GraphModule, output_specs: Sequence[OutputSpec], c
             where=f"`{call_module_node.target}`",
             found=f"{len(values)} outputs, {len(output_specs)} specifications",
         )
-    order = sorted(range(len(values)), key=lambda index: output_specs[index].kind is not OutputKind.BUFFER_MUTATION)
+    order = sorted(range(len(values)), key=lambda index: output_specs[index].kind not in WRITTEN)
     output.args = ([values[index] for index in order],)
+    output_specs[:] = [output_specs[index] for index in order]
     moved = {before: after for after, before in enumerate(order)}
     for user in list(call_module_node.users):
         if user.target is getitem:

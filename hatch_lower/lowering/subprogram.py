@@ -73,7 +73,6 @@ def create_exported_program_from_submodule(
         if not found:
             output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
     arrange_graph_outputs(submodule, output_specs, call_module_node)
-    output_specs.sort(key=lambda spec: spec.kind is not OutputKind.BUFFER_MUTATION)
     inside = {str(spec.target): spec for spec in input_specs if spec.target is not None}
     tensors = {name: constant_of(owning_program, spec) for name, spec in inside.items()}
     program = make_program(

@@ -242,16 +242,18 @@ def test_placeholders_of_owned_constants_come_first() -> None:
     assert submodule(*(values[name] for name in after))[0].shape == (2, 4)
 
 
-def test_outputs_that_update_buffers_come_first() -> None:
+@pytest.mark.parametrize("written", [OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION])
+def test_outputs_that_update_buffers_or_inputs_come_first(written: OutputKind) -> None:
     program = edge(Forked(), torch.randn(4), torch.randn(4))
     module = program.graph_module
     submodule, call = create_submodule_from_nodes(module, nodes_of(program, "sin", "cos", "relu"), "tag")
     specs = [
         OutputSpec(OutputKind.USER_OUTPUT, TensorArgument("aten_sin_default"), None),
-        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument("aten_relu_default"), "state"),
+        OutputSpec(written, TensorArgument("aten_relu_default"), "state"),
     ]
     assert arrange_graph_outputs(submodule, specs, call) is submodule
     assert [node.name for node in submodule.graph.output_node().args[0]] == ["aten_relu_default", "aten_sin_default"]
+    assert [spec.arg.name for spec in specs] == ["aten_relu_default", "aten_sin_default"]
     module.recompile()
     x, y = torch.randn(4), torch.randn(4)
     torch.testing.assert_close(module(x, y), Forked()(x, y))

@@ -471,9 +471,44 @@ def test_a_backend_may_copy_what_it_changes() -> None:
     torch.testing.assert_close(module.layers[0].bias, before)
 
 
-def test_a_backend_derives_from_backend_details_directly() -> None:
+@pytest.mark.parametrize("bases", [(RecordingBackend,), (RecordingBackend, BackendDetails)])
+def test_a_backend_derives_from_backend_details_directly(bases: tuple[type, ...]) -> None:
     with pytest.raises(TypeError, match="derive it from BackendDetails directly"):
-        type("Nested", (RecordingBackend,), {})
+        type("Nested", bases, {})
+
+
+def test_errors_are_those_that_callers_of_executorch_catch() -> None:
+    program = edge(Layers(), torch.randn(2, 4))
+    with pytest.raises(NotImplementedError, match="there is no backend `Nowhere`"):
+        to_backend("Nowhere", program, [])
+    for kind in (RuntimeError, AssertionError):
+        with pytest.raises(kind, match="the partitioner changed the program"):
+            to_backend(program, Meddling(change_a_literal))
+
+
+def test_a_tag_that_no_operation_carries_means_nothing_whatever_backend_it_names() -> None:
+    tags = {"used": DelegationSpec("RecordingBackend", []), "unused": DelegationSpec("Nowhere", [])}
+    lowered = to_backend(edge(Layers(), torch.randn(2, 4)), Meddling(tag("aten_relu_default", "used"), tags))
+    assert len(delegates(lowered)) == 1
+    with pytest.raises(BackendError, match="there is no backend `Nowhere`"):
+        to_backend(edge(Layers(), torch.randn(2, 4)), Meddling(tag("aten_relu_default", "unused"), tags))
+
+
+def test_a_compile_spec_that_is_not_bytes_is_refused_where_it_is_made() -> None:
+    with pytest.raises(BackendError, match="the value of the compile spec `path` is not bytes") as caught:
+        CompileSpec("path", "/a")  # type: ignore[arg-type]
+    assert caught.value.found == "'/a'"
+
+
+def test_a_debug_handle_that_no_node_has_is_refused() -> None:
+    class FarBackend(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+            return PreprocessResult(b"", {0: (1, 99)})
+
+    with pytest.raises(BackendError, match="returned a debug handle that no node has") as caught:
+        to_backend("FarBackend", edge(Layers(1), torch.randn(2, 4)), [])
+    assert caught.value.found == "99, where the partition's are 1 to 2"
 
 
 def test_a_deep_copy_shares_weights() -> None:

@@ -121,3 +121,12 @@ def test_stores_of_several_delegates_are_merged() -> None:
     assert output.external_data == {"file": {"c": DataEntry(0, 1)}}
     with pytest.raises(ValueError, match="Duplicate key b with different data"):
         store.merge_named_data_store(stored(("b", b"six")))
+
+
+def test_layouts_of_lists_are_those_of_tuples() -> None:
+    tensor = torch.zeros(2, 3)
+    layout = TensorLayout("float32", [2, 3], [0, 1])  # type: ignore[arg-type]
+    assert layout == TensorLayout.from_tensor(tensor)
+    store = NamedDataStore()
+    store.add_named_data("a", tensor, tensor_layout=layout)
+    assert store.get_named_data_store_output().pte_data["a"].tensor_layout == layout
