@@ -74,10 +74,10 @@ def decompose_unwanted(
     """
     own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
     # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
-    marked = [node for node in operations(program) if node.target in some]
+    marked = list(operations(program)) if some else []
     for node in marked:
         target: Any = node.target
-        node.meta[KEPT] = target, some[target](node)
+        node.meta[KEPT] = target, target in some and some[target](node)
     try:
         decomposed: ExportedProgram = program.run_decompositions({**table, **own})
     finally:
@@ -101,10 +101,10 @@ def decompose_unmarked(
     it keeps the operation.
     """
     target, wanted = get_current_meta().get(KEPT, (None, False))
-    if target is not op:
-        born.add(op)
-    elif wanted:
+    if target is op and wanted:
         return NotImplemented
+    if target is not op and isinstance(target, OpOverload):  # not where torch goes through a branch of control flow
+        born.add(op)
     return decomposition(*args, **kwargs)
 
 
