@@ -374,7 +374,17 @@ def test_sizes_are_symbolic_and_may_be_0(tmp_path: Path) -> None:
 def test_an_average_that_may_be_of_nothing_is_left() -> None:
     shapes = ({0: Dim("rows", max=64)},)
     lowered = lower(Call(lambda x: (x.sin().mean(0), x.mean(1))), torch.ones(3, 8), shapes=(shapes,))
-    assert reasons(lowered) == {"aten_mean_dim": "the average of nothing is another, and a symbolic size may be 0"}
+    assert reasons(lowered) == {"aten_mean_dim": "the average of nothing is another, and a dynamic size may be 0"}
+
+
+def test_an_average_of_at_least_one_is_taken(tmp_path: Path) -> None:
+    shapes = ({0: Dim("rows", min=1, max=64)},)
+    lowered = lower(Call(lambda x: x.sin().mean(0)), torch.ones(3, 8), shapes=(shapes,))
+    assert "aten.mean.dim" in taken(lowered)
+    model = load(save_program(lowered, tmp_path / "program"))
+    for rows in (1, 3, 64):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(model(x), x.sin().mean(0))
 
 
 def test_attention_over_a_symbolic_number_of_keys_is_decomposed(tmp_path: Path) -> None:

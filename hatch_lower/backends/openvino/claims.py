@@ -26,6 +26,7 @@ __all__ = [
     "KEPT_WHOLE",
     "NAN_LOSING",
     "TABLES",
+    "VARIANCE",
     "WEIGHTS",
     "Claim",
 ]
@@ -150,7 +151,8 @@ WEIGHTS: Mapping[str, str] = {
 """The argument of a product that OpenVINO packs, if it is a constant."""
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
-AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim", "aten.var.correction"})
+AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
+VARIANCE = "aten.var.correction"
 
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,

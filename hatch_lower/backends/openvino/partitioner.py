@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backend.partitioners.constants import tag_constant_data, unchanged_constants
 from hatch_lower.backend.partitioners.grouping import group_nodes
+from hatch_lower.backend.partitioners.nodes import Ranges
 from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
 from hatch_lower.backends.openvino.options import Options
 from hatch_lower.backends.openvino.support import (
@@ -52,7 +53,8 @@ class OpenvinoPartitioner(Partitioner):
         pending = [exported_program.graph_module]
         while pending:
             module = pending.pop()
-            self._tag(module, constants, tags, reasons)
+            support = Support(module.graph, self.options, constants, exported_program.range_constraints)
+            self._tag(module, support, tags, reasons)
             pending += [nested for _, nested in nested_graph_modules(module)]
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags, reasons)
@@ -60,11 +62,10 @@ class OpenvinoPartitioner(Partitioner):
     def _tag(
         self,
         module: GraphModule,
-        constants: frozenset[Node],
+        support: Support,
         tags: dict[str, DelegationSpec],
         reasons: dict[str, str],
     ) -> None:
-        support = Support(module.graph, self.options, constants)
         for nodes in group_nodes(module.graph, lambda node: not support.why_not(node)).partitions:
             if all(is_move(node) or is_result(node) for node in nodes):
                 reasons.update({node.name: ONLY_MOVES for node in nodes})
@@ -85,10 +86,10 @@ class OpenvinoPartitioner(Partitioner):
         A linear layer whose weight is square, and computed or a view, is decomposed: whether it is taken, only the edge
         program shows.
         """
-        return list(KEPT_OPERATORS), self._keeps
+        return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints)
 
-    def _keeps(self, node: Node) -> bool:
+    def _keeps(self, node: Node, ranges: Ranges) -> bool:
         weight = arguments(node).get("weight")
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
             return False
-        return not why_not_operation(node, self.options)
+        return not why_not_operation(node, self.options, ranges)

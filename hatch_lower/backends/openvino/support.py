@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import producer_of, tensors_of
+from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of, tensors_of
 from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
@@ -25,6 +25,7 @@ from hatch_lower.backends.openvino.claims import (
     KEPT_WHOLE,
     NAN_LOSING,
     TABLES,
+    VARIANCE,
     WEIGHTS,
     Claim,
 )
@@ -52,10 +53,12 @@ class Support:
         graph: the graph.
         options: the recipe's options.
         constants: its placeholders for parameters, buffers and lifted tensors.
+        ranges: of the program's symbols.
     """
 
-    def __init__(self, graph: Graph, options: Options, constants: Collection[Node] = ()) -> None:
+    def __init__(self, graph: Graph, options: Options, constants: Collection[Node], ranges: Ranges) -> None:
         self._options = options
+        self._ranges = ranges
         self._constants = constants
         self._known: dict[Node, str] = {}
         self._conflicts = conflicting_products(graph)
@@ -68,7 +71,7 @@ class Support:
         """Return the reason against an operation, or an empty string."""
         producer = producer_of(node)
         if producer not in self._known:
-            reason = why_not_operation(producer, self._options, self._indices)
+            reason = why_not_operation(producer, self._options, self._ranges, self._indices)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses this one turned round"
             self._known[producer] = reason or self._why_not_indices(producer)
@@ -116,12 +119,13 @@ class Support:
         )
 
 
-def why_not_operation(node: Node, options: Options, indices: Collection[Node] = ()) -> str:
+def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Collection[Node] = ()) -> str:
     """Return why a node is not taken, or an empty string.
 
     Args:
         node: an operation of an exported or edge program, no `getitem`.
         options: the recipe's options.
+        ranges: of the program's symbols.
         indices: the nodes whose results are used as indices only.
     """
     target = torch_operator(node.target)
@@ -138,7 +142,8 @@ def why_not_operation(node: Node, options: Options, indices: Collection[Node] = 
     if not options.finite and name in NAN_LOSING:
         return f"`{name}` may give a number for NaN or NaN for a number, and `finite-only` is false"
     passed = claim.moves and node in indices
-    return why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed) or why_not_call(name, node)
+    reason = why_not_results(node, claim, passed) or why_not_inputs(node, claim, passed)
+    return reason or why_not_call(name, node, ranges)
 
 
 def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
@@ -190,7 +195,7 @@ def why_not_source(source: Node) -> str:
     return next(filter(None, (why_not_tensor(each, f"`{source.name}`") for each in tensors_of(source))), "")
 
 
-def why_not_call(name: str, node: Node) -> str:
+def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     """Return why a call of a listed operator is not taken because of its arguments."""
     given = arguments(node)
     if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
@@ -201,8 +206,10 @@ def why_not_call(name: str, node: Node) -> str:
         return f"`{name}` draws random numbers"
     if name == ATTENTION and not isinstance(given["key"].meta["val"].shape[-2], int):
         return "attention over a symbolic number of keys goes wrong after a call with one key"
-    if name in AVERAGES and not all(isinstance(size, int) for size in reduced_sizes(given)):
-        return "the average of nothing is another, and a symbolic size may be 0"
+    if name in AVERAGES and any(may_be_zero(size, ranges) for size in reduced_sizes(given)):
+        return f"the average of nothing is another, and {MAY_BE_ZERO}"
+    if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
+        return "the variance of one number is another, and a dynamic size may be 1"
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
