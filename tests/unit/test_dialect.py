@@ -262,6 +262,7 @@ def test_single_operations_are_kept_whole_in_every_kind_of_control_flow(dynamic:
         torch.testing.assert_close(program.module()(x), AllLoops()(x))
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights:UserWarning")
 def test_operations_that_decompositions_call_are_kept_as_the_program_s_own() -> None:
     """There is no `linear` in the export of an LSTM, and one for the inputs of all steps, and one a step."""
     exported = torch.export.export(torch.nn.LSTM(3, 4), (torch.randn(2, 1, 3),), strict=False)

@@ -12,6 +12,7 @@ from hatch_lower.backend.partitioners.capability import (
     Support,
     predicate,
     refuse_overlaps,
+    supported_leaves,
 )
 from hatch_lower.backend.partitioners.patterns import find_pattern
 from hatch_lower.errors import PartitionError
@@ -108,9 +109,8 @@ def partition_listed(
     """Return the partitions of groups, nodes in lists and supported nodes."""
     listed = {node: None for nodes in lists or () for node in nodes}
     alone = predicate(graph_module, op_support)
-    return propose(
-        graph_module, lambda node: node in listed or alone(node), groups, list(listed), skip_horizontal_fusion
-    )
+    leaves = [*listed, *supported_leaves(graph_module, op_support)]
+    return propose(graph_module, lambda node: node in listed or alone(node), groups, leaves, skip_horizontal_fusion)
 
 
 def propose(

@@ -21,6 +21,7 @@ __all__ = [
     "Support",
     "predicate",
     "refuse_overlaps",
+    "supported_leaves",
 ]
 
 Support = OperatorSupportBase | Callable[[Node], bool]
@@ -41,6 +42,14 @@ def predicate(graph_module: GraphModule, support: Support | None) -> Callable[[N
         submodules = dict(graph_module.named_modules())
         return lambda node: bool(support.is_node_supported(submodules, node))
     return support
+
+
+def supported_leaves(graph_module: GraphModule, support: Support | None) -> list[Node]:
+    """Return the placeholders and graph attributes that a support object accepts; a function is not asked."""
+    if not isinstance(support, OperatorSupportBase):
+        return []
+    supports = predicate(graph_module, support)
+    return [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr") and supports(node)]
 
 
 class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
@@ -82,10 +91,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
     def propose_partitions(self) -> list[Partition]:
         """Return the partitions in an order in which they can run; their nodes are in graph order."""
         supports = predicate(self.graph_module, self.operator_support)
-        leaves = [*self.leaves]
-        if isinstance(self.operator_support, OperatorSupportBase):  # torch's classes are asked about all nodes
-            every = self.graph_module.graph.nodes
-            leaves += [node for node in every if node.op in ("placeholder", "get_attr") and supports(node)]
+        leaves = [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
         grouping = group_nodes(
             self.graph_module.graph,
             supports,
