@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from hatch_lower.errors import LowerError, refused_error
 
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.results import BuildResult, PayloadFile
 
 __all__ = ["LowerBuildHook"]
 
@@ -35,6 +35,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._payload: Sequence[PayloadFile] = ()
+        self._lower_again: Callable[[], Sequence[PayloadFile]] = tuple
         self._release: weakref.finalize[Any, Any] | None = None
         self._unfinished: weakref.finalize[Any, Any] | None = None
 
@@ -63,7 +64,12 @@ class LowerBuildHook(BuildHookInterface[Any]):
             self._unfinished.detach()
         with self._reported():
             try:
+                if not all(file.source.exists() for file in self._payload):
+                    self._replace_lost()
                 append_payload(Path(artifact_path), self._payload)
+            except BaseException:
+                Path(artifact_path).unlink(missing_ok=True)  # without its payload it must not stay
+                raise
             finally:
                 self._discard()
 
@@ -107,11 +113,17 @@ class LowerBuildHook(BuildHookInterface[Any]):
             check_hatchling(build_data)
         store = open_store(os.environ, lambda line: None)  # the build says what is wrong with the cache
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
-        reporter = reporter_for(self.app, log)
-        try:
-            result = build(project.settings, work, reporter, surroundings=project.surroundings)
-        finally:
-            reporter.close()
+
+        def lower(folder: Path) -> BuildResult:
+            folder.mkdir(exist_ok=True)
+            reporter = reporter_for(self.app, log)
+            try:
+                return build(project.settings, folder, reporter, surroundings=project.surroundings)
+            finally:
+                reporter.close()
+
+        result = lower(work)
+        self._lower_again = lambda: lower(work / "again").payload
         mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
@@ -127,6 +139,20 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.hatch.sources import write_sources
 
         return (*result.payload, *write_sources(project.settings, project.surroundings, work))
+
+    def _replace_lost(self) -> None:
+        """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""
+        from hatch_lower.errors import PackageError
+
+        again = {file.path: file for file in self._lower_again()}
+        kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in self._payload)
+        if any(new.sha256 != old.sha256 for new, old in zip(kept, self._payload, strict=True)):
+            raise PackageError(
+                "a file that was removed from the cache while this build ran became another when it was made again",
+                found=", ".join(new.path for new, old in zip(kept, self._payload, strict=True) if new != old),
+                hint="build again",
+            )
+        self._payload = kept
 
     def _open_work(self) -> Path:
         """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not.

@@ -475,6 +475,37 @@ def test_wrong_inputs_fail_the_source_distribution(
     assert list((root / "dist").iterdir()) == []
 
 
+def test_a_file_that_is_removed_while_a_build_runs_is_made_again(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project()
+    whole = build_wheel(root).read_bytes()
+    lowering.calls.clear()
+
+    class Removing(WheelBuilder):
+        def write_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            (lowering.folders[-1] / "1").unlink()
+            return super().write_metadata(*args, **kwargs)
+
+    (wheel,) = Removing(str(root), plugin_manager=manager()).build(versions=["standard"])
+    assert Path(wheel).read_bytes() == whole
+    assert len(lowering.calls) == 2
+
+
+def test_a_removed_file_that_becomes_another_is_an_error(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Removing(WheelBuilder):
+        def write_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            (lowering.folders[-1] / "1").unlink()
+            lowering.files["digits/_lowered/digits/constants.safetensors"] = safetensors(c0=TENSOR, c1=TENSOR)
+            return super().write_metadata(*args, **kwargs)
+
+    root = make_project()
+    with pytest.raises(SystemExit):
+        list(Removing(str(root), plugin_manager=manager()).build(versions=["standard"]))
+    assert "became another when it was made again" in capfd.readouterr().err
+    assert list((root / "dist").iterdir()) == []
+
+
 def test_an_editable_wheel_has_the_payload(make_project: MakeProject, lowering: Lowering) -> None:
     lowering.native = (Path("a.so"),)
     wheel = build_wheel(make_project(), "editable")
