@@ -124,6 +124,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         result = lower(work)
         self._lower_again = lambda: lower(work / "again").payload
+        project.check_complete()
         mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it

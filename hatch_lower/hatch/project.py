@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower.config import Settings, read_settings
 from hatch_lower.config_table import RESERVED_KEYS, HookTable, quote_key, read_table
-from hatch_lower.errors import ConfigError
+from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Project", "input_files", "read_project", "set_tag"]
 
 HOOK = "lower"
+SHOWN = 5
+"""Files that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,22 @@ class Project:
             meant = [(each / pattern).as_posix() for each in roots if is_something(root / each, pattern)]
             hint = f"; patterns are relative to the project: write `{meant[0]}`" if meant else ""
             yield f"`{pattern}` in `{where}` matches no file{hint}"
+
+    def check_complete(self) -> None:
+        """See that the files of the wheel are still there: a wheel without a module of the project builds well.
+
+        Raises:
+            PackageError: if one is gone since the project was read.
+        """
+        gone = [each.path for each in (*self.selected, *self.forced) if not os.path.lexists(each.path)]
+        if gone:
+            names = sorted(f"`{os.path.relpath(each, self.settings.root)}`" for each in gone)
+            raise PackageError(
+                "files that belong into the wheel were removed while the models were exported",
+                where=self.settings.name,
+                found=", ".join([*names[:SHOWN], *(["…"] if len(names) > SHOWN else [])]),
+                hint="bring them back, and let the model's code remove only what it has made itself",
+            )
 
     def repetition_warnings(self, payload: Sequence[PayloadFile]) -> list[str]:
         """Return a warning for each packaged file that holds tensors of the payload again."""

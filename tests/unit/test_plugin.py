@@ -593,6 +593,26 @@ def test_an_interrupted_build_leaves_nothing(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+def test_a_module_that_the_export_removes_fails_the_build(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project()
+
+    def build(*arguments: Any, **others: Any) -> BuildResult:
+        (root / "src/digits/model.py").unlink()
+        return lowering(*arguments, **others)
+
+    monkeypatch.setattr("hatch_lower.build.build", build)
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert capfd.readouterr().err.endswith(
+        "hatch-lower: files that belong into the wheel were removed while the models were exported\n"
+        "  where: digits\n  found: `src/digits/model.py`\n"
+        "  to do: bring them back, and let the model's code remove only what it has made itself\n"
+    )
+    assert list((root / "dist").iterdir()) == []
+
+
 def test_a_failure_in_finalize_removes_the_wheel(
     make_project: MakeProject, lowering: Lowering, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
