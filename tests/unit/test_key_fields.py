@@ -26,6 +26,7 @@ from hatch_lower.edge.convert import to_edge
 from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.lowering import preprocess
 from hatch_lower.lowering.extract import localise
+from hatch_lower.lowering.lower import to_backend
 from hatch_lower.lowering.preprocess import Request
 from hatch_lower.lowering.preprocess import key_of as key_of_partition
 from hatch_lower.model import Method, Model
@@ -242,6 +243,24 @@ def test_each_field_of_a_partition_key_tells_something_apart(
     before, after = PARTITION_CASES[name](tmp_path, monkeypatch)
     assert before.digest() != after.digest()
     assert replace(before, **{name: ""}).digest() == replace(after, **{name: ""}).digest(), "another field does it too"
+
+
+def test_a_partition_with_a_lowered_module_in_it_is_found_again_in_no_call() -> None:
+    lowered = to_backend("reference", to_edge(torch.export.export(Clamped(), (torch.ones(3),))), [])
+
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lowered = lowered
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lowered(x) + 1
+
+    program = to_edge(torch.export.export(Around(), (torch.ones(3),)))
+    spec = DelegationSpec("other", [])
+    request = Request("forward", spec, FingerprintedBackend, localise(program, weight_free=False))
+    assert key_of_partition(request, {}) != key_of_partition(request, {})
+    assert partition() == partition()
 
 
 IN_KEY: dict[type, dict[str, str]] = {
