@@ -2,7 +2,8 @@
 
 What a backend raises becomes one paragraph, and what it changed of the process is put back, so that neither the next
 backend nor the comparison with eager works under other conditions. Of the model's code torch's settings are put back,
-but those under which eager computes something else than a loaded model are refused.
+and the functions of the standard library that it exchanged; but settings under which eager computes something else than
+a loaded model are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 
 from hatch_lower.errors import BackendError, CaptureError, LowerError
 from hatch_lower.export.source import describe_exception, is_out_of_memory
-from hatch_lower.lowering.restored import arithmetic, process_restored, torch_restored
+from hatch_lower.lowering.restored import arithmetic, library_restored, process_restored, torch_restored
 
 __all__ = ["backend_at_work", "export_at_work"]
 
@@ -54,7 +55,7 @@ def export_at_work(model: str) -> Iterator[None]:
     Raises:
         CaptureError: if it leaves a setting changed that decides what the same code computes.
     """
-    with torch_restored():
+    with torch_restored(), library_restored():
         before = arithmetic()
         yield
         changed = {name: value for name, value in arithmetic().items() if value != before[name]}

@@ -37,6 +37,7 @@ from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.lower import Lowered, lower_methods
 from hatch_lower.lowering.manager import lowered_modules
 from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.lowering.restored import process_restored
 from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes, write_constants
@@ -150,7 +151,8 @@ def lower_model(
     }
     refuse_unmet(settings, recipes)
     compared = settings.check or any(recipe.verify for recipe in recipes)
-    examples = example_tensors(source) if compared else None
+    with process_restored():  # the model is called
+        examples = example_tensors(source) if compared else None
     packager = Packager(folder, model.name, store)
     build = ModelBuild(
         settings, model, source, recipes, partitioners, store, folder, packager, digests, examples, reporter, fresh

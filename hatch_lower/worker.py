@@ -29,7 +29,7 @@ from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.digest import digest_of
-from hatch_lower.errors import LowerError, ProcessError, refused_error
+from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.recording.sharing import shareable
@@ -74,8 +74,8 @@ class PipeReporter:
 
     def report(self, event: Event) -> None:
         """Write one line."""
-        line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
+            line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
             while line and identity(self._descriptor) == self._pipe:
                 line = line[os.write(self._descriptor, line) :]
 
@@ -208,6 +208,7 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
         source = capture_model(
             model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
         )
+    enter_folder(request.settings.root, model.name)
     report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
     return report
 
@@ -220,6 +221,19 @@ def enter_project(request: Request) -> None:
     sys.path[:] = [*map(str, request.search_path), *rest, str(root)]
     importlib.invalidate_caches()
     os.chdir(root)
+
+
+def enter_folder(root: Path, model: str) -> None:
+    """Work in the project's folder again: the model's code may have entered another one, and removed it."""
+    try:
+        os.chdir(root)
+    except OSError as error:
+        raise CaptureError(
+            "the model's code has removed the project's folder, or moved it",
+            where=f"model `{model}`",
+            found=describe_exception(error),
+            hint="let it remove and move only what it has made itself",
+        ) from error
 
 
 def end_with_parent() -> None:
@@ -298,7 +312,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     if isinstance(error, LowerError):
         # the error says what went wrong; whoever wants to see how looks at the output
         if isinstance(error.__cause__, Exception):
-            traceback.print_exception(error.__cause__)
+            show(error.__cause__)
         return error
     if is_out_of_memory(error):
         return out_of_memory_error(request.model, describe_exception(error))
@@ -312,8 +326,14 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     refused = refused_error(error, str(request.folder))
     if refused is not None:
         return refused
-    traceback.print_exc()
+    show(error)
     return unexpected_error(request.model, error)
+
+
+def show(error: BaseException) -> None:
+    """Print a traceback, unless the model's code has closed what it would be printed to."""
+    with contextlib.suppress(Exception):
+        traceback.print_exception(error)
 
 
 def unexpected_error(model: str, error: BaseException) -> ProcessError:

@@ -10,9 +10,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatch_lower.cache.files import file_mode, make_folder
 from hatch_lower.digest import sha256_bytes
+
+if TYPE_CHECKING:
+    import filelock
 
 __all__ = ["LEVELS", "hold"]
 
@@ -56,5 +60,11 @@ def hold(folder: Path, level: str, keys: Iterable[str], patience: float, waiting
                         waiting()
                     told = True
                     lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-                held.callback(lock.release)
+                held.callback(let_go, lock)
         yield
+
+
+def let_go(lock: filelock.BaseFileLock) -> None:
+    """Release a lock, unless the model's code has closed its file: with that it was released."""
+    with contextlib.suppress(OSError):
+        lock.release()

@@ -283,7 +283,10 @@ def is_lfs_pointer(path: Path) -> bool:
 
 def is_inside(path: Path, entry: EntryPoint) -> bool:
     """Return whether a path lies in the project."""
-    return any(path.absolute().is_relative_to(root.absolute()) for root in entry.roots())
+    try:
+        return any(path.absolute().is_relative_to(root.absolute()) for root in entry.roots())
+    except OSError:  # the working directory was removed
+        return False
 
 
 def sibling_modules(name: str, entry: EntryPoint) -> list[str]:

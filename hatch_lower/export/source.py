@@ -38,7 +38,10 @@ def is_user_file(path: Path, roots: Sequence[Path]) -> bool:
     """Return whether a source file belongs to the project, and not to a library in an environment inside of it."""
     if path.name.startswith("<"):
         return False
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except OSError:  # a relative path where the working directory was removed
+        return False
     if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(Path(hatch_lower.__path__[0])):
         return False
     return any(path.is_relative_to(root.resolve()) for root in roots)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import hashlib
+import io
+import json
 import locale
 import os
 import random
@@ -11,7 +15,13 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["arithmetic", "process_restored", "torch_restored"]
+__all__ = ["arithmetic", "library_restored", "process_restored", "torch_restored"]
+
+LIBRARY = (
+    *(builtins, hashlib, io, os, os.path),
+    *(json, json.decoder, json.encoder, json.JSONDecoder, json.JSONEncoder),
+)
+"""What this package itself computes keys and writes files with."""
 
 
 @contextmanager
@@ -24,7 +34,7 @@ def process_restored() -> Iterator[None]:
     depth, mask = sys.getrecursionlimit(), read_umask()
     chance = random.getstate(), torch.get_rng_state()
     try:
-        with torch_restored():
+        with torch_restored(), library_restored():
             yield
     finally:
         sys.stdout, sys.stderr = streams
@@ -37,6 +47,20 @@ def process_restored() -> Iterator[None]:
         put_back_environment(environment)
         random.setstate(chance[0])
         torch.set_rng_state(chance[1])
+
+
+@contextmanager
+def library_restored() -> Iterator[None]:
+    """Put back at the end what was exchanged of `json`, `open` and the like: keys and files depend on it."""
+    before = [(owner, dict(vars(owner))) for owner in LIBRARY]
+    try:
+        yield
+    finally:
+        for owner, members in before:
+            now = dict(vars(owner))
+            for name, value in members.items():
+                if name not in now or now[name] is not value:
+                    setattr(owner, name, value)
 
 
 @contextmanager

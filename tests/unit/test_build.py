@@ -36,10 +36,10 @@ from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
 from hatch_lower.surroundings import Surroundings
-from hatch_lower.worker import ANSWER, shorten_sockets
+from hatch_lower.worker import ANSWER, enter_folder, shorten_sockets
 
 MODELS = """
-import os, subprocess, sys, time
+import json, os, subprocess, sys, tempfile, time
 from importlib.metadata import entry_points, version
 import torch
 from hatch_lower import Method, Model
@@ -66,6 +66,28 @@ def sleeping():
 
 def leaving():
     os._exit(7)
+
+
+def wandering():
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+    return small()
+
+
+class Patching(torch.nn.Module):
+    def forward(self, x):
+        json.dumps = os.write = None
+        return x + 1
+
+
+def patching():
+    return Patching(), (torch.zeros(1, 2),)
+
+
+def silenced():
+    sys.stderr.close()
+    raise ValueError("no weights")
 
 
 def killing():
@@ -213,7 +235,8 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manifest.tools["path"] == "site"
     assert manifest.tools["threads"] == "1"
     assert reporter.lines() == ["loading the weights"]
-    stages = [(event.stage, event.state) for event in reporter.events if event.stage != "output"]
+    events = [event for event in reporter.events if event.stage != "output" and event.state != "going"]
+    stages = [(event.stage, event.state) for event in events]
     assert stages == [(name, state) for name in ("discover", "export", "lower") for state in ("start", "end")]
     assert sorted(shop.root.rglob("*")) == before
 
@@ -296,6 +319,29 @@ def test_an_exception_that_cannot_say_anything_has_a_name() -> None:
     assert describe_exception(SpeechlessError()) == "SpeechlessError"
     assert describe_exception(ValueError()) == "ValueError"
     assert not is_out_of_memory(SpeechlessError())
+
+
+@pytest.mark.torch
+def test_what_models_do_to_their_process_does_not_fail_the_build(shop: Shop) -> None:
+    result = shop.build(shop.settings("wandering", "patching"))
+    manifest = read_manifest(result.payload[0].source.read_bytes(), "manifest.json")
+    assert list(manifest.models) == ["patching", "wandering"]
+    assert manifest.tools["folder"] == "."
+
+
+@pytest.mark.torch
+def test_a_model_that_fails_without_a_stream_for_errors_is_named(shop: Shop) -> None:
+    with pytest.raises(EntryPointError, match="the entry point failed") as caught:
+        shop.build(shop.settings("silenced"))
+    assert caught.value.found == "ValueError: no weights"
+
+
+def test_a_project_whose_folder_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError) as caught:
+        enter_folder(tmp_path / "gone", "small")
+    assert str(caught.value).startswith(
+        "the model's code has removed the project's folder, or moved it\n  where: model `small`\n  found: FileNotFound"
+    )
 
 
 @pytest.mark.torch

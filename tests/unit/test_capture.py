@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -468,6 +470,23 @@ def test_other_settings_of_torch_are_put_back_after_an_export() -> None:
     assert torch.is_grad_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == precision
+
+
+def test_what_an_export_exchanges_of_the_standard_library_is_put_back() -> None:
+    def exchange() -> None:
+        json.dumps = lambda *_, **__: "{}"
+        json.JSONEncoder.default = None  # type: ignore[method-assign,assignment]
+        os.path.exists = lambda _: True
+        os.added_by_the_model = 1  # type: ignore[attr-defined]
+        del os.write
+        raise ValueError("no weights")
+
+    originals = json.dumps, json.JSONEncoder.default, os.write, os.path.exists
+    with pytest.raises(ValueError, match="no weights"), export_at_work("net"):
+        exchange()
+    assert (json.dumps, json.JSONEncoder.default, os.write, os.path.exists) == originals
+    assert os.added_by_the_model == 1  # type: ignore[attr-defined]
+    del os.added_by_the_model  # type: ignore[attr-defined]
 
 
 def test_a_tensor_that_stands_twice_among_the_examples_is_two_inputs() -> None:

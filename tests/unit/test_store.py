@@ -394,3 +394,21 @@ def test_the_key_of_joint_partitions_tells_backends_methods_order_and_each_parti
         )
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_lock_whose_file_others_close_is_released(tmp_path: Path) -> None:
+    store, warnings = make_store(tmp_path)
+    for _ in range(2):
+        with store.locked([KEY], "partition"):
+            (lock,) = tmp_path.rglob("partition-*")
+            (descriptor,) = (each for each in range(3, 256) if is_open_as(each, lock))
+            os.close(descriptor)
+    assert warnings == []
+
+
+def is_open_as(descriptor: int, path: Path) -> bool:
+    """Return whether a descriptor is that of a file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
