@@ -13,6 +13,7 @@ from zipfile import ZipFile
 from support.venv import REPOSITORY, Finished, run
 
 PROJECTS = REPOSITORY / "tests" / "projects"
+EXAMPLES = {"example": REPOSITORY / "examples" / "project", "decoder": REPOSITORY / "examples" / "decoder"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "dist", "*.pyc")
 
 
@@ -55,10 +56,9 @@ class Project:
 
 
 def copy_project(name: str, folder: Path) -> Project:
-    """Copy a scenario (or the example: `example`) into `folder`."""
-    source = REPOSITORY / "examples" / "project" if name == "example" else PROJECTS / name
+    """Copy a scenario, or one of `EXAMPLES`, into `folder`."""
     root = folder / name
-    shutil.copytree(source, root, ignore=LEFT_OUT)
+    shutil.copytree(EXAMPLES.get(name, PROJECTS / name), root, ignore=LEFT_OUT)
     return Project(root, folder / "dist", folder / "cache")
 
 
