@@ -18,11 +18,13 @@ PIECE = 1 << 20
 def canonical_json(value: Any) -> bytes:
     """Return `value` as UTF-8 JSON with sorted keys, fixed separators and a final newline.
 
+    Of a file's name or a variable that is no UTF-8, the bytes that are none are escaped, and are read as they were.
+
     Raises:
         ValueError: for NaN or infinity, which JSON cannot hold.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode() + b"\n"
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def sha256_bytes(data: bytes | bytearray | memoryview) -> str:

@@ -191,11 +191,24 @@ def set_tag(build_data: dict[str, Any], tag: str) -> None:
 
 
 def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
-    """Return hatchling's included files as ours."""
-    return tuple(
+    """Return hatchling's included files as ours.
+
+    Raises:
+        ConfigError: if a wheel cannot hold a file under its name.
+    """
+    found = tuple(
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files
     )
+    names = {each.distributed: each.distributed.encode(errors="backslashreplace").decode() for each in found}
+    odd = sorted(escaped for name, escaped in names.items() if escaped != name)
+    if odd:
+        raise ConfigError(
+            "a file of the wheel has a name that is no UTF-8",
+            where=odd[0],
+            hint="rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`",
+        )
+    return found
 
 
 def without_description(metadata: str) -> str:

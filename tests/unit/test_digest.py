@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,12 @@ def test_canonical_json_is_independent_of_the_order_of_keys() -> None:
     assert canonical_json({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}\n'.encode()
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     assert digest_of([1, 2]) != digest_of([2, 1])
+
+
+def test_canonical_json_holds_names_that_are_no_utf8() -> None:
+    names = [os.fsdecode(b"weights\xff.bin"), r"weights\udcff.bin"]
+    assert json.loads(canonical_json(names)) == names
+    assert digest_of(names[0]) != digest_of(names[1])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -6,6 +6,7 @@ import errno
 import gc
 import hashlib
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -611,6 +612,19 @@ def test_a_module_that_the_export_removes_fails_the_build(
         "  to do: bring them back, and let the model's code remove only what it has made itself\n"
     )
     assert list((root / "dist").iterdir()) == []
+
+
+def test_a_packaged_file_whose_name_is_no_utf8_fails_the_build(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = make_project()
+    Path(os.fsdecode(bytes(root / "src/digits") + b"/names\xff.txt")).touch()
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert capfd.readouterr().err.endswith(
+        "hatch-lower: a file of the wheel has a name that is no UTF-8\n  where: digits/names\\udcff.txt\n"
+        "  to do: rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`\n"
+    )
 
 
 def test_a_failure_in_finalize_removes_the_wheel(
