@@ -72,6 +72,9 @@ def wandering():
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     os.rmdir(folder)
+    os.closerange(3, 256)
+    global held
+    held = [tempfile.TemporaryFile() for _ in range(20)]
     return small()
 
 
