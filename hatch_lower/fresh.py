@@ -101,7 +101,7 @@ class FreshProcess:
         try:
             if self._pipes != self._identities():
                 return ""  # a backend has closed descriptors that are not its own: nothing can be asked any more
-            self._requests.write(json.dumps(encode(packaged)).encode() + b"\n")
+            self._requests.write(b"\n" + json.dumps(encode(packaged)).encode() + b"\n")
             self._requests.flush()
             answer = self._answers.readline()
         except BrokenPipeError:
@@ -134,10 +134,21 @@ def start_fresh() -> FreshProcess | None:
         os.close(answers[0])
         with open(requests[0], "rb") as given, open(answers[1], "wb") as written:
             for line in given:
-                written.write(json.dumps(problem_of(decode(Packaged, json.loads(line)))).encode() + b"\n")
-                written.flush()
+                packaged = read_request(line)
+                if packaged is not None:
+                    written.write(json.dumps(problem_of(packaged)).encode() + b"\n")
+                    written.flush()
     finally:
         os._exit(1)  # whatever is above in the calls belongs to the parent
+
+
+def read_request(line: bytes) -> Packaged | None:
+    """Return the request in a line, or `None`: a backend that writes into all descriptors has written here, too."""
+    try:
+        packaged: Packaged = decode(Packaged, json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return packaged
 
 
 def problem_of(packaged: Packaged) -> str:
