@@ -50,6 +50,7 @@ class Subject:
         checks_inputs: whether the delegate itself refuses what the runtime would not hand to it.
         packed_copies: how many copies of the weights the engine makes for its own kernels.
         tolerance: between its numbers and eager's.
+        keeps_files: whether it keeps the file of its weights open for good.
         flushes_subnormals: whether its kernels count subnormal numbers as 0.
     """
 
@@ -61,6 +62,7 @@ class Subject:
     checks_inputs: bool = False
     packed_copies: int = 0
     tolerance: Tolerance = field(default_factory=Tolerance)
+    keeps_files: bool = False
     flushes_subnormals: bool = False
 
 

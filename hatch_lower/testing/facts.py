@@ -25,6 +25,8 @@ class Facts(TypedDict, total=False):
     """Whether the run half itself refuses inputs that the runtime would not hand to it."""
     packed_copies: int
     """How many copies of large weights the engine makes for its own kernels."""
+    keeps_files: bool
+    """Whether the engine keeps the file of its weights open for good, once it was loaded: torch's AOTInductor does."""
     tolerance: Tolerance | None
     """How far its numbers may be from eager's; wider for half precision."""
     flushes_subnormals: bool

@@ -19,7 +19,7 @@ __all__ = ["hatch_lower_kit", "pytest_addoption", "pytest_configure", "pytest_ge
 
 SUITE = Path(__file__).with_name("suite.py")
 ARGUMENT = "hatch_lower_trial"
-FACTS = ("variations", "computes", "checks_inputs", "packed_copies", "flushes_subnormals")
+FACTS = ("variations", "computes", "checks_inputs", "packed_copies", "keeps_files", "flushes_subnormals")
 """Arguments of `check_backend` that a command line may give."""
 
 

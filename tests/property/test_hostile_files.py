@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from zipfile import ZipFile
 
@@ -577,7 +576,6 @@ PARTITION = {
 def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
     """What is believed can be read as a backend's result, whatever the server says."""
     store = Store(tmp_path, "on", pytest.fail)
-    request: Any = SimpleNamespace(method="forward", spec=SimpleNamespace(backend_id="x"))
     read_back = 0
 
     def read(data: bytes) -> None:
@@ -585,7 +583,7 @@ def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
         value = json.loads(data)
         if reason_to_refuse(value) == "":
             store.put(KEY, {}, value, [BLOB, DATA])
-            result = read_result(store, KEY, request)
+            result = read_result(store, value)
             assert result is None or wrong_field(result) is None
             read_back += result is not None
 

@@ -99,6 +99,7 @@ class Scene:
             },
             absent=("project/weights/extra.bin", "site/torch/local.py", "home/.netrc", f"{self.outside()}.d"),
             looks={each: now.look(each) for each in ("project/pyproject.toml", "project/data", self.outside())},
+            times={},
             listings={"project/data": now.listing("project/data")},
             importable={each: now.importable(each) for each in ("project/src", "project/src/digits")},
             modules={each: now.module(each, owners.get(each, ())) for each in modules},
@@ -274,6 +275,8 @@ def test_a_field_of_the_inputs_is_left_out_of_no_comparison(scene: Scene) -> Non
         "new folder src",
         "new folder torch",
     ]
+    timed = replace(inputs, times={"project/data": "another"})
+    assert [(each.kind, each.subject) for each in scene.changes(timed)] == [("time", "project/data")]
     unknown = replace(inputs, unknown=("the export opened a socket",))
     assert [each.text() for each in scene.changes(unknown)] == ["the export opened a socket"]
 

@@ -73,7 +73,8 @@ AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]]}
 
 @pytest.mark.slow
 def test_aoti_passes() -> None:
-    report = check_backend("aoti", variations=AOTI_VARIATIONS, only="*" if THOROUGH else AOTI, exports=EXPORTS)
+    only = "*" if THOROUGH else AOTI
+    report = check_backend("aoti", variations=AOTI_VARIATIONS, keeps_files=True, only=only, exports=EXPORTS)
     assert report.ok, str(report)
     claimed = [each for each in report.outcomes if each.group != "checks"]
     assert THOROUGH or {each.status for each in claimed} == {"passed"}
