@@ -6,7 +6,10 @@ classes and settings that this code leaves behind are there, which the user of t
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.abc
+import importlib.metadata
 import json
 import os
 import signal
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from packaging.utils import canonicalize_name
 
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.records import decode, encode
+from hatch_lower.requirements import distributions_required
 from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import execute_plan
@@ -42,6 +47,8 @@ class Packaged:
         imports: modules to import first.
         examples: a file of the example inputs and eager's outputs, named as in `check.safetensors`.
         tolerances: of each method.
+        requirements: what the wheel requires: nothing else that is installed can be imported; `None` if that is not
+            known.
     """
 
     folder: Path
@@ -50,6 +57,7 @@ class Packaged:
     imports: tuple[str, ...]
     examples: Path
     tolerances: Mapping[str, Tolerance]
+    requirements: tuple[str, ...] | None = None
 
 
 class FreshProcess:
@@ -76,16 +84,21 @@ class FreshProcess:
             return []
         return [(each.st_dev, each.st_ino) for each in found]
 
-    def check(self, packaged: Packaged, where: str) -> None:
+    def check(self, packaged: Packaged, where: str) -> bool:
         """Load a recipe there, and compare what it computes from the example inputs with eager.
 
         Args:
             packaged: the recipe.
             where: names it in errors.
 
+        Returns:
+            False if nothing can be asked, for the descriptors of the pipes were closed.
+
         Raises:
             VerificationError: if it does not load or run there, or computes something else.
         """
+        if self._pipes != self._identities():
+            return False
         if problem := self._ending or self._ask(packaged):
             raise VerificationError(
                 "what is packaged does not run in a process that has not run the model's code",
@@ -95,12 +108,11 @@ class FreshProcess:
                 " recipe; if it needs a setting of the process, such as the default dtype, let the model's code do"
                 " without",
             )
+        return True
 
     def _ask(self, packaged: Packaged) -> str:
         """Return what is wrong with a recipe, or an empty text."""
         try:
-            if self._pipes != self._identities():
-                return ""  # a backend has closed descriptors that are not its own: nothing can be asked any more
             self._requests.write(b"\n" + json.dumps(encode(packaged)).encode() + b"\n")
             self._requests.flush()
             answer = self._answers.readline()
@@ -151,9 +163,44 @@ def read_request(line: bytes) -> Packaged | None:
     return packaged
 
 
+class RequiredOnly(importlib.abc.MetaPathFinder):
+    """Hides what is installed here and not where the wheel is: distributions that nothing requires.
+
+    Args:
+        requirements: what the wheel requires.
+    """
+
+    def __init__(self, requirements: Sequence[str]) -> None:
+        self._requirements = requirements
+
+    @functools.cached_property
+    def _hidden(self) -> frozenset[str]:
+        """The modules and packages of such distributions."""
+        brought = distributions_required(self._requirements)
+        return frozenset(
+            module
+            for module, owners in importlib.metadata.packages_distributions().items()
+            if brought.isdisjoint(canonicalize_name(owner) for owner in owners)
+        )
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Leave a module to the other finders.
+
+        Raises:
+            ModuleNotFoundError: if it is hidden.
+        """
+        if path is None and fullname not in sys.stdlib_module_names and fullname in self._hidden:
+            raise ModuleNotFoundError(
+                f"`{fullname}` is installed here, but nothing that the wheel requires brings it", name=fullname
+            )
+
+
 def problem_of(packaged: Packaged) -> str:
     """Return what is wrong with a packaged recipe, or an empty text."""
+    finder = RequiredOnly(packaged.requirements or ())
     try:
+        if packaged.requirements is not None:
+            sys.meta_path.insert(0, finder)
         for name in packaged.imports:
             importlib.import_module(name)
         plan = read_plan(packaged.plan.read_bytes(), packaged.plan.name)
@@ -172,4 +219,7 @@ def problem_of(packaged: Packaged) -> str:
         return f"{error.what}: {error.found}" if error.found else error.what
     except BaseException as error:  # a run half may raise anything, and end nothing but this
         return f"{type(error).__name__}: {error}"
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
     return ""

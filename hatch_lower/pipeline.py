@@ -284,9 +284,17 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             imports=recipe.imports,
             examples=examples,
             tolerances={each.name: widened(Tolerance(recipe.rtol, recipe.atol), each) for each in source.methods},
+            requirements=requirements_of(build.settings, lowered),
         )
-        build.fresh.check(packaged, place_of(build, recipe))
-        describe("in a fresh process")
+        asked = build.fresh.check(packaged, place_of(build, recipe))
+        describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed its pipes")
+
+
+def requirements_of(settings: Settings, lowered: LoweredRecipe) -> tuple[str, ...] | None:
+    """Return what the wheel requires where a recipe is to run; `None` if the build does not look after it."""
+    if settings.dependencies is None or settings.runtime_requirements == "off":
+        return None
+    return (*settings.dependencies, *describe_recipe(lowered, settings.name).requirements)
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:

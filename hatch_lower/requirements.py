@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from hatch_lower.errors import ConfigError
 
-__all__ = ["Unmet", "find_unmet", "requirements_to_add"]
+__all__ = ["Unmet", "distributions_required", "find_unmet", "requirements_to_add"]
 
 OWN_NAME = "hatch-lower"
 
@@ -83,6 +83,24 @@ def extras_required(dependency: Requirement) -> Iterator[Requirement]:
         if str(requirement.marker) in markers:
             requirement.marker = None
             yield requirement
+
+
+def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
+    """Return the normal names of the distributions that requirements bring here: those that they require, too."""
+    pending = [Requirement(text) for text in requirements]
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in sorted({"", *requirement.extras} - {known for owner, known in seen if owner == name}):
+            seen.add((name, extra))
+            try:
+                listed = importlib.metadata.requires(name) or []
+            except importlib.metadata.PackageNotFoundError:
+                continue  # it is not installed here: nothing can be hidden on its behalf
+            candidates = [Requirement(text) for text in listed]
+            pending += [each for each in candidates if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return frozenset(name for name, _ in seen)
 
 
 def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) -> str:

@@ -23,7 +23,7 @@ from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.format.delegates import DataFile, DataLayout
-from hatch_lower.format.manifest import Manifest, ModelEntry, RecipeEntry, write_manifest
+from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
 from hatch_lower.graph.tensors import span_bytes
 from hatch_lower.lowering.inspect import get_lowered_backend_modules
@@ -79,7 +79,8 @@ def package(folder: Path, emitted: EmittedProgram) -> Path:
     """Write a whole `_lowered` folder."""
     packager = Packager(folder, "digits", Store(folder / "cache", "off", pytest.fail))
     files = packager.write_program("default", emitted)
-    recipe = RecipeEntry(files.plan, files.debug, files.delegates, ("TableBackend",), (), None, {})
+    methods = {name: MethodEntry(nodes=1, delegated=1, partitions=1) for name in emitted.plan.methods}
+    recipe = RecipeEntry(files.plan, files.debug, files.delegates, ("TableBackend",), (), None, methods)
     storages = packager.write_storages(emitted.storages)
     models = {"digits": ModelEntry(("default",), storages, None, {"default": recipe})}
     manifest = write_manifest(Manifest("digits", "1.0", "0.1.0", "2.13.0", {}, models))
@@ -108,16 +109,16 @@ def test_methods_share_one_copy_of_equal_data(tmp_path: Path) -> None:
     assert [len(each.data) for each in emitted.plan.delegates] == [2, 1]
     assert emitted.plan.delegates[1].data == {
         f"table {digests['scale'][:16]}": DataFile(
-            f"digits/data/{digests['scale']}.bin", 16, 16, DataLayout("float32", (4,), (0,))
+            f"digits/data/{digests['scale']}.blob", 16, 16, DataLayout("float32", (4,), (0,))
         )
     }
     assert read_plan(write_plan(emitted.plan), "plan") == emitted.plan
     folder = package(tmp_path, emitted)
-    assert [path.name for path in data_paths(folder)] == sorted(f"{each}.bin" for each in digests.values())
+    assert [path.name for path in data_paths(folder)] == sorted(f"{each}.blob" for each in digests.values())
     (recipe,) = json.loads((folder / "manifest.json").read_bytes())["models"]["digits"]["recipes"].values()
     listed = {each["path"]: each for each in recipe["delegates"]}
     for digest in digests.values():
-        path = f"digits/data/{digest}.bin"
+        path = f"digits/data/{digest}.blob"
         assert listed[path] == {"path": path, "size": 16, "sha256": digest}
     model = load(folder)
     for x in (torch.randn(4), torch.randn(4)):
@@ -157,10 +158,10 @@ def test_data_of_external_files_is_found_by_name_too(tmp_path: Path) -> None:
 
 
 def test_empty_data(tmp_path: Path) -> None:
-    entry = {"file": "digits/data/none.bin", "size": 0, "alignment": 1, "layout": None}
+    entry = {"file": "digits/data/none.blob", "size": 0, "alignment": 1, "layout": None}
     plan = plan_of(plan_value({}, delegates=[delegate_entry("tables", data={"none": entry})]))
     (tmp_path / "digits" / "data").mkdir(parents=True)
-    (tmp_path / "digits" / "data" / "none.bin").touch()
+    (tmp_path / "digits" / "data" / "none.blob").touch()
     assert dict(map_data(plan, tmp_path)) == {"none": memoryview(b"")}
 
 
@@ -308,7 +309,7 @@ def test_data_that_the_manifest_lacks(tmp_path: Path) -> None:
     recipe = manifest["models"]["digits"]["recipes"]["default"]
     recipe["delegates"] = [each for each in recipe["delegates"] if "/data/" not in each["path"]]
     write_lowered(folder, manifest["models"])
-    with pytest.raises(ProgramError, match=r"the delegate's file 'digits/data/\w+\.bin', which the manifest lacks"):
+    with pytest.raises(ProgramError, match=r"the delegate's file 'digits/data/\w+\.blob', which the manifest lacks"):
         load(folder)
 
 

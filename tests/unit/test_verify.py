@@ -407,6 +407,16 @@ scales = torch.ones(3)
     "library.define('twice(Tensor x) -> Tensor')\\nlibrary.impl('twice', lambda x: x * 2, 'CompositeExplicitAutograd')")
 import other_library
 
+def install(distribution, module, text):
+    (work / f"{module}.py").write_text(text)
+    folder = work / f"{distribution}-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {distribution}\\nVersion: 1.0\\n")
+    (folder / "RECORD").write_text(f"{module}.py,,\\n")
+
+install("helper", "helper_library", "")
+install("user", "using_library", "import helper_library")
+
 def quantised(x):
     q = torch.ops.quantized_decomposed.quantize_per_channel(x, scales, scales, 0, -128, 127, torch.int8)
     return torch.ops.quantized_decomposed.dequantize_per_channel(q, scales, scales, 0, -128, 127, torch.int8)
@@ -415,14 +425,14 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.run(x)
 
-def said(run, *imports):
+def said(run, *imports, dependencies=None):
     net = Net().eval()
     net.run = run
     method = hatch_lower.Method((torch.ones(3, 2),))
     source = capture_model("net", hatch_lower.Model(net, {"forward": method}), NullReporter())
     recipe = Recipe("default", imports=imports)
     model = ModelSettings("net", "net:export", "net", ("default",))
-    settings = Settings(work, "net", "1", (model,), (recipe,), ("default",))
+    settings = Settings(work, "net", "1", (model,), (recipe,), ("default",), dependencies=dependencies)
     folder = work / f"{len(list(work.iterdir()))}"
     folder.mkdir()
     try:
@@ -432,7 +442,15 @@ def said(run, *imports):
 
 torch.set_num_threads(1)
 twice = torch.ops.other.twice
-print(json.dumps([said(quantised), said(twice), said(twice, "no_such_library"), said(twice, "other_library")]))
+own = ("hatch-lower>=0.1", "torch==2.13.*")
+print(json.dumps([
+    said(quantised),
+    said(twice),
+    said(twice, "no_such_library"),
+    said(twice, "other_library"),
+    said(torch.relu, "using_library", dependencies=own),
+    said(torch.relu, "using_library", dependencies=(*own, "helper>=1")),
+]))
 """
 
 
@@ -441,7 +459,7 @@ def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp
         [sys.executable, "-c", FRESH, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    torch_own, missing, absent, named = json.loads(done.stdout)
+    torch_own, missing, absent, named, not_required, required = json.loads(done.stdout)
     assert torch_own is None
     assert missing == (
         "what is packaged does not run in a process that has not run the model's code\n"
@@ -452,3 +470,5 @@ def test_what_is_packaged_runs_in_a_process_that_has_not_run_the_models_code(tmp
     )
     assert "found: ModuleNotFoundError: No module named 'no_such_library'" in absent
     assert named is None
+    assert "`helper_library` is installed here, but nothing that the wheel requires brings it" in not_required
+    assert required is None
