@@ -21,14 +21,12 @@ from hatch_lower.errors import CacheError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import method_changes
 from hatch_lower.exporting import export_models
-from hatch_lower.records import ModelReport
+from hatch_lower.records import FORMS, ModelReport
 from hatch_lower.surroundings import Surroundings
 
-__all__ = ["FORMS", "Audit", "audit"]
+__all__ = ["Audit", "audit"]
 
 RECAPTURE = "hatch_lower.recapture:recapture_model"
-FORMS = "forms"
-"""Folder of a request: a store with the forms of the graphs that were exported again."""
 HASH_SEEDS = 4_294_967_295
 """The largest that Python takes."""
 

@@ -19,6 +19,7 @@ from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
+from hatch_lower.codec import encode
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
@@ -44,7 +45,7 @@ from hatch_lower.program.constants_file import constants_bytes, write_constants
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.program.traces import machine_words, traces_of
-from hatch_lower.records import MethodRow, ModelReport, encode
+from hatch_lower.records import MethodRow, ModelReport
 from hatch_lower.requirements import requirements_to_add
 from hatch_lower.reuse import (
     Used,

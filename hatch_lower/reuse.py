@@ -22,6 +22,7 @@ from hatch_lower.backend.identity import backend_record, code_digest, code_of
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.store import Store
+from hatch_lower.codec import encode
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.debug import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
 from hatch_lower.digest import digest_of
@@ -39,7 +40,7 @@ from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.program.package import CONSTANTS_SCHEMA, Packager
 from hatch_lower.program.sources import SourceRoots
-from hatch_lower.records import BackendRecord, MethodRecord, ModelReport, encode
+from hatch_lower.records import BackendRecord, MethodRecord, ModelReport
 from hatch_lower.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 
 __all__ = [

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from hatch_lower.config import Settings
 from hatch_lower.errors import EntryPointError, ProcessError
+from hatch_lower.protocol import Request
 from hatch_lower.recording.landlock import READABLE_SYSTEM, denied_paths, restrict_reads
-from hatch_lower.records import Request
 
 __all__ = ["refuse_undeclared", "undeclared_read"]
 

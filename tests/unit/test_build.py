@@ -25,6 +25,7 @@ import pytest
 import hatch_lower.children
 from hatch_lower.build import build
 from hatch_lower.children import Child, tell_of_long_stage
+from hatch_lower.codec import decode, encode, read_record, write_record
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.digest import sha256_bytes
 from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
@@ -34,7 +35,8 @@ from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.site import lay_out_site
 from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.format.manifest import ModelEntry, read_manifest
-from hatch_lower.records import MethodRow, ModelReport, PayloadFile, Request, decode, encode, read_record, write_record
+from hatch_lower.protocol import Request
+from hatch_lower.records import MethodRow, ModelReport, PayloadFile
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.worker import ANSWER, enter_folder, shorten_sockets
 

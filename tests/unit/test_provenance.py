@@ -15,6 +15,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from hatch_lower.cache.store import Store
+from hatch_lower.codec import encode
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.config_card import Author, Card, Dataset
 from hatch_lower.errors import PackageError
@@ -28,7 +29,7 @@ from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 from hatch_lower.provenance.document import document_text
 from hatch_lower.provenance.subject import Subject
-from hatch_lower.records import Architecture, BackendRecord, encode
+from hatch_lower.records import Architecture, BackendRecord
 from hatch_lower.results import BuildResult, ModelResult, PayloadFile
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
