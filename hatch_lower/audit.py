@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hatch_lower.build import Lookup, look_up
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
 from hatch_lower.config import ModelSettings, Settings
-from hatch_lower.digest import digest_of
 from hatch_lower.errors import CacheError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import method_changes

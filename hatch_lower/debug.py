@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import DebugError, ProgramError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.codec import encode
 from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
-from hatch_lower.digest import sha256_bytes
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.events import Event, Reporter, stage

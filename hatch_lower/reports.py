@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import sha256_file
 from hatch_lower.codec import decode, encode
-from hatch_lower.digest import sha256_file
 from hatch_lower.errors import LowerError
 from hatch_lower.format.reading import read_path
 from hatch_lower.records import ModelReport, PayloadFile

@@ -22,10 +22,10 @@ from hatch_lower.backend.identity import backend_record, code_digest, code_of
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
 from hatch_lower.codec import encode
 from hatch_lower.config import ModelSettings, Recipe, Settings
 from hatch_lower.debug import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
-from hatch_lower.digest import digest_of
 from hatch_lower.errors import ProgramError
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.export.graph_key import constants_of, describe_method, form_bytes, sharing_of

@@ -28,8 +28,8 @@ from typing import Any
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
+from hatch_lower.canonical import digest_of
 from hatch_lower.codec import encode, read_record
-from hatch_lower.digest import digest_of
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.source import describe_exception, is_out_of_memory

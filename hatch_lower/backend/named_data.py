@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.tensors import dtype_name, span_bytes
 

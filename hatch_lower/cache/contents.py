@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
-from hatch_lower.digest import read_file
+from hatch_lower.canonical import read_file
 
 __all__ = ["Contents", "StoredBlob", "StoredRecord", "read_contents"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from hatch_lower.cache.files import make_folder
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
 
 __all__ = ["WRITING", "Mode", "choose_directory", "default_directory", "history_path", "reason_to_distrust"]

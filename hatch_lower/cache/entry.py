@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 
 __all__ = ["DIGEST", "Record", "check_record", "make_record", "parse_record"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 
 __all__ = ["ExportKey", "JointKey", "NoKeyError", "PartitionKey"]
 

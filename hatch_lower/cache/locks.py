@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.cache.files import file_mode, make_folder
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 
 if TYPE_CHECKING:
     import filelock

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 
 __all__ = ["ManifestKey"]
 

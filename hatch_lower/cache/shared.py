@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hatch_lower.cache.entry import Record, check_record
 from hatch_lower.cache.files import temporary_beside
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 
 __all__ = ["Keep", "RemoteCache", "fetch_record"]
 

@@ -27,7 +27,7 @@ from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import hold
 from hatch_lower.cache.shared import RemoteCache, fetch_record
 from hatch_lower.cache.verified import Verified
-from hatch_lower.digest import canonical_json, read_file, sha256_bytes
+from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
 from hatch_lower.errors import CacheError
 
 __all__ = ["MARK_INTERVAL", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.cache.contents import Contents, StoredRecord, read_contents
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 
 __all__ = ["Damage", "Entry", "Survey", "survey", "verify"]
 

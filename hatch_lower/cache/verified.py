@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.cache.files import write_file
-from hatch_lower.digest import canonical_json, read_file, sha256_file
+from hatch_lower.canonical import canonical_json, read_file, sha256_file
 
 __all__ = ["LARGE", "Verified"]
 

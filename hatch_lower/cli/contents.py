@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 from packaging.utils import canonicalize_name
 
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.debug import DebugMap, read_debug
-from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hatch_lower.canonical import sha256_file
 from hatch_lower.cli.output import show, show_report
 from hatch_lower.cli.tables import count
-from hatch_lower.digest import sha256_file
 from hatch_lower.errors import PackageError
 
 if TYPE_CHECKING:

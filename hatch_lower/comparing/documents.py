@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hatch_lower.canonical import digest_of
 from hatch_lower.comparing.difference import NOTHING, Difference, Known, value_text
 from hatch_lower.comparing.reasons import ORDER, reason_for_field
-from hatch_lower.digest import digest_of
 
 __all__ = ["compare_documents", "document_strings", "is_equal"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.explain.form import Form, read_form
 from hatch_lower.explain.forms import differences
 from hatch_lower.explain.settings import consequences, key_changes

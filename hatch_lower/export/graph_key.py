@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.cache.key import NoKeyError
-from hatch_lower.digest import canonical_json, digest_of
+from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
 from hatch_lower.graph.state import CONSTANT_KINDS, layouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import read_bool, read_fields, read_list, read_natural, read_text, refuse
 

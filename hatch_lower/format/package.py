@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 
 __all__ = ["MANIFEST_SCHEMA", "SBOM_FILE", "package_manifest"]
 

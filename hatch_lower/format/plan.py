@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.format.arguments import Argument, ConstantName, Value, argument_json, read_argument
 from hatch_lower.format.constants import Constant, Storage, constant_json, read_constant, read_storage, storage_json
 from hatch_lower.format.delegates import DelegateEntry, TargetEntry, delegate_json, read_delegate

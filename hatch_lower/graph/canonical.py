@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import GraphModule, Node
 
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs, layouts, mutated_targets
 from hatch_lower.graph.surgery import attribute_of
 from hatch_lower.graph.tensors import dtype_name, tensor_digest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 
 __all__ = ["POLICIES", "NativeFile", "platform_tag", "read_native_file", "remembering", "tag_of"]

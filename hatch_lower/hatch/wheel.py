@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hatch_lower.abandoned import make_held, remove_abandoned
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import (
     ZIP64_LIMIT,

@@ -20,7 +20,7 @@ from hatch_lower.backend.identity import code_of
 from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.graph.canonical import structure_digest
 from hatch_lower.graph.state import constant_of, constant_specs

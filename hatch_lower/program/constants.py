@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hatch_lower.backend.api import PreprocessResult, Target
 from hatch_lower.backend.named_data import DataEntry, NamedDataStore, NamedDataStoreOutput
-from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import (
     PAGE_SIZE,

@@ -13,8 +13,8 @@ import torch
 from hatch_lower.abandoned import make_held, remove_abandoned
 from hatch_lower.cache.files import LEFTOVER, make_folder
 from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.debug import write_debug
-from hatch_lower.digest import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry

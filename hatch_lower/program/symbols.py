@@ -22,7 +22,7 @@ from torch.utils._sympy.functions import (
 )
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.expression import Compound, Expression, expression_json
 from hatch_lower.format.inputs import Symbol

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.program.emit import EmittedProgram
 
 __all__ = ["machine_words", "trace_in", "traces_of"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from hatch_lower import __version__
+from hatch_lower.canonical import digest_of
 from hatch_lower.config import Settings
-from hatch_lower.digest import digest_of
 from hatch_lower.results import BuildResult
 
 __all__ = ["FOLDER", "Subject"]

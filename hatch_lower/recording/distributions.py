@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.stats import StatCache
 
 __all__ = [

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hatch_lower.digest import digest_of, sha256_file
+from hatch_lower.canonical import digest_of, sha256_file
 
 __all__ = [
     "Observed",

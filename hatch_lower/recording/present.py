@@ -10,7 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.distributions import Distribution, find_distributions, mark_of_distribution
 from hatch_lower.recording.environment_inputs import new_variables
 from hatch_lower.recording.inputs import ABSENT

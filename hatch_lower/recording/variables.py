@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from hatch_lower.digest import read_file
+from hatch_lower.canonical import read_file
 
 __all__ = ["UNSET", "is_credential", "mark_of", "secret"]
 

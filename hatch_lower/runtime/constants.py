@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_lower.digest import sha256_bytes, sha256_file
+from hatch_lower.canonical import sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest

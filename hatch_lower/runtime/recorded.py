@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import ProgramError
 
 if TYPE_CHECKING:

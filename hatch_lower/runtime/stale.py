@@ -6,7 +6,7 @@ import importlib.metadata
 import warnings
 from pathlib import Path
 
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 from hatch_lower.format.reading import (
     check_schema,
     parse_json,

@@ -16,7 +16,7 @@ from hatch_lower.backend.api import BackendDetails, Partitioner, PreprocessResul
 from hatch_lower.backend.named_data import NamedDataStoreOutput
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.digest import digest_of, sha256_bytes
+from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.lowering.extract import extract
 from hatch_lower.lowering.lower import Lowered, lower_methods, make_request, tag_program

@@ -20,7 +20,7 @@ from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.survey import survey
 from hatch_lower.cache.trim import Limits, maybe_trim
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

@@ -50,7 +50,7 @@ STORING = """
 import os, sys
 from pathlib import Path
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.explain.history import BuildHistory, write_history
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import secret

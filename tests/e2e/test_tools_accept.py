@@ -20,7 +20,7 @@ import pytest
 from support.scenarios import copy_project
 from support.venv import Finished, run
 
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 from hatch_lower.hatch.archive import ZIP64_LIMIT
 from hatch_lower.hatch.wheel import append_payload, record_digest
 from hatch_lower.results import PayloadFile

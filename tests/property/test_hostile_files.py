@@ -55,7 +55,7 @@ from hatch_lower.cache.remote.action_result import OutputFile, decode_action_res
 from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.canonical import canonical_json, sha256_bytes
 
 __all__ = ["install", "lowered_model", "safetensors_bytes", "write_lowered"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 

@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 
 from hatch_lower.backend.api import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.backend.named_data import NamedDataStore
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.graph.state import constant_of
 from hatch_lower.graph.tensors import span_bytes
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob

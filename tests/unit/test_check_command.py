@@ -17,8 +17,8 @@ from support.exports import SOURCE, Workshop, files_of, settings_of
 from support.installed import update_entries
 from support.lowered import install
 
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
-from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.export import verify
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.program.constants_file import constants_bytes

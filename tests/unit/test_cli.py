@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from support.installed import update_entries
 
 from hatch_lower import __version__
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
 from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_rows
 from hatch_lower.cli.output import page
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config_schema import reference_markdown, schema_text
 from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
-from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
 from hatch_lower.format.inputs import Symbol, TensorInput

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.recorded import Project
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.preload import built_library
 
 

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from hatch_lower.backend.api import BackendDetails, PreprocessResult
 from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.format.delegates import DataFile, DataLayout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.digest import canonical_json, digest_of, sha256_bytes, sha256_file
+from hatch_lower.canonical import canonical_json, digest_of, sha256_bytes, sha256_file
 
 
 def test_canonical_json_is_independent_of_the_order_of_keys() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.distributions import (
     distribution_in,
     find_distributions,

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from hatch_lower.cache.directory import history_path
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
-from hatch_lower.digest import canonical_json, sha256_bytes
 from hatch_lower.explain.align import MOST_EDITS, align, gaps
 from hatch_lower.explain.compare import FIRST_BUILD, NOTHING, explain_methods
 from hatch_lower.explain.form import Form, read_form

@@ -34,7 +34,7 @@ from support.plans import (
     v,
 )
 
-from hatch_lower.digest import canonical_json, sha256_bytes
+from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.runtime.check import check_model
 from hatch_lower.runtime.files import PackagedFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.manifest import read_manifest, write_manifest
 

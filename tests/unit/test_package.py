@@ -10,7 +10,7 @@ import torch
 
 from hatch_lower.abandoned import make_held
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_file
+from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import BackendError
 from hatch_lower.program import package
 from hatch_lower.program.constants_file import ConstantsFile, write_constants

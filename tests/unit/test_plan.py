@@ -25,7 +25,7 @@ from support.plans import (
     v,
 )
 
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import read_argument
 from hatch_lower.format.expression import evaluate, expression_text, read_expression

@@ -24,7 +24,7 @@ from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_
 from hatch_lower.cache.remote.transport import Limits
 from hatch_lower.cache.remote.unsigned import PARTITION, reason_to_refuse
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 BLOBS = (b"first blob" * 500, b"", b"second blob")

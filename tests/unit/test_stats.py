@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.mounts import Times, times_of_devices
 from hatch_lower.recording.stats import LIMIT, StatCache
 

@@ -12,7 +12,7 @@ import pytest
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.shared import Keep
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 
 KEY = "ab" * 32
 DIGEST = sha256_bytes(b"abc")

@@ -9,7 +9,7 @@ import pytest
 from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.survey import Damage, kind_of, survey, verify
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 
 KEYS = [f"{number:02x}" * 32 for number in range(4)]
 

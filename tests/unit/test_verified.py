@@ -8,7 +8,7 @@ import pytest
 
 from hatch_lower.cache import verified
 from hatch_lower.cache.store import Store
-from hatch_lower.digest import sha256_bytes, sha256_file
+from hatch_lower.canonical import sha256_bytes, sha256_file
 
 SIZE = verified.LARGE
 DIGEST = sha256_bytes(bytes(SIZE))

@@ -20,8 +20,8 @@ from hatch_lower.backend.api import (
     PreprocessResult,
 )
 from hatch_lower.backend.partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
+from hatch_lower.canonical import canonical_json
 from hatch_lower.debug import DelegateMappingBuilder
-from hatch_lower.digest import canonical_json
 from hatch_lower.errors import BackendError
 
 __all__ = ["DemoBackend", "DemoPartitioner"]

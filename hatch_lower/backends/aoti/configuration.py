@@ -17,7 +17,7 @@ from typing import Any
 
 from hatch_lower.backend.api import CompileSpec
 from hatch_lower.backend.options import GivenOptions
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, nearest
 
 __all__ = [

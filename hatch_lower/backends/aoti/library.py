@@ -17,7 +17,7 @@ import torch
 
 from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import Compiler
-from hatch_lower.digest import digest_of
+from hatch_lower.canonical import digest_of
 
 __all__ = ["LibraryPool"]
 

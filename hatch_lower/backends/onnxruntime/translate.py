@@ -25,7 +25,7 @@ from torch.onnx._internal.fx import passes
 
 from hatch_lower.backends.onnxruntime.copied import CanonicalCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import data_name
 

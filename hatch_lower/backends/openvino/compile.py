@@ -17,8 +17,8 @@ from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import options_from_specs, parse_options
 from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.debug import DelegateMappingBuilder
-from hatch_lower.digest import sha256_bytes
 from hatch_lower.errors import BackendError
 
 __all__ = ["REQUIREMENT", "OpenvinoBackend"]

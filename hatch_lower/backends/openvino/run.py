@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 

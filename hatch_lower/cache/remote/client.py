@@ -31,7 +31,7 @@ from hatch_lower.cache.remote.signing import can_sign
 from hatch_lower.cache.remote.transport import Limits, TransferError, Transport, UnreachableError, within
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.shared import Keep
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 
 __all__ = ["RemoteClient"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.remote.signing import SigningKey
-from hatch_lower.digest import canonical_json
+from hatch_lower.canonical import canonical_json
 
 __all__ = ["SharedEntry", "Signature", "is_native", "is_native_blob", "read_envelope", "write_envelope"]
 

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hatch_lower.digest import sha256_bytes
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
 
 __all__ = ["KeyPair", "SigningKey", "VerifyingKeys", "can_sign", "key_id", "new_key_pair", "read_key"]
