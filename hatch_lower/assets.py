@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.format.reading import read_path
 from hatch_lower.results import ModelResult, PayloadFile

@@ -16,7 +16,7 @@ from pathlib import Path
 from hatch_lower.build import Lookup, look_up
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import CacheError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import method_changes

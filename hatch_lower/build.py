@@ -17,7 +17,7 @@ from hatch_lower.assets import find_assets, with_assets
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config import Settings
+from hatch_lower.config.settings import Settings
 from hatch_lower.environment import child_environment
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest

@@ -16,7 +16,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
 from hatch_lower.children import run_children
 from hatch_lower.codec import encode
-from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.endings import Answer
 from hatch_lower.errors import LowerError
 from hatch_lower.events import Reporter

@@ -24,9 +24,9 @@ import torch
 from packaging.utils import canonicalize_name
 
 from hatch_lower.codec import decode, encode
+from hatch_lower.config.requirements import distributions_required
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.plan import read_plan
-from hatch_lower.requirements import distributions_required
 from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import execute_plan

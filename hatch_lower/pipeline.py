@@ -21,7 +21,8 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.codec import encode
-from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.requirements import requirements_to_add
+from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
@@ -46,7 +47,6 @@ from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.program.traces import machine_words, traces_of
 from hatch_lower.records import MethodRow, ModelReport
-from hatch_lower.requirements import requirements_to_add
 from hatch_lower.reuse import (
     Used,
     backends_of,

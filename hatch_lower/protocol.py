@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.config import Settings
+from hatch_lower.config.settings import Settings
 
 __all__ = ["Request"]
 

@@ -10,7 +10,7 @@ import torch
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.codec import encode
-from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.format.manifest import ModelEntry

@@ -24,7 +24,7 @@ from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.codec import encode
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.debug import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
 from hatch_lower.errors import ProgramError
 from hatch_lower.export.capture import CapturedModel

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from hatch_lower.config import Settings
+from hatch_lower.config.settings import Settings
 from hatch_lower.errors import EntryPointError, ProcessError
 from hatch_lower.protocol import Request
 from hatch_lower.recording.landlock import READABLE_SYSTEM, denied_paths, restrict_reads

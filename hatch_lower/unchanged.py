@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.config import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.environment import COMPILER, LOADER, fixed_variables
 from hatch_lower.recording.check import Change, Checker
 from hatch_lower.recording.distributions import Distribution

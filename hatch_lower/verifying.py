@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hatch_lower.config import Recipe
+from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.capture import CapturedMethod, CapturedModel

@@ -11,7 +11,7 @@ from pathlib import Path
 from hatch_lower.cache.entry import Record
 from hatch_lower.cache.shared import Keep, RemoteCache
 from hatch_lower.cache.store import Store
-from hatch_lower.config import Recipe
+from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 from hatch_lower.protocol import Request
 from hatch_lower.recording.collect import collect

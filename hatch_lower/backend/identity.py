@@ -11,7 +11,7 @@ from pathlib import Path
 from hatch_lower.backend.api import BackendDetails
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import digest_of, sha256_bytes, sha256_file
-from hatch_lower.config import BACKEND_GROUP
+from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.recording.stats import installed_rows
 from hatch_lower.records import BackendRecord
 

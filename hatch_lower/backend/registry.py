@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from hatch_lower.backend.api import BackendDetails
-from hatch_lower.config import BACKEND_GROUP
+from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.errors import BackendError, nearest
 
 __all__ = ["find_backend"]

@@ -22,7 +22,7 @@ from hatch_lower.errors import CacheError
 
 if TYPE_CHECKING:
     from hatch_lower.cache.survey import Survey
-    from hatch_lower.config_table import CacheSettings
+    from hatch_lower.config.tables import CacheSettings
 
 __all__ = ["cache"]
 
@@ -227,7 +227,7 @@ def limits_here(root: Path | None) -> CacheSettings:
     Raises:
         LowerError: if the named project cannot be read.
     """
-    from hatch_lower.config_table import CacheSettings
+    from hatch_lower.config.tables import CacheSettings
     from hatch_lower.errors import LowerError
 
     if root is None and not Path("pyproject.toml").is_file():

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
 from hatch_lower.cli.output import show
-from hatch_lower.config import BACKEND_GROUP, HOOK_PATH
-from hatch_lower.config_table import quote_key
+from hatch_lower.config.settings import BACKEND_GROUP, HOOK_PATH
+from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.model import ENTRY_POINT_GROUP
 

@@ -45,7 +45,7 @@ def main() -> None:
 @click.option("--markdown", is_flag=True, help="Print the reference page instead.")
 def schema(markdown: bool) -> None:
     """Print a JSON schema of the hook's settings."""
-    from hatch_lower.config_schema import reference_markdown, schema_text
+    from hatch_lower.config.schema import reference_markdown, schema_text
 
     show_text(reference_markdown() if markdown else schema_text())
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import click
 
 from hatch_lower.cli.output import show
-from hatch_lower.config import BACKEND_GROUP
+from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
 __all__ = ["Names", "new_backend", "render", "write_backend"]

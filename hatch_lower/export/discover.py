@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.config import HOOK_PATH
+from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
 from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, relative_to_roots, user_line
 from hatch_lower.model import Method, Model

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.assets import asset_files, find_assets
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.config import Settings
+from hatch_lower.config.settings import Settings
 
 if TYPE_CHECKING:
     from hatch_lower.results import PayloadFile

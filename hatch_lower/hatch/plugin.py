@@ -103,11 +103,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.build import build
         from hatch_lower.cache.directory import history_path
         from hatch_lower.cache.store import open_store
+        from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
         from hatch_lower.hatch.tags import remembering, tag_of
         from hatch_lower.hatch.terminal import reporter_for, summary_lines
-        from hatch_lower.requirements import requirements_to_add
 
         if not editable:
             check_hatchling(build_data)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.config import Settings, read_settings
-from hatch_lower.config_table import RESERVED_KEYS, HookTable, quote_key, read_table
+from hatch_lower.config.settings import Settings, read_settings
+from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hatch_lower.config_card import Card
+from hatch_lower.config.card import Card
 from hatch_lower.format.inputs import input_text
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import leaf_paths, tree_text

@@ -29,8 +29,8 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
-from hatch_lower.config import ModelSettings
-from hatch_lower.config_card import Dataset
+from hatch_lower.config.card import Dataset
+from hatch_lower.config.settings import ModelSettings
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.provenance.card import dataset_ref, model_card
 from hatch_lower.provenance.subject import Subject

@@ -26,7 +26,7 @@ from support.mutations import (
     write_table,
 )
 
-from hatch_lower.config_table import HookTable, toml_key
+from hatch_lower.config.tables import HookTable, toml_key
 from hatch_lower.recording.preload import built_library
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.events import Event
 from hatch_lower.export.capture import CapturedModel, capture_model
 from hatch_lower.export.check_data import example_tensors

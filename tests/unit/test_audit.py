@@ -19,7 +19,7 @@ from hatch_lower.build import build
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.cli.audit import audit_text
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.environment import child_environment
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter

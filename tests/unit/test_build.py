@@ -27,7 +27,7 @@ from hatch_lower.build import build
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.children import Child, tell_of_long_stage
 from hatch_lower.codec import decode, encode, read_record, write_record
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
 from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError

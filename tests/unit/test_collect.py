@@ -143,7 +143,7 @@ def test_an_input_is_its_contents(project: Project) -> None:
 
 
 def test_the_standard_library_and_this_package_are_no_inputs(project: Project) -> None:
-    inputs = project.record("import json.tool, hatch_lower.config")
+    inputs = project.record("import json.tool, hatch_lower.config.settings")
     assert [path for path in inputs["files"] if path.endswith(".py")] == [
         "project/src/digits/__init__.py",
         "project/src/digits/model.py",

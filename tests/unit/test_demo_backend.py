@@ -19,8 +19,8 @@ from support.lowered import install
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import open_store
 from hatch_lower.cli.debug import debug_lines, debug_report
-from hatch_lower.config import BACKEND_GROUP, ModelSettings, Recipe, Settings
-from hatch_lower.config_table import BackendChoice
+from hatch_lower.config.settings import BACKEND_GROUP, ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError
 from hatch_lower.events import NullReporter

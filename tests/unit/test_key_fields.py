@@ -21,7 +21,7 @@ from support.exports import Events, key_of, settings_of
 import hatch_lower
 from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec
 from hatch_lower.cache.key import ExportKey, PartitionKey
-from hatch_lower.config import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.lowering import preprocess

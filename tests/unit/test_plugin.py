@@ -24,7 +24,7 @@ from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.config import Settings
+from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event, Reporter
 from hatch_lower.hatch import hooks

@@ -16,8 +16,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from hatch_lower.cache.store import Store
 from hatch_lower.codec import encode
-from hatch_lower.config import ModelSettings, Recipe, Settings
-from hatch_lower.config_card import Author, Card, Dataset
+from hatch_lower.config.card import Author, Card, Dataset
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.graph import Graph, OpCall

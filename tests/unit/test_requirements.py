@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
+from hatch_lower.config.requirements import find_unmet, requirements_to_add
 from hatch_lower.errors import ConfigError
-from hatch_lower.requirements import find_unmet, requirements_to_add
 
 REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
 
@@ -133,7 +133,7 @@ def test_what_a_recipe_will_require_is_checked_before_anything_is_lowered(
 ) -> None:
     from support.exports import Workshop, settings_of
 
-    from hatch_lower.config import BackendChoice, Recipe
+    from hatch_lower.config.settings import BackendChoice, Recipe
 
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
     monkeypatch.setattr("hatch_lower.pipeline.lower_recipe", lambda *args: pytest.fail("it was lowered"))

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from hatch_lower import pipeline
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PartitionResult, PreprocessResult
 from hatch_lower.cache.key import ExportKey
-from hatch_lower.config import BackendChoice, Recipe
+from hatch_lower.config.settings import BackendChoice, Recipe
 from hatch_lower.debug import read_debug
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.export.capture import CapturedModel

@@ -14,9 +14,9 @@ if sys.version_info >= (3, 11):
 else:  # hatchling needs it there, too
     import tomli as tomllib
 
-from hatch_lower.config_card import Author, Card, Dataset
-from hatch_lower.config_schema import field_docstrings, json_schema, reference_markdown, schema_text
-from hatch_lower.config_table import (
+from hatch_lower.config.card import Author, Card, Dataset
+from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
+from hatch_lower.config.tables import (
     BackendChoice,
     CacheSettings,
     HookTable,

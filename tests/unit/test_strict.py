@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.codec import write_record
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.protocol import Request
 from hatch_lower.recording.landlock import is_available
 from hatch_lower.strict import holds_project, undeclared_read

@@ -14,7 +14,7 @@ from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.store import RemoteCache, Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.config import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings
 from hatch_lower.environment import FIXED
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.recording.inputs import RecordedInputs

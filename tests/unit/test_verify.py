@@ -395,7 +395,7 @@ fresh = start_fresh()
 
 import hatch_lower
 from hatch_lower.cache.store import Store
-from hatch_lower.config import ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.export.capture import capture_model

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hatch_lower.config import HOOK_PATH
-from hatch_lower.config_card import Author, Card, Dataset
-from hatch_lower.config_table import (
+from hatch_lower.config.card import Author, Card, Dataset
+from hatch_lower.config.settings import HOOK_PATH
+from hatch_lower.config.tables import (
     RESERVED_KEYS,
     BackendChoice,
     CacheSettings,
@@ -28,7 +28,7 @@ __all__ = ["json_schema", "reference_markdown", "schema_text"]
 INTRODUCTION = f"""\
 # Configuration
 
-<!-- Made from hatch_lower/config_table.py by `hatch-lower schema --markdown > docs/configuration.md`. -->
+<!-- Made from hatch_lower/config/tables.py by `hatch-lower schema --markdown > docs/configuration.md`. -->
 
 Settings live in `pyproject.toml` under `[{HOOK_PATH}]`
 (in `hatch.toml`: `[{HOOK_PATH.removeprefix("tool.hatch.")}]`). A table

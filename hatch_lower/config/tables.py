@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hatch_lower.config_card import Author, Card, Dataset
+from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.errors import nearest
 
 __all__ = [

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hatch_lower.config_card import Card
-from hatch_lower.config_table import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
+from hatch_lower.config.card import Card
+from hatch_lower.config.tables import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.model import ENTRY_POINT_GROUP
 
