@@ -13,7 +13,7 @@ from hatch_lower.canonical import sha256_file
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.format.reading import read_path
-from hatch_lower.results import ModelResult, PayloadFile
+from hatch_lower.format.results import ModelResult, PayloadFile
 
 __all__ = ["asset_entries", "asset_files", "find_assets", "with_assets"]
 

@@ -21,7 +21,7 @@ from hatch_lower.errors import CacheError
 from hatch_lower.events import Reporter
 from hatch_lower.explain.compare import method_changes
 from hatch_lower.exporting import export_models
-from hatch_lower.records import FORMS, ModelReport
+from hatch_lower.format.record import FORMS, ModelReport
 from hatch_lower.surroundings import Surroundings
 
 __all__ = ["Audit", "audit"]

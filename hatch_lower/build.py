@@ -21,9 +21,9 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.environment import child_environment
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
+from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.machine import CPU_INFORMATION, cpu_capability
-from hatch_lower.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.unchanged import Known, Unchanged, roots_of
 

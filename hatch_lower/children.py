@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hatch_lower.codec import write_record
 from hatch_lower.endings import Answer, Ending, answer_of, cut, without_errors
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
+from hatch_lower.format.codec import write_record
 from hatch_lower.protocol import Request
 
 __all__ = ["run_children"]

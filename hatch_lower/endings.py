@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.codec import decode
 from hatch_lower.errors import LowerError, ProcessError, error_from_json
-from hatch_lower.records import ModelReport
+from hatch_lower.format.codec import decode
+from hatch_lower.format.record import ModelReport
 from hatch_lower.worker import ANSWER, UNANSWERED, out_of_memory_error
 
 __all__ = ["Answer", "Ending", "answer_of", "cut", "last_words", "without_errors"]

@@ -15,7 +15,6 @@ from pathlib import Path
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
 from hatch_lower.children import run_children
-from hatch_lower.codec import encode
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.endings import Answer
 from hatch_lower.errors import LowerError
@@ -24,11 +23,12 @@ from hatch_lower.explain.compare import explain_methods
 from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.explain.settings import key_changes
 from hatch_lower.export.site import lay_out_site
+from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
+from hatch_lower.format.results import ModelResult
 from hatch_lower.protocol import Request
 from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.preload import built_library, preload_environment
-from hatch_lower.results import ModelResult
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.suspects import forget_suspects
 from hatch_lower.unchanged import Known

@@ -23,9 +23,9 @@ from typing import BinaryIO
 import torch
 from packaging.utils import canonicalize_name
 
-from hatch_lower.codec import decode, encode
 from hatch_lower.config.requirements import distributions_required
 from hatch_lower.errors import LowerError, VerificationError
+from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.constants import ConstantsFile

@@ -20,7 +20,6 @@ from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.codec import encode
 from hatch_lower.config.requirements import requirements_to_add
 from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.edge.convert import to_edge
@@ -32,7 +31,9 @@ from hatch_lower.export.check_data import example_tensors, limited
 from hatch_lower.export.source import trim
 from hatch_lower.export.verify import eager_factory, widened
 from hatch_lower.format.agreement import backends_in, target_in
+from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.record import MethodRow, ModelReport
 from hatch_lower.fresh import FreshProcess, Packaged
 from hatch_lower.graph.surgery import count_operations
 from hatch_lower.guarded import backend_at_work
@@ -46,7 +47,6 @@ from hatch_lower.program.constants_file import constants_bytes, write_constants
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.program.traces import machine_words, traces_of
-from hatch_lower.records import MethodRow, ModelReport
 from hatch_lower.reuse import (
     Used,
     backends_of,

@@ -11,10 +11,10 @@ from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_file
-from hatch_lower.codec import decode, encode
 from hatch_lower.errors import LowerError
+from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.reading import read_path
-from hatch_lower.records import ModelReport, PayloadFile
+from hatch_lower.format.record import ModelReport, PayloadFile
 
 __all__ = ["REPORT_SCHEMA", "report_blobs", "report_value", "restore_report"]
 

@@ -23,14 +23,15 @@ from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.codec import encode
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.debug import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
 from hatch_lower.errors import ProgramError
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.export.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.format.codec import encode
+from hatch_lower.format.debug_map import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
 from hatch_lower.format.manifest import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
+from hatch_lower.format.record import BackendRecord, MethodRecord, ModelReport
 from hatch_lower.graph.tensors import tensor_digest
 from hatch_lower.guarded import backend_at_work
 from hatch_lower.lowering.module import LoweredBackendModule
@@ -40,7 +41,6 @@ from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.program.package import CONSTANTS_SCHEMA, Packager
 from hatch_lower.program.sources import SourceRoots
-from hatch_lower.records import BackendRecord, MethodRecord, ModelReport
 from hatch_lower.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 
 __all__ = [

@@ -24,6 +24,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.environment import COMPILER, LOADER, fixed_variables
+from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 from hatch_lower.recording.check import Change, Checker
 from hatch_lower.recording.distributions import Distribution
 from hatch_lower.recording.inputs import RecordedInputs
@@ -33,11 +34,10 @@ from hatch_lower.recording.roots import Roots
 from hatch_lower.recording.sharing import received
 from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import secret
-from hatch_lower.results import MethodRow, ModelResult, PayloadFile
 from hatch_lower.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from hatch_lower.records import ModelReport
+    from hatch_lower.format.record import ModelReport
 
 __all__ = ["Known", "Unchanged", "remember", "roots_of", "stats_path"]
 

@@ -29,15 +29,15 @@ from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
-from hatch_lower.codec import encode, read_record
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.export.source import describe_exception, is_out_of_memory
+from hatch_lower.format.codec import encode, read_record
+from hatch_lower.format.record import ModelReport
 from hatch_lower.protocol import Request
 from hatch_lower.recording.sharing import shareable
 from hatch_lower.recording.variables import secret
 from hatch_lower.recording.watch import Recorder
-from hatch_lower.records import ModelReport
 from hatch_lower.strict import refuse_undeclared, undeclared_read
 from hatch_lower.unchanged import Unchanged, remember, roots_of
 from hatch_lower.watching import PausingRemote, PausingReporter, Watch

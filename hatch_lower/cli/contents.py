@@ -15,9 +15,9 @@ import click
 from packaging.utils import canonicalize_name
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.debug import DebugMap, read_debug
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.agreement import check_agreement
+from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder

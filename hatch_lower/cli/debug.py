@@ -12,8 +12,8 @@ import click
 from hatch_lower.cli.contents import choose_model, choose_recipe, find_contents, path_option, target_of
 from hatch_lower.cli.output import page, show_json
 from hatch_lower.cli.tables import table_lines
-from hatch_lower.debug import MethodDebug, Origin
 from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.debug_map import MethodDebug, Origin
 
 __all__ = ["debug"]
 

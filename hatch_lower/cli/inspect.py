@@ -13,7 +13,7 @@ import click
 from hatch_lower.cli.contents import Contents, find_contents, path_option, target_of
 from hatch_lower.cli.output import show_report, show_text
 from hatch_lower.cli.tables import count, size_text, table_lines
-from hatch_lower.debug import MethodDebug
+from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.inputs import input_text
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry

@@ -13,7 +13,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.explain.form import Form, read_form
 from hatch_lower.explain.forms import differences
 from hatch_lower.explain.settings import consequences, key_changes
-from hatch_lower.records import MethodRecord, MethodRow
+from hatch_lower.format.record import MethodRecord, MethodRow
 
 __all__ = ["FIRST_BUILD", "NOTHING", "Exported", "ReadBlob", "explain_methods", "method_changes"]
 

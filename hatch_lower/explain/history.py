@@ -19,8 +19,8 @@ from typing import Any
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file
-from hatch_lower.codec import decode, encode
-from hatch_lower.records import MethodRecord, MethodRow
+from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.record import MethodRecord, MethodRow
 
 __all__ = ["BuildHistory", "ModelHistory", "read_history", "write_history"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hatch_lower.surroundings import DistributedFile
 
 if TYPE_CHECKING:
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.format.results import PayloadFile
 
 __all__ = ["Repeated", "find_repeated", "repetition_warning"]
 

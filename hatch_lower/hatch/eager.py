@@ -11,14 +11,14 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
 
 if TYPE_CHECKING:
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.format.results import PayloadFile
 
 __all__ = ["write_eager"]
 
 
 def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/eager.json` for each package under `work` and return the files."""
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.format.results import PayloadFile
 
     packages: dict[str, dict[str, str]] = {}
     assets = {model: asset_files(model, found) for model, found in find_assets(settings).items()}

@@ -15,8 +15,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatch_lower.errors import LowerError, refused_error
 
 if TYPE_CHECKING:
+    from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import Project
-    from hatch_lower.results import BuildResult, PayloadFile
 
 __all__ = ["LowerBuildHook"]
 

@@ -17,7 +17,7 @@ from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_
 if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.format.results import PayloadFile
 
 __all__ = ["Project", "input_files", "read_project", "set_tag"]
 

@@ -16,9 +16,9 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.package import SBOM_FILE
+from hatch_lower.format.results import BuildResult
 from hatch_lower.provenance.subject import Subject
 from hatch_lower.recording.distributions import find_distributions
-from hatch_lower.results import BuildResult
 
 __all__ = ["add_sbom", "check_hatchling"]
 

@@ -13,7 +13,7 @@ from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Repo
 if TYPE_CHECKING:
     from hatchling.bridge.app import Application
 
-    from hatch_lower.results import MethodRow
+    from hatch_lower.format.results import MethodRow
 
 __all__ = ["reporter_for", "summary_lines"]
 

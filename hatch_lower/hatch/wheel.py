@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from hatch_lower.cache.store import Store
-    from hatch_lower.results import PayloadFile
+    from hatch_lower.format.results import PayloadFile
 
 __all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
 

@@ -11,9 +11,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.fx import Node
 
-from hatch_lower.debug import DebugMap, MethodDebug
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import Argument
+from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs
 from hatch_lower.graph.surgery import attribute_of, nested_graph_modules

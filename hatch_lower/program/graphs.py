@@ -11,9 +11,9 @@ import torch
 from torch._higher_order_ops import executorch_call_delegate
 from torch.fx import GraphModule, Node
 
-from hatch_lower.debug import DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
+from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.format.graph import (
     Cond,
     DelegateCall,

@@ -14,15 +14,15 @@ from hatch_lower.abandoned import make_held, remove_abandoned
 from hatch_lower.cache.files import LEFTOVER, make_folder
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.debug import write_debug
 from hatch_lower.errors import BackendError
+from hatch_lower.format.debug_map import write_debug
 from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
+from hatch_lower.format.record import PayloadFile
 from hatch_lower.program.constants_file import ConstantsFile, write_constants
 from hatch_lower.program.delegates import delegate_file
 from hatch_lower.program.emit import EmittedProgram
-from hatch_lower.records import PayloadFile
 
 __all__ = ["CONSTANTS", "CONSTANTS_SCHEMA", "Packager", "ProgramFiles"]
 

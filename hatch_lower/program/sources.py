@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import torch
 from torch.fx import Node
 
-from hatch_lower.debug import Origin
+from hatch_lower.format.debug_map import Origin
 
 __all__ = ["SourceRoots", "exported_op", "module_path"]
 

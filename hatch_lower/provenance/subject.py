@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import Settings
-from hatch_lower.results import BuildResult
+from hatch_lower.format.results import BuildResult
 
 __all__ = ["FOLDER", "Subject"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
 
-from hatch_lower.debug import DebugMap, read_debug
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.agreement import check_agreement
+from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.debug import DebugMap, MethodDebug
 from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.runtime.executor import Runnable
 
 __all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "Provenance"]

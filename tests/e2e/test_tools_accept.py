@@ -21,9 +21,9 @@ from support.scenarios import copy_project
 from support.venv import Finished, run
 
 from hatch_lower.canonical import sha256_file
+from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch.archive import ZIP64_LIMIT
 from hatch_lower.hatch.wheel import append_payload, record_digest
-from hatch_lower.results import PayloadFile
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

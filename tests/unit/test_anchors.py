@@ -14,8 +14,8 @@ from support.generated import Drawn, Recipe, inputs
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.debug import DebugMap, Origin
 from hatch_lower.edge.convert import to_edge
+from hatch_lower.format.debug_map import DebugMap, Origin
 from hatch_lower.lowering.lower import lower_methods
 from hatch_lower.program.anchors import anchors_of, re_anchor, source_lines
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program

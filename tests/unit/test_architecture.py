@@ -10,8 +10,8 @@ from hatch_lower.backend.identity import backend_record, tools_named
 from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import capture_model
 from hatch_lower.export.discover import Exports
+from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.model import Method, Model
-from hatch_lower.records import Architecture, BackendRecord
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,7 @@ from hatch_lower.environment import child_environment
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.records import MethodRecord, ModelReport
+from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.surroundings import Surroundings
 
 MODELS = """

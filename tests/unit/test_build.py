@@ -26,7 +26,6 @@ import hatch_lower.children
 from hatch_lower.build import build
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.children import Child, tell_of_long_stage
-from hatch_lower.codec import decode, encode, read_record, write_record
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
 from hatch_lower.environment import child_environment
@@ -34,9 +33,10 @@ from hatch_lower.errors import CaptureError, EntryPointError, LowerError, Proces
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.site import lay_out_site
 from hatch_lower.export.source import describe_exception, is_out_of_memory
+from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
+from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 from hatch_lower.protocol import Request
-from hatch_lower.records import MethodRow, ModelReport, PayloadFile
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.worker import ANSWER, enter_folder, shorten_sockets
 
@@ -106,7 +106,7 @@ import torch
 from hatch_lower.events import stage
 from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
-from hatch_lower.records import MethodRow, ModelReport, PayloadFile
+from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 
 
 def lower_model(settings, model, source, folder, reporter, store, fresh):

@@ -17,8 +17,8 @@ from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_r
 from hatch_lower.cli.output import page
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config.schema import reference_markdown, schema_text
-from hatch_lower.debug import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
 from hatch_lower.format.arguments import ConstantName, Value
+from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
 from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest

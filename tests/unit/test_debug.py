@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.debug import (
+from hatch_lower.errors import DebugError, ProgramError
+from hatch_lower.format.debug_map import (
     DebugMap,
     DelegateDebug,
     DelegateMappingBuilder,
@@ -18,7 +19,6 @@ from hatch_lower.debug import (
     read_debug,
     write_debug,
 )
-from hatch_lower.errors import DebugError, ProgramError
 
 
 def node(handle: int | None) -> Any:

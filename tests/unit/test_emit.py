@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
 from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
-from hatch_lower.debug import read_debug, write_debug
 from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, EdgeError, InputError
+from hatch_lower.format.debug_map import read_debug, write_debug
 from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While, nested_graphs
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan

@@ -24,8 +24,8 @@ from hatch_lower.explain.words import literal_text, operator_text
 from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.export.graph_key import form_bytes
 from hatch_lower.exporting import shortened
+from hatch_lower.format.record import MethodRecord, MethodRow
 from hatch_lower.graph.canonical import canonical_form
-from hatch_lower.records import MethodRecord, MethodRow
 
 Function = Callable[[Any, torch.Tensor], Any]
 BATCH = {"x": {0: torch.export.Dim("batch", min=2, max=1024)}}

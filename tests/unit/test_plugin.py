@@ -27,9 +27,9 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event, Reporter
+from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
-from hatch_lower.results import BuildResult, MethodRow, PayloadFile
 from hatch_lower.surroundings import Surroundings
 
 PYPROJECT = """

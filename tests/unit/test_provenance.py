@@ -15,22 +15,22 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from hatch_lower.cache.store import Store
-from hatch_lower.codec import encode
 from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.arguments import Value
+from hatch_lower.format.codec import encode
 from hatch_lower.format.graph import Graph, OpCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, TargetEntry, write_plan
+from hatch_lower.format.record import Architecture, BackendRecord
+from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 from hatch_lower.provenance.document import document_text
 from hatch_lower.provenance.subject import Subject
-from hatch_lower.records import Architecture, BackendRecord
-from hatch_lower.results import BuildResult, ModelResult, PayloadFile
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
 PLAN = Plan(

@@ -18,10 +18,10 @@ from hatch_lower import pipeline
 from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PartitionResult, PreprocessResult
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import BackendChoice, Recipe
-from hatch_lower.debug import read_debug
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.export.capture import CapturedModel
-from hatch_lower.records import ModelReport
+from hatch_lower.format.debug_map import read_debug
+from hatch_lower.format.record import ModelReport
 
 pytestmark = pytest.mark.torch
 

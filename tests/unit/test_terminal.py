@@ -6,8 +6,8 @@ import pytest
 from hatchling.bridge.app import Application
 
 from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter
+from hatch_lower.format.record import MethodRow
 from hatch_lower.hatch.terminal import reporter_for, summary_lines
-from hatch_lower.records import MethodRow
 
 
 def test_the_table_is_aligned() -> None:

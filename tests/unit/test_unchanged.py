@@ -17,11 +17,11 @@ from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings
 from hatch_lower.environment import FIXED
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import MethodRow, PayloadFile
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.recording.sharing import shareable
 from hatch_lower.recording.variables import mark_of, secret
-from hatch_lower.records import ModelReport
-from hatch_lower.results import MethodRow, PayloadFile
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.unchanged import Unchanged, remember, roots_of
 

@@ -21,8 +21,8 @@ from hatch_lower.backend.api import (
 )
 from hatch_lower.backend.partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
 from hatch_lower.canonical import canonical_json
-from hatch_lower.debug import DelegateMappingBuilder
 from hatch_lower.errors import BackendError
+from hatch_lower.format.debug_map import DelegateMappingBuilder
 
 __all__ = ["DemoBackend", "DemoPartitioner"]
 

@@ -18,8 +18,8 @@ from hatch_lower.backends.openvino.options import options_from_specs, parse_opti
 from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.debug import DelegateMappingBuilder
 from hatch_lower.errors import BackendError
+from hatch_lower.format.debug_map import DelegateMappingBuilder
 
 __all__ = ["REQUIREMENT", "OpenvinoBackend"]
 

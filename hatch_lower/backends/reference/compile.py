@@ -15,7 +15,7 @@ from hatch_lower.backend.api import (
 )
 from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
 from hatch_lower.backends.reference.container import join_blob
-from hatch_lower.debug import DelegateMappingBuilder
+from hatch_lower.format.debug_map import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
 from hatch_lower.program.constants_file import constants_bytes
 from hatch_lower.program.emit import LoweredMethod, emit_program

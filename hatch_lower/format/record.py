@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.results import BuildResult, MethodRow, PayloadFile
+from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
 
 __all__ = [
     "FORMS",
