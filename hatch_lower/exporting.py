@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hatch_lower.cache.quarantine import forget_suspects
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
 from hatch_lower.children import run_children
@@ -30,7 +31,6 @@ from hatch_lower.protocol import Request
 from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.preload import built_library, preload_environment
 from hatch_lower.surroundings import Surroundings
-from hatch_lower.suspects import forget_suspects
 from hatch_lower.unchanged import Known
 
 __all__ = ["explained", "export_models"]

@@ -18,6 +18,7 @@ from hatch_lower.backend.identity import tools_named
 from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.quarantine import suspected
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.requirements import requirements_to_add
@@ -58,7 +59,6 @@ from hatch_lower.reuse import (
 )
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.suspects import suspected
 from hatch_lower.verifying import verify_recipe
 
 __all__ = ["lower_model"]

@@ -21,6 +21,7 @@ from hatch_lower.backend.api import CompileSpec
 from hatch_lower.backend.identity import backend_record, code_digest, code_of
 from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
+from hatch_lower.cache.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -41,7 +42,6 @@ from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram
 from hatch_lower.program.package import CONSTANTS_SCHEMA, Packager
 from hatch_lower.program.sources import SourceRoots
-from hatch_lower.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 
 __all__ = [
     "Export",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cache.manifest_key import ManifestKey
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
@@ -32,7 +33,6 @@ from hatch_lower.recording.machine import machine_facts
 from hatch_lower.recording.own import own_digest
 from hatch_lower.recording.roots import Roots
 from hatch_lower.recording.sharing import received
-from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import secret
 from hatch_lower.surroundings import Surroundings
 
@@ -82,7 +82,7 @@ class Known:
         """The whole report of the result that still holds; putting it together takes longer than to look it up."""
         if self.result is None:
             return None
-        from hatch_lower.reports import restore_report
+        from hatch_lower.cache.reports import restore_report
 
         return restore_report(self.store, self.stored["report"])
 
@@ -208,8 +208,8 @@ def remember(
     """
     if not store.writes or inputs.unknown:
         return
+    from hatch_lower.cache.reports import report_blobs, report_value
     from hatch_lower.format.manifest import model_json
-    from hatch_lower.reports import report_blobs, report_value
 
     value = report_value(store, report)
     if value is None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hatch_lower.cache.entry import Record
 from hatch_lower.cache.shared import Keep, RemoteCache
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 from hatch_lower.protocol import Request
 from hatch_lower.recording.collect import collect
 from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import secret
 from hatch_lower.recording.watch import Recorder
 from hatch_lower.unchanged import roots_of, stats_path

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hatch_lower.backend.api import BackendDetails
 from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.stats import installed_rows
 from hatch_lower.canonical import digest_of, sha256_bytes, sha256_file
 from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.format.record import BackendRecord
-from hatch_lower.recording.stats import installed_rows
 
 __all__ = ["backend_record", "code_digest", "code_of", "tools_named"]
 

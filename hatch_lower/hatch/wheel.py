@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hatch_lower.abandoned import make_held, remove_abandoned
+from hatch_lower.cache.held_files import make_held, remove_abandoned
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.recording.distributions import Distribution
 from hatch_lower.recording.inputs import ABSENT, RecordedInputs
 from hatch_lower.recording.present import LINK, PORTIONS, Present
 from hatch_lower.recording.roots import Roots
-from hatch_lower.recording.stats import StatCache
 
 __all__ = ["Change", "Checker"]
 

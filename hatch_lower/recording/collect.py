@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import source_from_cache
 
+from hatch_lower.cache.states import State
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.environment import LOADER
 from hatch_lower.recording.environment_inputs import globs_of, variables_of
 from hatch_lower.recording.inputs import ABSENT, RecordedInputs
@@ -31,8 +33,6 @@ from hatch_lower.recording.observations import Observations
 from hatch_lower.recording.owners import Owners
 from hatch_lower.recording.present import LINK, PORTIONS, Present
 from hatch_lower.recording.roots import Roots
-from hatch_lower.recording.states import State
-from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import UNSET
 
 __all__ = ["collect"]

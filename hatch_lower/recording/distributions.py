@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.recording.stats import StatCache
 
 __all__ = [
     "Distribution",

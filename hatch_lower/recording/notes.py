@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.states import State
 from hatch_lower.recording.preload import RecordingSwitch
-from hatch_lower.recording.states import State
 
 __all__ = ["Notes"]
 

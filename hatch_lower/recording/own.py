@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from hatch_lower import __version__
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import digest_of
-from hatch_lower.recording.stats import StatCache
 
 __all__ = ["own_digest"]
 

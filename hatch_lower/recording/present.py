@@ -10,6 +10,8 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 
+from hatch_lower.cache.states import State
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.distributions import Distribution, find_distributions, mark_of_distribution
 from hatch_lower.recording.environment_inputs import new_variables
@@ -23,8 +25,6 @@ from hatch_lower.recording.modules import (
     places_of,
 )
 from hatch_lower.recording.roots import Roots, spellings, standard_library
-from hatch_lower.recording.states import State
-from hatch_lower.recording.stats import StatCache
 from hatch_lower.recording.variables import mark_of
 
 __all__ = ["LINK", "PORTIONS", "Present"]

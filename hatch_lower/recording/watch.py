@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from hatch_lower.cache.states import State
 from hatch_lower.recording.audit import AuditEvents
 from hatch_lower.recording.clocks import wrap_clocks
 from hatch_lower.recording.environment_inputs import RECORDING_VARIABLES
@@ -31,7 +32,6 @@ from hatch_lower.recording.observations import Observations, folders_of_finders,
 from hatch_lower.recording.preload import Observed, read_log
 from hatch_lower.recording.programs import unrecorded_programs
 from hatch_lower.recording.readers import Exchanged, wrap_forks, wrap_looks, wrap_metadata, wrap_safetensors, wrap_torch
-from hatch_lower.recording.states import State
 from hatch_lower.recording.times import wrap_scans, wrap_times
 
 __all__ = ["Recorder"]

@@ -52,7 +52,7 @@ from pathlib import Path
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.explain.history import BuildHistory, write_history
-from hatch_lower.recording.stats import StatCache
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.recording.variables import secret
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])
 store = Store(directory, "on", sys.exit)

@@ -54,6 +54,7 @@ from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
+from hatch_lower.cache.reports import report_value, restore_report
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
@@ -66,7 +67,6 @@ from hatch_lower.lowering.checked import wrong_field
 from hatch_lower.lowering.preprocess import read_result
 from hatch_lower.pipeline import lower_model
 from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.reports import report_value, restore_report
 from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan

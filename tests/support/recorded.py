@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.environment import child_environment
 from hatch_lower.recording.check import Checker
 from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.recording.preload import preload_environment
 from hatch_lower.recording.roots import Roots
-from hatch_lower.recording.stats import StatCache
 
 CHILD = """
 import json, sys
@@ -25,7 +25,7 @@ from pathlib import Path
 from hatch_lower.recording.collect import collect
 from hatch_lower.recording.distributions import marks_of_project
 from hatch_lower.recording.roots import Roots
-from hatch_lower.recording.stats import StatCache
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.recording.watch import Recorder
 
 project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.recording.distributions import (
     distribution_in,
@@ -13,7 +14,6 @@ from hatch_lower.recording.distributions import (
     installed_files,
     mark_of_distribution,
 )
-from hatch_lower.recording.stats import StatCache
 
 
 @pytest.mark.parametrize(

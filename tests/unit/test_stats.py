@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.mounts import Times, times_of_devices
+from hatch_lower.cache.stats import LIMIT, StatCache
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.recording.mounts import Times, times_of_devices
-from hatch_lower.recording.stats import LIMIT, StatCache
 
 OLD_NS = 10_000_000_000
 
@@ -21,7 +21,7 @@ class Aged(StatCache):
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(path)
         now = time.time_ns
-        monkeypatch.setattr("hatch_lower.recording.stats.time.time_ns", lambda: now() + OLD_NS)
+        monkeypatch.setattr("hatch_lower.cache.stats.time.time_ns", lambda: now() + OLD_NS)
 
 
 def falsify(cache: Path) -> None:
@@ -104,22 +104,22 @@ def test_a_file_with_a_servers_times_is_remembered_once_it_was_seen_before(
 ) -> None:
     file, cache = tmp_path / "x", tmp_path / "stats.json"
     file.write_bytes(b"abc")
-    monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
+    monkeypatch.setattr("hatch_lower.cache.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
     for now, remembered in ((OLD_NS, False), (OLD_NS + 10**9, False), (OLD_NS + 3 * 10**9, True)):
         moment = time.time_ns() + now  # however old the file looks
-        monkeypatch.setattr("hatch_lower.recording.stats.time.time_ns", lambda moment=moment: moment)
+        monkeypatch.setattr("hatch_lower.cache.stats.time.time_ns", lambda moment=moment: moment)
         stats = StatCache(cache)
         assert stats.digest(file) == sha256_bytes(b"abc")
         stats.save()
         monkeypatch.undo()
-        monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
+        monkeypatch.setattr("hatch_lower.cache.stats.times_of_devices", lambda: {file.stat().st_dev: Times.OTHER})
         assert (json.loads(cache.read_bytes())["files"][str(file)][-1] != "") == remembered
 
 
 def test_a_file_of_an_image_is_read_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, cache = tmp_path / "x", tmp_path / "stats.json"
     file.write_bytes(b"abc")
-    monkeypatch.setattr("hatch_lower.recording.stats.times_of_devices", lambda: {file.stat().st_dev: Times.FIXED})
+    monkeypatch.setattr("hatch_lower.cache.stats.times_of_devices", lambda: {file.stat().st_dev: Times.FIXED})
     stats = Aged(cache, monkeypatch)
     assert stats.digest(file) == sha256_bytes(b"abc")
     stats.save()

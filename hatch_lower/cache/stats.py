@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from hatch_lower.cache.mounts import Times, times_of_devices
 from hatch_lower.canonical import read_file
-from hatch_lower.recording.mounts import Times, times_of_devices
 
 __all__ = ["StatCache", "installed_rows"]
 
