@@ -22,9 +22,9 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backend import api
-from hatch_lower.lowering.lower import to_backend
-from hatch_lower.lowering.manager import to_edge
+from hatch_lower.exir.backend import backend_details as api
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.program._program import to_edge
 
 SIZES = (2000, 4000, 8000, 16000, 32000)
 

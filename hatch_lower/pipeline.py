@@ -13,19 +13,25 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, default_decompositions
 
-from hatch_lower.backend.api import Partitioner
-from hatch_lower.backend.identity import tools_named
-from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.quarantine import suspected
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.requirements import requirements_to_add
 from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
+from hatch_lower.exir.backend.identity import tools_named
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.surgery import count_operations
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.exir.lowering.wishes import Wishes
+from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.check_data import example_tensors, limited
@@ -36,13 +42,7 @@ from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import MethodRow, ModelReport
 from hatch_lower.fresh import FreshProcess, Packaged
-from hatch_lower.graph.surgery import count_operations
 from hatch_lower.guarded import backend_at_work
-from hatch_lower.lowering.lower import Lowered, lower_methods
-from hatch_lower.lowering.manager import lowered_modules
-from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.restored import process_restored
-from hatch_lower.lowering.wishes import Wishes
 from hatch_lower.program.constants import SpanDigests, merge_storages
 from hatch_lower.program.constants_file import constants_bytes, write_constants
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program

@@ -17,15 +17,18 @@ import torch
 from torch.export import ExportedProgram
 
 import hatch_lower
-from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.identity import backend_record, code_digest, code_of
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.key import ExportKey, NoKeyError
 from hatch_lower.cache.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import ProgramError
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.identity import backend_record, code_digest, code_of
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.tensors import tensor_digest
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.export.capture import CapturedModel
 from hatch_lower.export.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.format.codec import encode
@@ -33,10 +36,7 @@ from hatch_lower.format.debug_map import DEBUG_SCHEMA, DebugMap, read_debug, wri
 from hatch_lower.format.manifest import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import BackendRecord, MethodRecord, ModelReport
-from hatch_lower.graph.tensors import tensor_digest
 from hatch_lower.guarded import backend_at_work
-from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.restored import process_restored
 from hatch_lower.program.anchors import Anchors, anchors_of, re_anchor, source_lines
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram

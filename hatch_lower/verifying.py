@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.export.source import describe_exception, is_out_of_memory, trim
 from hatch_lower.export.verify import verify_method
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
-from hatch_lower.lowering.restored import process_restored
 from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import replaced_in, take_apart

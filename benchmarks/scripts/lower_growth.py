@@ -27,7 +27,8 @@ from torch.export.graph_signature import (
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backend.api import (
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -35,9 +36,8 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.edge.ops import edge_overload
-from hatch_lower.edge.verify import EdgeVerifier
-from hatch_lower.lowering.lower import to_backend
+from hatch_lower.exir.dialects._ops import edge_overload
+from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 
 ROUNDS = 3
 EVERY, TAKEN = 10, 5

@@ -22,10 +22,16 @@ logging.disable(logging.WARNING)
 case, side = sys.argv[1:]
 
 if side == "ours":
-    from hatch_lower.backend.api import BackendDetails, DelegationSpec, Partitioner, PartitionResult, PreprocessResult
-    from hatch_lower.backend.partitioners import tag_constant_data
-    from hatch_lower.lowering.lower import MethodProgramsPartitionerSpec, to_backend
-    from hatch_lower.lowering.manager import to_edge
+    from hatch_lower.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
+    from hatch_lower.exir.backend.backend_details import (
+        BackendDetails,
+        DelegationSpec,
+        Partitioner,
+        PartitionResult,
+        PreprocessResult,
+    )
+    from hatch_lower.exir.backend.canonical_partitioners import tag_constant_data
+    from hatch_lower.exir.program._program import to_edge
 else:
     from executorch.exir import to_edge
     from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend

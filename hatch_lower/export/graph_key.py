@@ -24,11 +24,11 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
+from hatch_lower.exir.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
+from hatch_lower.exir.graph.surgery import attribute_of, graph_modules, nested_graph_modules
+from hatch_lower.exir.graph.tensors import dtype_name, storage_key, tensor_digests
 from hatch_lower.export.capture import CapturedMethod
-from hatch_lower.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
-from hatch_lower.graph.state import CONSTANT_KINDS, layouts
-from hatch_lower.graph.surgery import attribute_of, graph_modules, nested_graph_modules
-from hatch_lower.graph.tensors import dtype_name, storage_key, tensor_digests
 from hatch_lower.runtime.classes import owner_of
 
 __all__ = ["ExportedMethod", "constants_of", "describe_method", "form_bytes", "sharing_of"]

@@ -12,8 +12,8 @@ from dataclasses import replace
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
-from hatch_lower.graph.surgery import graph_modules
 from hatch_lower.program.sources import SourceRoots, module_path
 
 __all__ = ["Anchors", "anchors_of", "re_anchor", "source_lines"]

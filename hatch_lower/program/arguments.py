@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.arguments import LAYOUTS, MEMORY_FORMATS, Argument, Literal, Special
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.graph.tensors import dtype_name
 
 __all__ = ["PYTHON_FUNCTIONS", "convert_argument", "literal_argument", "op_name", "overload_of"]
 

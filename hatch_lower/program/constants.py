@@ -15,10 +15,10 @@ import torch
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.state import layouts
+from hatch_lower.exir.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
 from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.graph.state import layouts
-from hatch_lower.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
 
 __all__ = ["ConstantUse", "Constants", "SpanDigests", "collect_constants", "merge_storages", "name_constants"]
 

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 import torch
 
+from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
 from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.graph.tensors import dtype_name, span_bytes
 
 __all__ = ["ALIGNMENT", "ConstantsFile", "constants_bytes", "write_constants"]
 

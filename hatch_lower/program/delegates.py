@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hatch_lower.backend.api import PreprocessResult, Target
-from hatch_lower.backend.named_data import DataEntry, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStore, NamedDataStoreOutput
+from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.delegates import (
     PAGE_SIZE,
     DataFile,
@@ -18,7 +19,6 @@ from hatch_lower.format.delegates import (
     data_name,
     is_whole,
 )
-from hatch_lower.lowering.module import LoweredBackendModule
 
 __all__ = ["Blob", "DelegateTable", "delegate_file"]
 

@@ -12,12 +12,12 @@ from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs
+from hatch_lower.exir.graph.surgery import attribute_of, nested_graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.graph.state import CONSTANT_KINDS, constant_of, constant_specs
-from hatch_lower.graph.surgery import attribute_of, nested_graph_modules
-from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.constants import ConstantUse, SpanDigests, collect_constants, name_constants
 from hatch_lower.program.delegates import Blob, DelegateTable
 from hatch_lower.program.graphs import GraphEmitter, MethodContext

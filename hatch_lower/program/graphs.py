@@ -12,6 +12,8 @@ from torch._higher_order_ops import executorch_call_delegate
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
 from hatch_lower.format.graph import (
@@ -25,8 +27,6 @@ from hatch_lower.format.graph import (
     Scan,
     While,
 )
-from hatch_lower.graph.surgery import attribute_of, graph_modules
-from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.program.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
 from hatch_lower.program.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
 from hatch_lower.program.signature import tensor_value, value_input

@@ -15,10 +15,10 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput
 from hatch_lower.format.plan import Parameter
 from hatch_lower.format.tree import Container, Leaf, Tree
-from hatch_lower.graph.tensors import dtype_name
 from hatch_lower.program.arguments import literal_argument
 from hatch_lower.program.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStoreOutput
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.lowering.extract import extract
-from hatch_lower.lowering.lower import Lowered, lower_methods, make_request, tag_program
-from hatch_lower.lowering.manager import LoweredProgram, lowered_modules
-from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.partition import plan_partitions
-from hatch_lower.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
-from hatch_lower.lowering.wishes import Wishes
+from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
+from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, make_request, tag_program
+from hatch_lower.exir.backend.backend_details import BackendDetails, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.extract import extract
+from hatch_lower.exir.lowering.partition import plan_partitions
+from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
+from hatch_lower.exir.lowering.wishes import Wishes
+from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel

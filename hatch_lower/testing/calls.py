@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hatch_lower.errors import InputError
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import sample

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import Partitioner
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.state import constant_of, constant_specs
-from hatch_lower.lowering.preprocess import Request
-from hatch_lower.lowering.wishes import Wishes
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.preprocess import Request
+from hatch_lower.exir.lowering.wishes import Wishes
 from hatch_lower.testing.bench import Bench, export, quiet
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import probe, sample

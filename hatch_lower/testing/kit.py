@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.errors import BackendError, InputError
+from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.testing.bench import Bench, Exports, Subject
 from hatch_lower.testing.calls import (
     check_delegate_refuses,

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS
-from hatch_lower.graph.canonical import structure_digest
-from hatch_lower.graph.state import constant_of, constant_specs
-from hatch_lower.graph.surgery import copy_program, graph_modules
-from hatch_lower.graph.tensors import tensor_digests
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.graph.canonical import structure_digest
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.exir.graph.tensors import tensor_digests
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.testing.bench import Bench, quiet
 from hatch_lower.testing.case import Case, Data, module
 from hatch_lower.testing.report import Fault, NotClaimedError

@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     backend_id = config.getoption("hatch_lower_backend")
     if not backend_id:
         return
-    from hatch_lower.backend.registry import find_backend
     from hatch_lower.errors import LowerError
+    from hatch_lower.exir.backend.registry import find_backend
     from hatch_lower.testing.kit import trial_names
 
     try:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import BackendError, LowerError
-from hatch_lower.graph.surgery import count_operations
-from hatch_lower.lowering.lower import Lowered
+from hatch_lower.exir.backend.backend_api import Lowered
+from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case, Tolerance

@@ -21,10 +21,10 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.edge.ops import EdgeOpOverload, edge_overload
-from hatch_lower.graph.canonical import structure_digest
-from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
+from hatch_lower.exir.graph.canonical import structure_digest
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -59,12 +59,12 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
+from hatch_lower.exir.lowering.checked import wrong_field
+from hatch_lower.exir.lowering.preprocess import read_result
 from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import MethodRecord, ModelReport, PayloadFile
-from hatch_lower.lowering.checked import wrong_field
-from hatch_lower.lowering.preprocess import read_result
 from hatch_lower.pipeline import lower_model
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.runtime.compile import compile_method
@@ -143,7 +143,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
     with pytest.MonkeyPatch.context() as patch:
         declared = [EntryPoint("reference", "hatch_lower.backends.reference.compile:ReferenceBackend", "x")]
-        patch.setattr("hatch_lower.backend.registry.entry_points", lambda group: declared)
+        patch.setattr("hatch_lower.exir.backend.registry.entry_points", lambda group: declared)
         report = lower_model(
             used, used.models[0], shop.capture(SOURCE), work, NullReporter(), Store(work, "off", pytest.fail)
         )

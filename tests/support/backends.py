@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import (
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -17,7 +17,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.graph.state import STATE_MUTATIONS, constant_specs
+from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_specs
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 calls: list[tuple[ExportedProgram, list[CompileSpec]]] = []

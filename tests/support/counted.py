@@ -18,7 +18,7 @@ MODULE = '''
 import os
 import time
 
-from hatch_lower.backend.api import BackendDetails, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.backend_details import BackendDetails, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backends.reference.compile import ReferenceBackend
 
 

@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
 
-from hatch_lower.edge.convert import to_edge
+from hatch_lower.exir.lowering.convert import to_edge
 
 __all__ = ["Drawn", "Recipe", "examples", "export", "exported", "inputs", "recipes"]
 

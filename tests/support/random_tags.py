@@ -15,7 +15,7 @@ from random import Random
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.backend_details import CompileSpec, DelegationSpec, Partitioner, PartitionResult
 
 __all__ = ["TagNodes", "Tags", "draw_tags", "find_faults", "graphs_of", "repair", "tag_constants"]
 

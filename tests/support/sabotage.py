@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import (
+from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
+from hatch_lower.backends.reference.compile import ReferenceBackend
+from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.errors import BackendError, InputError
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -24,11 +28,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
-from hatch_lower.backends.reference.compile import ReferenceBackend
-from hatch_lower.backends.reference.run import ReferenceDelegate
-from hatch_lower.errors import BackendError, InputError
-from hatch_lower.graph.canonical import structure_digest
+from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 Wrong = Callable[[ExportedProgram], None]

@@ -11,11 +11,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.graph.state import constant_of
-from hatch_lower.graph.tensors import span_bytes
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.graph.state import constant_of
+from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 OPERATORS = {"aten.mul.Tensor": torch.mul, "aten.add.Tensor": torch.add}

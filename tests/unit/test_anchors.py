@@ -14,9 +14,9 @@ from support.generated import Drawn, Recipe, inputs
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.edge.convert import to_edge
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import DebugMap, Origin
-from hatch_lower.lowering.lower import lower_methods
 from hatch_lower.program.anchors import anchors_of, re_anchor, source_lines
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.sources import SourceRoots

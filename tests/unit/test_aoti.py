@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
 
-from hatch_lower.backend.api import CompileSpec, PartitionResult, PreprocessResult, Target
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.record import refuse_extern
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.graph.state import constant_of, constant_specs
-from hatch_lower.lowering.lower import lower_methods
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.backend_details import CompileSpec, PartitionResult, PreprocessResult, Target
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = [

@@ -18,7 +18,7 @@ from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import ProgramError
-from hatch_lower.graph.state import constant_of, constant_specs
+from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.exports import Events
 
-from hatch_lower.backend.identity import backend_record, tools_named
+from hatch_lower.exir.backend.identity import backend_record, tools_named
 from hatch_lower.export.architecture import architecture_of
 from hatch_lower.export.capture import capture_model
 from hatch_lower.export.discover import Exports

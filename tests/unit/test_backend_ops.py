@@ -10,15 +10,15 @@ from support.backends import TagBy, everything
 from torch.export import ExportedProgram
 from torch.library import Library
 
-from hatch_lower.edge.backend_ops import BackendOpOverload, BackendOpOverloadPacket
-from hatch_lower.edge.convert import to_aten, to_edge
-from hatch_lower.edge.faults import KernelError
-from hatch_lower.edge.ops import EdgeOpOverload, bind_pattern_to_op, edge_overload, ops
 from hatch_lower.errors import EdgeError
-from hatch_lower.graph.surgery import graph_modules
-from hatch_lower.lowering.lower import to_backend
-from hatch_lower.lowering.patterns import ReplacePattern, trace_pattern
-from hatch_lower.lowering.transform import transform_program
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, bind_pattern_to_op, edge_overload, ops
+from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket
+from hatch_lower.exir.dialects.edge.faults import KernelError
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowering.convert import to_aten, to_edge
+from hatch_lower.exir.lowering.patterns import ReplacePattern, trace_pattern
+from hatch_lower.exir.pass_base import transform_program
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +57,7 @@ def test_a_pattern_becomes_a_backend_operator(library: Library) -> None:
         f"{library.ns}.add_sub.default",
         f"<BackendOpOverload: {library.ns}.add_sub.default>",
     )
-    assert op.__module__ == "hatch_lower.edge.ops.backend"
+    assert op.__module__ == "hatch_lower.exir.dialects._ops.backend"
     assert op._equivalent_callable is add_sub
     assert [argument.name for argument in op._schema.arguments] == ["x", "y", "z"]
     x, y, z = torch.randn(3, 4)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.backend.options import GivenOptions, is_list_of_strings, is_number_from
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
 
 KNOWN = ("exclude", "fuse", "threads")
 

@@ -7,9 +7,9 @@ import torch
 from support.backends import TagBy
 from torch.export import ExportedProgram
 
-from hatch_lower.edge.convert import to_aten, to_edge
-from hatch_lower.graph.canonical import canonical_form, structure_digest
-from hatch_lower.lowering.lower import to_backend
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.graph.canonical import canonical_form, structure_digest
+from hatch_lower.exir.lowering.convert import to_aten, to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -547,7 +547,7 @@ def test_an_ordinary_import_of_torch_reads_no_variable_that_is_set(project: Proj
     """A shared record names no variable that is set."""
     code = """
         import torch
-        from hatch_lower.lowering.restored import process_restored
+        from hatch_lower.exir.lowering.process_state import process_restored
         with process_restored():
             torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
         """

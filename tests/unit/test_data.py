@@ -16,18 +16,18 @@ from support.plans import delegate_entry, plan_of, plan_value
 from support.tables import TableDelegate
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, PreprocessResult
-from hatch_lower.backend.named_data import DataEntry, NamedDataStoreOutput, TensorLayout
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStoreOutput, TensorLayout
+from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
-from hatch_lower.graph.tensors import span_bytes
-from hatch_lower.lowering.inspect import get_lowered_backend_modules
-from hatch_lower.lowering.lower import lower_methods, to_backend
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.program.package import Packager
 from hatch_lower.runtime.data import map_data

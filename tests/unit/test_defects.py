@@ -22,7 +22,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.backend.api import (
+from hatch_lower.errors import BackendError, PartitionError
+from hatch_lower.exir.backend.backend_api import MethodProgramsPartitionerSpec, lower_methods, to_backend
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -30,14 +32,12 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backend.partitioners import CapabilityBasedPartitioner
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.errors import BackendError, PartitionError
+from hatch_lower.exir.backend.canonical_partitioners import CapabilityBasedPartitioner
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.export.capture import CapturedMethod
-from hatch_lower.graph.surgery import graph_modules
-from hatch_lower.lowering.lower import MethodProgramsPartitionerSpec, lower_methods, to_backend
-from hatch_lower.lowering.manager import to_edge_transform_and_lower
-from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.pipeline import convert
 
 pytestmark = pytest.mark.torch

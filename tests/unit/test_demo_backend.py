@@ -16,19 +16,19 @@ import pytest
 import torch
 from support.lowered import install
 
-from hatch_lower.backend.registry import find_backend
 from hatch_lower.cache.store import open_store
 from hatch_lower.cli.debug import debug_lines, debug_report
 from hatch_lower.config.settings import BACKEND_GROUP, ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError
 from hatch_lower.events import NullReporter
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.inspect import get_lowered_submodules
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.export.capture import capture_model
 from hatch_lower.format.manifest import Manifest, write_manifest
-from hatch_lower.lowering.inspect import get_lowered_submodules
-from hatch_lower.lowering.lower import lower_methods
-from hatch_lower.lowering.manager import to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline import lower_model
 from hatch_lower.runtime.delegates import DELEGATE_GROUP
@@ -225,7 +225,10 @@ def test_the_run_half_does_not_import_the_compile_half(modules_after: Callable[[
     code = f"import sys; sys.path.insert(0, {str(DISTRIBUTION)!r}); import demo_backend.run"
     loaded = modules_after(code)
     assert "demo_backend.run" in loaded
-    assert not {"demo_backend.compile", "hatch_lower.backend.api", "hatch_lower.edge.ops"} & loaded
+    assert (
+        not {"demo_backend.compile", "hatch_lower.exir.backend.backend_details", "hatch_lower.exir.dialects._ops"}
+        & loaded
+    )
 
 
 def test_both_halves_are_declared_under_one_name() -> None:

@@ -14,12 +14,12 @@ from torch._higher_order_ops import scan, while_loop
 from torch.library import Library
 from torchgen.model import SchemaKind
 
-from hatch_lower.edge.convert import generate_missing_debug_handles, to_edge
-from hatch_lower.edge.faults import LibraryError, VariantError, VariantKindError
-from hatch_lower.edge.ops import EdgeOpOverload, _DialectNamespace, _Ops, edge_overload, ops
-from hatch_lower.edge.schema import EdgeDialectArgument, EdgeDialectFunctionSchema
-from hatch_lower.edge.variant import to_variant
-from hatch_lower.graph.surgery import graph_modules
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, _DialectNamespace, _Ops, edge_overload, ops
+from hatch_lower.exir.dialects.edge.faults import LibraryError, VariantError, VariantKindError
+from hatch_lower.exir.dialects.edge.schema import EdgeDialectArgument, EdgeDialectFunctionSchema
+from hatch_lower.exir.dialects.edge.variant import to_variant
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowering.convert import generate_missing_debug_handles, to_edge
 
 pytestmark = pytest.mark.torch
 
@@ -74,7 +74,7 @@ def test_a_library_that_is_no_backend_s_is_refused() -> None:
 
 def test_tools_that_ask_for_a_file_get_an_answer() -> None:
     places = (ops.edge, ops.edge.aten, ops.edge.aten.add)
-    assert {place.__file__ for place in places} == {"hatch_lower.edge.ops"}
+    assert {place.__file__ for place in places} == {"hatch_lower.exir.dialects._ops"}
     for place in places:
         with pytest.raises(AttributeError):
             place.__wrapped__  # noqa: B018

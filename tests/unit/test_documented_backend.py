@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.lowering.lower import lower_methods
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = pytest.mark.torch

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hatch_lower.edge import generate_dtypes
-from hatch_lower.edge.dtype_samples import Slot, call_variants, core_operators
-from hatch_lower.edge.dtypes import (
+from hatch_lower.exir.dialects.edge import generate_dtypes
+from hatch_lower.exir.dialects.edge.dtype_samples import Slot, call_variants, core_operators
+from hatch_lower.exir.dialects.edge.dtypes import (
     REGULAR_DTYPES,
     AllowedDtypeSet,
     FunctionDtypeConstraint,
@@ -21,8 +21,8 @@ from hatch_lower.edge.dtypes import (
     full_name,
     tensor_names,
 )
-from hatch_lower.edge.faults import ConstraintError
-from hatch_lower.edge.generate_dtypes import accepted_dtypes, expand, rows_of, table_of
+from hatch_lower.exir.dialects.edge.faults import ConstraintError
+from hatch_lower.exir.dialects.edge.generate_dtypes import accepted_dtypes, expand, rows_of, table_of
 
 pytestmark = pytest.mark.torch
 
@@ -139,7 +139,7 @@ def test_the_table_covers_the_core_operators() -> None:
 
 
 def test_the_table_is_small_and_canonical() -> None:
-    text = files("hatch_lower.edge").joinpath("dtypes.json").read_text()
+    text = files("hatch_lower.exir.dialects.edge").joinpath("dtypes.json").read_text()
     assert len(text) < 32_000
     table = json.loads(text)
     assert text == json.dumps(table, indent=0, sort_keys=True) + "\n"
@@ -170,7 +170,7 @@ def test_the_table_is_what_torch_accepts(op: torch._ops.OpOverload) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_table_made_anew_is_the_table() -> None:
-    stored = json.loads(files("hatch_lower.edge").joinpath("dtypes.json").read_text())
+    stored = json.loads(files("hatch_lower.exir.dialects.edge").joinpath("dtypes.json").read_text())
     fresh = table_of(SAMPLE)
     for name, entry in fresh["operators"].items():
         assert entry["tensors"] == stored["operators"][name]["tensors"]

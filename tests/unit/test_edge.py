@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._export.verifier import SpecViolationError
 
-from hatch_lower.backend.api import BackendDetails
-from hatch_lower.backend.registry import find_backend
-from hatch_lower.edge.convert import to_aten, to_edge
-from hatch_lower.edge.ops import EdgeOpOverload, edge_overload, ops
-from hatch_lower.edge.verify import EdgeVerifier
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.surgery import rebuild_program
-from hatch_lower.graph.tensors import span_bytes, span_length, tensor_digest, tensor_digests
+from hatch_lower.exir.backend.backend_details import BackendDetails
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload, ops
+from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
+from hatch_lower.exir.graph.surgery import rebuild_program
+from hatch_lower.exir.graph.tensors import span_bytes, span_length, tensor_digest, tensor_digests
+from hatch_lower.exir.lowering.convert import to_aten, to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -20,15 +20,15 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 from transformers.modeling_outputs import BaseModelOutput
 
-from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, EdgeError, InputError
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.format.debug_map import read_debug, write_debug
 from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While, nested_graphs
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
-from hatch_lower.lowering.lower import to_backend
 from hatch_lower.program.constants import SpanDigests
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan

@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import hatch_lower
-from hatch_lower.backend.api import CompileSpec, PreprocessResult
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.graph.surgery import copy_program
-from hatch_lower.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
-from hatch_lower.lowering.lower import lower_methods
-from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.surgery import copy_program
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.saving import save_program
 from hatch_lower.testing import Exports, backend_tests, trial_names

@@ -14,6 +14,7 @@ from torch import nn
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
+from hatch_lower.exir.graph.canonical import canonical_form
 from hatch_lower.explain.align import MOST_EDITS, align, gaps
 from hatch_lower.explain.compare import FIRST_BUILD, NOTHING, explain_methods
 from hatch_lower.explain.form import Form, read_form
@@ -25,7 +26,6 @@ from hatch_lower.export.capture import CapturedMethod
 from hatch_lower.export.graph_key import form_bytes
 from hatch_lower.exporting import shortened
 from hatch_lower.format.record import MethodRecord, MethodRow
-from hatch_lower.graph.canonical import canonical_form
 
 Function = Callable[[Any, torch.Tensor], Any]
 BATCH = {"x": {0: torch.export.Dim("batch", min=2, max=1024)}}

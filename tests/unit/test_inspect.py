@@ -10,11 +10,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.graphs import get_delegates, get_non_lowered_nodes
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import PartitionError
-from hatch_lower.lowering.inspect import (
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.utils import get_delegates, get_non_lowered_nodes
+from hatch_lower.exir.lowered_backend_module import executorch_call_delegate
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.inspect import (
     _get_submodule,
     format_delegated_graph,
     get_control_flow_submodules,
@@ -25,9 +27,7 @@ from hatch_lower.lowering.inspect import (
     is_lowered_module,
     print_delegated_graph,
 )
-from hatch_lower.lowering.lower import to_backend
-from hatch_lower.lowering.module import executorch_call_delegate
-from hatch_lower.lowering.submodules import (
+from hatch_lower.exir.lowering.submodules import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
     create_submodule_from_nodes,

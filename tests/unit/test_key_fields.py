@@ -19,16 +19,16 @@ from support.backends import RecordingWeightsBackend
 from support.exports import Events, key_of, settings_of
 
 import hatch_lower
-from hatch_lower.backend.api import BackendDetails, CompileSpec, DelegationSpec
 from hatch_lower.cache.key import ExportKey, PartitionKey
 from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
-from hatch_lower.edge.convert import to_edge
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, DelegationSpec
+from hatch_lower.exir.lowering import preprocess
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.extract import localise
+from hatch_lower.exir.lowering.preprocess import Request
+from hatch_lower.exir.lowering.preprocess import key_of as key_of_partition
 from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
-from hatch_lower.lowering import preprocess
-from hatch_lower.lowering.extract import localise
-from hatch_lower.lowering.lower import to_backend
-from hatch_lower.lowering.preprocess import Request
-from hatch_lower.lowering.preprocess import key_of as key_of_partition
 from hatch_lower.model import Method, Model
 
 pytestmark = pytest.mark.torch
@@ -91,7 +91,7 @@ def keys_of_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[E
     package = tmp_path / "edited_backend"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from hatch_lower.backend.api import BackendDetails, PreprocessResult\n"
+        "from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult\n"
         "class EditedBackend(BackendDetails):\n"
         "    @staticmethod\n"
         "    def preprocess(edge_program, compile_specs):\n"

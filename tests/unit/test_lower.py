@@ -13,7 +13,15 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from hatch_lower.backend.api import (
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import BackendError, CacheError, PartitionError
+from hatch_lower.exir.backend.backend_api import (
+    MethodProgramsPartitionerSpec,
+    lower_methods,
+    to_backend,
+    validation_disabled,
+)
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -21,17 +29,9 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.cache.store import Store
-from hatch_lower.edge.convert import to_aten, to_edge
-from hatch_lower.errors import BackendError, CacheError, PartitionError
-from hatch_lower.graph.surgery import copy_program
-from hatch_lower.lowering.lower import (
-    MethodProgramsPartitionerSpec,
-    lower_methods,
-    to_backend,
-    validation_disabled,
-)
-from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.graph.surgery import copy_program
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowering.convert import to_aten, to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -11,13 +11,13 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from hatch_lower.backend.api import DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.edge.ops import EdgeOpOverload
 from hatch_lower.errors import PartitionError
-from hatch_lower.graph.surgery import graph_modules
-from hatch_lower.lowering.lower import lower_methods, to_backend
-from hatch_lower.lowering.module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
+from hatch_lower.exir.backend.backend_details import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.dialects._ops import EdgeOpOverload
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -12,20 +12,26 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PartitionResult, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore
-from hatch_lower.edge.faults import EdgeViolationError
-from hatch_lower.edge.ops import EdgeOpOverload, ops
 from hatch_lower.errors import EdgeError, PartitionError
-from hatch_lower.graph.surgery import graph_modules
-from hatch_lower.lowering.manager import (
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_details import (
+    BackendDetails,
+    CompileSpec,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+)
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, ops
+from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowering.wishes import NotDelegatedError
+from hatch_lower.exir.program._program import (
     EdgeCompileConfig,
     EdgeProgramManager,
     ExecutorchBackendConfig,
     to_edge,
     to_edge_transform_and_lower,
 )
-from hatch_lower.lowering.wishes import NotDelegatedError
 
 pytestmark = pytest.mark.torch
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hatch_lower.backend.named_data import (
+from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import (
     DataEntry,
     NamedDataError,
     NamedDataStore,
     NamedDataStoreOutput,
     TensorLayout,
 )
-from hatch_lower.errors import BackendError
 
 pytestmark = pytest.mark.torch
 

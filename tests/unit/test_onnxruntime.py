@@ -23,14 +23,14 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import hatch_lower
-from hatch_lower.backend.api import CompileSpec, PreprocessResult
-from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.events import NullReporter
+from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
+from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.export.capture import capture_model
 from hatch_lower.format.delegates import data_name
-from hatch_lower.lowering.inspect import get_lowered_backend_modules
-from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline import line_on_ranges
 from hatch_lower.runtime.delegates import DelegateBlob

@@ -22,14 +22,14 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
 from hatch_lower import load
-from hatch_lower.backend.partitioners.operators import operator_name
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
 from hatch_lower.backends.openvino.composites import COMPOSITES
 from hatch_lower.backends.openvino.constants import arrange
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.lowering.manager import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.lowering.module import LoweredBackendModule
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.saving import save_program
 
@@ -41,7 +41,7 @@ from hatch_lower.backends.openvino.compile import OpenvinoBackend
 from hatch_lower.backends.openvino.library import engine
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
 from hatch_lower.backends.reference.compile import ReferencePartitioner
-from hatch_lower.lowering.inspect import get_lowered_submodules
+from hatch_lower.exir.lowering.inspect import get_lowered_submodules
 
 pytestmark = [
     pytest.mark.torch,
@@ -866,4 +866,4 @@ def test_the_run_half_is_light_and_sends_nothing(modules_after: Callable[[str], 
     loaded = modules_after(code)
     assert "openvino" in loaded
     assert not [name for name in loaded if name.startswith("openvino_telemetry")]
-    assert not {"hatch_lower.backend.api", "hatch_lower.edge.ops", "torch._dynamo"} & loaded
+    assert not {"hatch_lower.exir.backend.backend_details", "hatch_lower.exir.dialects._ops", "torch._dynamo"} & loaded

@@ -16,9 +16,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase, any_chain
 
-from hatch_lower.backend.api import CompileSpec, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.graphs import get_delegates, get_non_lowered_nodes, is_identical_graph, is_same_node
-from hatch_lower.backend.partitioners import (
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
+from hatch_lower.exir.backend.backend_details import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.canonical_partitioners import (
     AllNodePartitioner,
     CapabilityBasedPartitioner,
     GroupBasedPartitioner,
@@ -41,10 +42,9 @@ from hatch_lower.backend.partitioners import (
     tag_constant_data,
     tag_mutated_buffer,
 )
-from hatch_lower.edge.convert import to_edge
-from hatch_lower.edge.ops import ops
-from hatch_lower.errors import PartitionError
-from hatch_lower.lowering.lower import lower_methods, to_backend
+from hatch_lower.exir.backend.utils import get_delegates, get_non_lowered_nodes, is_identical_graph, is_same_node
+from hatch_lower.exir.dialects._ops import ops
+from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch
 
@@ -428,7 +428,7 @@ def test_operators_have_one_name_in_all_dialects() -> None:
     assert operator_name(ops.edge.aten.add) == "aten.add"
     assert operator_name(torch.ops.aten.add) == "aten.add"
     assert operator_name("executorch.exir.dialects.edge._ops.aten.add.Tensor") == "aten.add.Tensor"
-    assert operator_name("hatch_lower.edge.ops.edge.aten.add.Tensor") == "aten.add.Tensor"
+    assert operator_name("hatch_lower.exir.dialects._ops.edge.aten.add.Tensor") == "aten.add.Tensor"
     assert (
         operator_name("edge._ops.dim_order_ops._to_dim_order_copy.default")
         == "dim_order_ops._to_dim_order_copy.default"

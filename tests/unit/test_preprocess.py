@@ -13,15 +13,15 @@ import torch
 from support.backends import TagBy, everything
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, PreprocessResult, Target
-from hatch_lower.backend.named_data import NamedDataStore
 from hatch_lower.cache.store import Store
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, CacheError
-from hatch_lower.lowering.inspect import get_lowered_backend_modules
-from hatch_lower.lowering.lower import lower_methods
-from hatch_lower.lowering.module import LoweredBackendModule
-from hatch_lower.lowering.preprocess import identity_of
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_api import lower_methods
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.exir.lowering.preprocess import identity_of
 from hatch_lower.program.emit import LoweredMethod, emit_program
 
 pytestmark = pytest.mark.torch

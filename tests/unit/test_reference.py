@@ -18,15 +18,15 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backend.api import BackendDetails
 from hatch_lower.backends.null.compile import NullBackend
 from hatch_lower.backends.null.run import NullDelegate
 from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.container import join_blob, split_blob
 from hatch_lower.backends.reference.run import ReferenceDelegate
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.lowering.lower import lower_methods, to_backend
+from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
+from hatch_lower.exir.backend.backend_details import BackendDetails
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.program.delegates import delegate_file
 from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -45,7 +45,7 @@ def _declared_backends(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"hatch_lower.backends.{name}.compile:{name.title()}Backend", "hatch_lower.backends")
         for name in ("null", "reference")
     ]
-    monkeypatch.setattr("hatch_lower.backend.registry.entry_points", lambda group: declared)
+    monkeypatch.setattr("hatch_lower.exir.backend.registry.entry_points", lambda group: declared)
 
 
 def module(forward: Callable[..., Any], **state: Any) -> torch.nn.Module:

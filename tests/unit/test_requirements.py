@@ -117,7 +117,7 @@ def test_an_extra_implies_what_the_programs_of_its_backend_require(
 ) -> None:
     import tomllib
 
-    from hatch_lower.backend.registry import find_backend
+    from hatch_lower.exir.backend.registry import find_backend
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     listed = [f'{each}; extra == "{backend}"' for each in project["optional-dependencies"][backend]]

@@ -11,14 +11,14 @@ import torch
 from support.backends import BoundBackend, BoundDelegate, TagBy
 
 import hatch_lower
-from hatch_lower.backend.api import PreprocessResult
-from hatch_lower.backend.partitioners import AllNodePartitioner
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import EdgeError, PackageError
+from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners import AllNodePartitioner
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
 from hatch_lower.format.delegates import data_name
-from hatch_lower.lowering.lower import to_backend
-from hatch_lower.lowering.manager import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
-from hatch_lower.lowering.module import LoweredBackendModule
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.saving import save_program
 

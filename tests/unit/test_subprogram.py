@@ -11,11 +11,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from hatch_lower.edge.convert import to_edge
 from hatch_lower.errors import PartitionError
-from hatch_lower.graph.surgery import copy_program
-from hatch_lower.lowering.submodules import create_submodule_from_nodes
-from hatch_lower.lowering.subprogram import create_exported_program_from_submodule
+from hatch_lower.exir.graph.surgery import copy_program
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes
+from hatch_lower.exir.lowering.subprogram import create_exported_program_from_submodule
 
 pytestmark = pytest.mark.torch
 

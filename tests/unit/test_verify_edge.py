@@ -8,10 +8,10 @@ from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 from torch.library import Library
 
-from hatch_lower.edge.convert import to_aten, to_edge
-from hatch_lower.edge.faults import EdgeViolationError
-from hatch_lower.edge.ops import edge_overload, ops
-from hatch_lower.edge.verify import (
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.dialects._ops import edge_overload, ops
+from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
+from hatch_lower.exir.dialects.edge.verify import (
     DIALECT_RULES,
     STRUCTURE_RULES,
     EdgeVerifier,
@@ -22,8 +22,8 @@ from hatch_lower.edge.verify import (
     is_functional,
     verify_edge,
 )
-from hatch_lower.errors import EdgeError
-from hatch_lower.graph.surgery import rebuild_program
+from hatch_lower.exir.graph.surgery import rebuild_program
+from hatch_lower.exir.lowering.convert import to_aten, to_edge
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from demo_backend import __version__
-from hatch_lower.backend.api import (
+from hatch_lower.canonical import canonical_json
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -19,9 +21,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backend.partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
-from hatch_lower.canonical import canonical_json
-from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.canonical_partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
 from hatch_lower.format.debug_map import DelegateMappingBuilder
 
 __all__ = ["DemoBackend", "DemoPartitioner"]

@@ -20,13 +20,6 @@ from elftools.elf.elffile import ELFFile
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.backend.api import (
-    BackendDetails,
-    CompileSpec,
-    Partitioner,
-    PreprocessResult,
-    Target,
-)
 from hatch_lower.backends.aoti.configuration import (
     Isa,
     inductor_isolated,
@@ -41,6 +34,13 @@ from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import (
+    BackendDetails,
+    CompileSpec,
+    Partitioner,
+    PreprocessResult,
+    Target,
+)
 
 __all__ = ["AotiBackend"]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.options import GivenOptions
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, nearest
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.options import GivenOptions
 
 __all__ = [
     "DEFAULT_ISAS",

@@ -17,12 +17,18 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from hatch_lower.backend.api import DELEGATION_TAG, SHARED_TAGS, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.partitioners.nodes import is_view, producer_of
 from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
-from hatch_lower.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.backend.backend_details import (
+    DELEGATION_TAG,
+    SHARED_TAGS,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
+from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
 __all__ = ["AotiPartitioner"]
 

@@ -13,7 +13,7 @@ import torch
 from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared
 from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.tensors import span_length
+from hatch_lower.exir.graph.tensors import span_length
 
 __all__ = ["Generated", "generate"]
 

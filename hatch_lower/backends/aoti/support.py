@@ -10,9 +10,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import tensors_of
-from hatch_lower.backend.partitioners.operators import torch_operator
-from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.tensors import dtype_name
 
 __all__ = ["KEPT_OPERATORS", "is_symbolic", "why_not"]
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.executorch.configuration import (
     executorch,
     options_from_specs,
@@ -20,6 +18,8 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import prepare
 from hatch_lower.backends.executorch.support import guards_suppressed
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint
 
 __all__ = ["ExecutorchBackend"]
 

@@ -10,12 +10,12 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.partitioners import Partition, group_nodes, tag_constant_data
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch
 from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner
-from hatch_lower.graph.surgery import graph_modules
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.canonical_partitioners import Partition, group_nodes, tag_constant_data
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.surgery import graph_modules
 
 __all__ = ["ExecutorchPartitioner"]
 

@@ -21,10 +21,10 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
 __all__ = ["Prepared", "prepare"]
 

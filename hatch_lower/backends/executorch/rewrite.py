@@ -11,8 +11,8 @@ from torch.fx import Node
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from hatch_lower.backend.partitioners.nodes import tensors_of
-from hatch_lower.backend.partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
 __all__ = ["BINARY", "SHAPED", "full_arguments", "inferred_shape", "is_bounded", "upper_bound"]
 

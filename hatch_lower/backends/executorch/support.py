@@ -23,13 +23,13 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import tensors_of
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, is_bounded
-from hatch_lower.graph.state import mutated_targets
-from hatch_lower.graph.surgery import copy_program, graph_modules
-from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.state import mutated_targets
+from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.exir.graph.tensors import dtype_name
 
 __all__ = ["OTHER_SPECIAL_VALUES", "VIEWS", "Support", "float_partitioner", "guards_suppressed"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backend.api import (
+from hatch_lower.backends.reference.claim import claim, refuse_options
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -13,7 +14,6 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backends.reference.claim import claim, refuse_options
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

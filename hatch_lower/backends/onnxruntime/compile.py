@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
-from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore, TensorLayout
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph, Node
 
-from hatch_lower.backend.partitioners.indices import INDEX_POSITIONS, without_negatives
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
+from hatch_lower.exir.backend.canonical_partitioners.indices import INDEX_POSITIONS, without_negatives
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
 __all__ = ["CanonicalCopy", "count_dimensions"]
 

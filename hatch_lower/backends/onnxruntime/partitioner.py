@@ -9,13 +9,18 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DelegationSpec, PartitionResult
-from hatch_lower.backend.partitioners import Partition, SupportPartitioner, WhyNoPartitionReporter, tag_constant_data
-from hatch_lower.backend.partitioners.nodes import Ranges, is_view
-from hatch_lower.backend.partitioners.strategies import KeptOperators
 from hatch_lower.backends.onnxruntime.options import Options
 from hatch_lower.backends.onnxruntime.probe import Prober
 from hatch_lower.backends.onnxruntime.support import KEPT, is_size, why_not
+from hatch_lower.exir.backend.backend_details import DelegationSpec, PartitionResult
+from hatch_lower.exir.backend.canonical_partitioners import (
+    Partition,
+    SupportPartitioner,
+    WhyNoPartitionReporter,
+    tag_constant_data,
+)
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
+from hatch_lower.exir.backend.canonical_partitioners.strategies import KeptOperators
 
 __all__ = ["BACKEND_ID", "OnnxruntimePartitioner"]
 

@@ -9,11 +9,11 @@ import onnx_ir as ir
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.backend.partitioners.operators import torch_operator
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.support import walk
 from hatch_lower.backends.onnxruntime.translate import allow_zero_sizes, translate_graph, write_result
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -20,9 +20,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
-from hatch_lower.backend.partitioners.operators import torch_operator
-from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.graph.tensors import dtype_name
 
 __all__ = [
     "DTYPES",

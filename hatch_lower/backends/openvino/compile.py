@@ -8,9 +8,6 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import BackendDetails, CompileSpec, Partitioner, PreprocessResult
-from hatch_lower.backend.named_data import NamedDataStore, TensorLayout
-from hatch_lower.backend.options import extra_hint
 from hatch_lower.backends.openvino.constants import ALIGNMENT
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
@@ -19,6 +16,9 @@ from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore, TensorLayout
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint
 from hatch_lower.format.debug_map import DelegateMappingBuilder
 
 __all__ = ["REQUIREMENT", "OpenvinoBackend"]

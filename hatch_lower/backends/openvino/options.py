@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.backend.api import CompileSpec
-from hatch_lower.backend.options import GivenOptions, is_number_from
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.options import GivenOptions, is_number_from
 
 __all__ = ["Options", "options_from_specs", "parse_options"]
 

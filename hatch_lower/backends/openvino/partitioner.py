@@ -9,10 +9,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.backend.partitioners.constants import tag_constant_data, unchanged_constants
-from hatch_lower.backend.partitioners.grouping import group_nodes
-from hatch_lower.backend.partitioners.nodes import Ranges
 from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
 from hatch_lower.backends.openvino.options import Options
 from hatch_lower.backends.openvino.support import (
@@ -23,7 +19,11 @@ from hatch_lower.backends.openvino.support import (
     is_square,
     why_not_operation,
 )
-from hatch_lower.graph.surgery import nested_graph_modules
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.canonical_partitioners.constants import tag_constant_data, unchanged_constants
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
+from hatch_lower.exir.graph.surgery import nested_graph_modules
 
 __all__ = ["BACKEND_ID", "OpenvinoPartitioner"]
 

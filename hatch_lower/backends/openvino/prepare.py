@@ -11,12 +11,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.claims import TABLES
 from hatch_lower.backends.openvino.composites import COMPOSITES, WITH_INDICES, taken_apart
 from hatch_lower.backends.openvino.support import arguments, lookup, source_of
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.state import CONSTANT_KINDS, constant_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
 __all__ = ["Prepared", "prepare"]
 

@@ -11,8 +11,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backend.partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, producer_of, tensors_of
-from hatch_lower.backend.partitioners.operators import operator_name, torch_operator
 from hatch_lower.backends.openvino.claims import (
     ATTENTION,
     AVERAGES,
@@ -30,7 +28,15 @@ from hatch_lower.backends.openvino.claims import (
     Claim,
 )
 from hatch_lower.backends.openvino.options import Options
-from hatch_lower.graph.tensors import dtype_name
+from hatch_lower.exir.backend.canonical_partitioners.nodes import (
+    MAY_BE_ZERO,
+    Ranges,
+    may_be_zero,
+    producer_of,
+    tensors_of,
+)
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.exir.graph.tensors import dtype_name
 
 __all__ = [
     "Support",

@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from hatch_lower.backend.api import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.errors import BackendError
-from hatch_lower.graph.state import constant_specs
-from hatch_lower.graph.surgery import attribute_of
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, PartitionResult
+from hatch_lower.exir.graph.state import constant_specs
+from hatch_lower.exir.graph.surgery import attribute_of
 
 __all__ = ["claim", "is_operation", "refuse_options"]
 

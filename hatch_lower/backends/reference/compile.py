@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backend.api import (
+from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
+from hatch_lower.backends.reference.container import join_blob
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -13,8 +15,6 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
-from hatch_lower.backends.reference.container import join_blob
 from hatch_lower.format.debug_map import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
 from hatch_lower.program.constants_file import constants_bytes

@@ -19,7 +19,10 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backend.api import (
+from hatch_lower.backends.reference.claim import claim, is_operation
+from hatch_lower.backends.reference.compile import ReferenceBackend
+from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.exir.backend.backend_details import (
     BackendDetails,
     CompileSpec,
     DelegationSpec,
@@ -27,10 +30,7 @@ from hatch_lower.backend.api import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.backends.reference.claim import claim, is_operation
-from hatch_lower.backends.reference.compile import ReferenceBackend
-from hatch_lower.backends.reference.run import ReferenceDelegate
-from hatch_lower.edge.ops import edge_overload
+from hatch_lower.exir.dialects._ops import edge_overload
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 WHERE, _, FAULT = os.environ.get("HATCH_LOWER_TEST_FAULT", "").partition(" ")

@@ -1,0 +1,199 @@
+"""The named data store: blobs that delegates find by name at run time, and share where their contents are equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
+
+__all__ = ["DataEntry", "NamedDataError", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout"]
+
+
+class NamedDataError(BackendError, ValueError):
+    """A backend added named data that contradicts itself or what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How a blob is a tensor.
+
+    Args:
+        scalar_type: its dtype, `float32`.
+        sizes: its sizes.
+        dim_order: its dimensions from the outermost in memory to the innermost.
+    """
+
+    scalar_type: str
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # ExecuTorch's are lists
+        object.__setattr__(self, "dim_order", tuple(self.dim_order))
+
+    @classmethod
+    def of_bytes(cls, size: int) -> TensorLayout:
+        """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""
+        return cls("uint8", (size,), (0,))
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorLayout:
+        """Return the layout of a tensor that fills its memory without gaps.
+
+        Raises:
+            ValueError: as `NamedDataError`, if it is neither contiguous nor channels-last.
+        """
+        dense = tensor.is_contiguous() or (
+            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        )
+        if not dense:
+            raise NamedDataError(
+                "a tensor with gaps or transposed dimensions cannot be named data",
+                found=f"sizes {tuple(tensor.shape)}, strides {tensor.stride()}",
+                hint="call `.contiguous()` on it",
+            )
+        if tensor.is_contiguous():
+            order = tuple(range(tensor.dim()))
+        else:
+            order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
+        return cls(dtype_name(tensor.dtype), tuple(tensor.shape), order)
+
+
+@dataclass(frozen=True, slots=True)
+class DataEntry:
+    """One name's blob: its index among the buffers, its alignment in bytes, and how it is a tensor, if it is one."""
+
+    buffer_index: int
+    alignment: int
+    tensor_layout: TensorLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDataStoreOutput:
+    """What a store holds.
+
+    Args:
+        buffers: blobs, each content once.
+        pte_data: name to entry, of data that goes with the program.
+        external_data: file tag to name to entry, of data that goes into files of its own.
+    """
+
+    buffers: Sequence[bytes]
+    pte_data: Mapping[str, DataEntry]
+    external_data: Mapping[str, Mapping[str, DataEntry]]
+
+
+class NamedDataStore:
+    """Collects named data; equal contents are kept once, whatever their names."""
+
+    def __init__(self) -> None:
+        self._buffers: list[bytes] = []
+        self._index: dict[str, int] = {}
+        self._places: dict[str, str | None] = {}
+        self._entries: dict[str | None, dict[str, DataEntry]] = {None: {}}
+
+    def add_named_data(
+        self,
+        key: str,
+        data: bytes | torch.Tensor,
+        alignment: int | None = 1,
+        external_tag: str | None = None,
+        tensor_layout: TensorLayout | None = None,
+    ) -> None:
+        """Add data under a name.
+
+        The same data under the same name again changes nothing, but that the entry's alignment then satisfies both
+        calls; it stays where it was put first.
+
+        Args:
+            key: the name, unique over the program's data and all external files.
+            data: bytes, or a tensor, whose memory and layout are taken.
+            alignment: the multiple of bytes at which it must lie; `None` is 1.
+            external_tag: the file that it goes into; `None`: with the program.
+            tensor_layout: how the bytes are a tensor.
+
+        Raises:
+            ValueError: as `NamedDataError`, for a name with other data or another layout, an alignment below 1, or a
+                layout that is not the tensor's.
+        """
+        wanted = 1 if alignment is None else alignment
+        if wanted <= 0:
+            raise NamedDataError(
+                "an alignment must be greater than 0", where=f"named data `{key}`", found=str(alignment)
+            )
+        own = TensorLayout.from_tensor(data) if isinstance(data, torch.Tensor) else None
+        layout = merge_layouts(key, tensor_layout, own)
+        blob = blob_of(data)
+        self._add(key, blob, sha256_bytes(blob), wanted, external_tag, layout)
+
+    def _add(
+        self, key: str, blob: bytes, digest: str, alignment: int, tag: str | None, layout: TensorLayout | None
+    ) -> None:
+        if key not in self._places:
+            if digest not in self._index:
+                self._index[digest] = len(self._buffers)
+                self._buffers.append(blob)
+            self._places[key] = tag
+            self._entries.setdefault(tag, {})[key] = DataEntry(self._index[digest], alignment, layout)
+            return
+        entries = self._entries[self._places[key]]
+        entry = entries[key]
+        if self._index.get(digest) != entry.buffer_index:
+            raise NamedDataError(
+                f"Duplicate key {key} with different data",
+                where=f"named data `{key}`",
+                found=f"{len(self._buffers[entry.buffer_index])} bytes, then {len(blob)} others",
+                hint="name data by its content, or by the constant that it comes from",
+            )
+        entries[key] = replace(
+            entry,
+            alignment=math.lcm(entry.alignment, alignment),
+            tensor_layout=merge_layouts(key, entry.tensor_layout, layout),
+        )
+
+    def get_named_data_store_output(self) -> NamedDataStoreOutput:
+        """Return what was added so far; external files without data are not in it."""
+        external = {tag: dict(entries) for tag, entries in self._entries.items() if tag is not None and entries}
+        return NamedDataStoreOutput(tuple(self._buffers), dict(self._entries[None]), external)
+
+    def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
+        """Add all that another store holds, sharing its bytes.
+
+        Raises:
+            ValueError: as `NamedDataError`, if one name has different data in the two.
+        """
+        digests = [sha256_bytes(blob) for blob in other.buffers]
+        for tag, entries in [(None, other.pte_data), *other.external_data.items()]:
+            for key, entry in entries.items():
+                index = entry.buffer_index
+                self._add(key, other.buffers[index], digests[index], entry.alignment, tag, entry.tensor_layout)
+
+
+def blob_of(data: bytes | torch.Tensor) -> bytes:
+    """Return the bytes of data; a tensor's as they lie in memory."""
+    if not isinstance(data, torch.Tensor):
+        return bytes(data)
+    local = data.detach().cpu()  # named, for the span does not keep it alive
+    return bytes(span_bytes(local))
+
+
+def merge_layouts(key: str, one: TensorLayout | None, other: TensorLayout | None) -> TensorLayout | None:
+    """Return the layout that two descriptions of one blob agree on.
+
+    Raises:
+        NamedDataError: if they do not.
+    """
+    if one is not None and other is not None and one != other:
+        raise NamedDataError(
+            "the layouts of one blob differ",
+            where=f"named data `{key}`",
+            found=f"{one} and {other}",
+            hint="leave `tensor_layout` out where `data` is a tensor",
+        )
+    return other if one is None else one

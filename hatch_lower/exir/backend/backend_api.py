@@ -1,0 +1,323 @@
+"""The one lowering flow, and `to_backend` over it.
+
+tag → plan → extract → preprocess → splice, for all methods of a model at once; a single program is a model with one
+method.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.backend_details import (
+    DELEGATION_TAG,
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.canonical import structure_digest
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, shared_state
+from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_key
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.extract import extract, localise
+from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
+from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.exir.lowering.splice import splice
+
+__all__ = [
+    "Lowered",
+    "MethodProgramsPartitionerSpec",
+    "disable_validation",
+    "lower_methods",
+    "to_backend",
+    "validation_disabled",
+]
+
+_validation: ContextVar[bool] = ContextVar("hatch_lower_validation", default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodProgramsPartitionerSpec:
+    """The methods of a model and the partitioner of each; a method without one is left as it is."""
+
+    method_to_edge_program: Mapping[str, ExportedProgram]
+    method_to_partitioner: Mapping[str, Partitioner]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """One method after lowering.
+
+    Args:
+        program: calls lowered modules where partitions were.
+        partitions: how many partitions were lowered.
+        reused: how many of them needed no `preprocess` call.
+        delegated: how many operations went into partitions.
+        reasons: node name to the reason why the partitioner did not take it.
+        keys: under which the cache has the partitions' results; whether they were taken from there.
+    """
+
+    program: ExportedProgram
+    partitions: int = 0
+    reused: int = 0
+    delegated: int = 0
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, bool] = field(default_factory=dict)
+
+
+def lower_methods(
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Partitioner],
+    *,
+    store: Store | None = None,
+    validate: bool = True,
+) -> dict[str, Lowered]:
+    """Lower all methods of a model with one partitioner each.
+
+    Args:
+        programs: method name to edge program; they are not changed.
+        partitioners: method name to partitioner; methods without one are returned as they are.
+        store: the cache.
+        validate: compare each program before and after its partitioner ran.
+
+    Raises:
+        PartitionError: if a partitioner changes its program, or tags nodes that do not form partitions.
+        BackendError: if a backend is unknown or answers wrongly. A backend's own exceptions pass through.
+    """
+    unknown = sorted(set(partitioners) - set(programs))
+    if unknown:
+        raise PartitionError(
+            f"there is a partitioner for `{unknown[0]}`, which is no method",
+            found=", ".join(f"`{name}`" for name in programs),
+            hint="name a partitioner for existing methods only",
+        )
+    validate = validate and _validation.get()
+    weights = weights_of(programs[method] for method in partitioners) if validate else {}
+    before = storage_checksums(tensor for _, tensor in weights.values())
+    tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
+    refuse_changed_weights(weights, before)
+    used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
+    backends = {name: find_backend(name) for name in dict.fromkeys(used)}
+    shared = shared_state(programs.values())
+    plans = {
+        method: plan_partitions(
+            result.tagged_exported_program,
+            result.partition_tags,
+            lambda backend_id, state: state in shared and not backends[backend_id].weight_free,
+        )
+        for method, result in tagged.items()
+    }
+    extracted = [
+        (method, partition, extract(tagged[method].tagged_exported_program, partition))
+        for method, plan in plans.items()
+        for partition in plan.all_partitions()
+    ]
+    requests = [
+        make_request(method, partition.spec, backends[partition.spec.backend_id], program)
+        for method, partition, program in extracted
+    ]
+    responses = preprocess_all(requests, store)
+    modules: dict[Partition, LoweredBackendModule] = {}
+    reused: dict[str, int] = dict.fromkeys(plans, 0)
+    keys: dict[str, dict[str, bool]] = {method: {} for method in plans}
+    for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
+        modules[partition] = make_module(program, request, response)
+        reused[method] += response.reused
+        keys[method][response.key] = response.reused and keys[method].get(response.key, True)
+    return {
+        method: Lowered(program)
+        if method not in plans
+        else Lowered(
+            splice(tagged[method].tagged_exported_program, plans[method], modules),
+            partitions=sum(1 for _ in plans[method].all_partitions()),
+            reused=reused[method],
+            delegated=count_operations(plans[method]),
+            reasons=tagged[method].reasons,
+            keys=keys[method],
+        )
+        for method, program in programs.items()
+    }
+
+
+def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
+    """Let a partitioner tag a copy of a program, and see that it did nothing else."""
+    with process_restored():
+        result = partitioner(copy_program(program))
+    name = type(partitioner).__name__
+    if not isinstance(result, PartitionResult) or result.partition_tags is None:
+        raise PartitionError(
+            "the partitioner returned no tags",
+            where=f"`{name}.partition`",
+            found=repr(result),
+            hint="return `PartitionResult(tagged_exported_program, partition_tags)`",
+        )
+    if validate and (found := first_change(result.tagged_exported_program, program)):
+        raise PartitionError(
+            "the partitioner changed the program",
+            where=f"`{name}.partition`",
+            found=found,
+            hint="only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
+        )
+    return result
+
+
+def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:
+    """Return what a program is no more that it was, but for the contents of its tensors; empty: it is the same."""
+    if not has_structure_of(tagged, program):
+        return "another graph than before: an operation, an argument, a literal or a signature differs"
+    if tagged.graph_signature != program.graph_signature or node_names(tagged) != node_names(program):
+        return "other names in the graph or its signature than before"
+    if tagged.module_call_graph != program.module_call_graph or tagged.range_constraints != program.range_constraints:
+        return "another way to be called, or other ranges of sizes, than before"
+    for before, after in ((program.state_dict, tagged.state_dict), (program.constants, tagged.constants)):
+        for target in sorted(before.keys() | after.keys()):
+            if before.get(target) is not after.get(target):
+                return f"another tensor under the name `{target}` than before"
+    return ""
+
+
+def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
+    """Return whether a program is still what it was; one that can no longer be described is not."""
+    expected = structure_digest(program)
+    try:
+        return structure_digest(tagged) == expected
+    except Exception:
+        return False
+
+
+def used_tags(result: PartitionResult) -> list[str]:
+    """Return the declared tags that operations carry, in the order of their declaration."""
+    modules = graph_modules(result.tagged_exported_program.graph_module)
+    found = {node.meta.get(DELEGATION_TAG) for each in modules for node in each.graph.nodes if node.op != "placeholder"}
+    return [tag for tag in result.partition_tags if tag in found]
+
+
+def node_names(program: ExportedProgram) -> list[str]:
+    """Return the names of a program's nodes, in order."""
+    return [node.name for node in program.graph.nodes]
+
+
+def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Return the tensors of some programs with their names, one for each memory, as far as they are plain memory."""
+    held = [each for program in programs for each in (*program.state_dict.items(), *program.constants.items())]
+    return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain(tensor)}
+
+
+def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
+    """Raise `PartitionError` if a partitioner has written into tensors: they are those of the model itself."""
+    after = storage_checksums(tensor for _, tensor in weights.values())
+    changed = [name for (name, _), old, new in zip(weights.values(), before, after, strict=True) if old != new]
+    if changed:
+        raise PartitionError(
+            "a partitioner changed the model's weights",
+            found=f"other contents of `{changed[0]}` than before",
+            hint="only write `node.meta['delegation_tag']`",
+        )
+
+
+def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
+    """Return what is asked of a partition's backend."""
+    return Request(method, spec, backend, localise(program, weight_free=backend.weight_free))
+
+
+def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
+    """Return the lowered module of a partition, with its debug handles in the owner's numbers."""
+    result, spec = response.result, request.spec
+    names: list[str] = []
+    if request.backend.weight_free:
+        for each in program.graph_signature.input_specs:
+            if each.kind in CONSTANT_KINDS:
+                target = str(each.target)
+                names.append(f"{request.method}:{target}" if each.kind is InputKind.CONSTANT_TENSOR else target)
+    module = LoweredBackendModule(
+        program,
+        spec.backend_id,
+        result.processed_bytes,
+        list(spec.compile_specs),
+        result.data_store_output,
+        result=result,
+        constants=tuple(names),
+    )
+    debug = result.debug_handle_map
+    module.meta = {
+        "debug_handle_map": None
+        if debug is None
+        else {key: tuple(request.local.handles[handle - 1] for handle in handles) for key, handles in debug.items()}
+    }
+    if result._delegate_info_meta is not None:
+        module.meta["_delegate_info_meta"] = result._delegate_info_meta
+    return module
+
+
+def count_operations(plan: Plan) -> int:
+    """Return how many operations are in partitions; a `getitem` computes nothing and does not count."""
+    nodes = (node for partition in plan.all_partitions() for node in partition.nodes)
+    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
+
+
+def disable_validation() -> None:
+    """Stop checking, in this context, that partitioners leave programs as they are."""
+    _validation.set(False)
+
+
+@contextmanager
+def validation_disabled() -> Iterator[None]:
+    """Do not check, within the block, that partitioners leave programs as they are."""
+    token = _validation.set(False)
+    try:
+        yield
+    finally:
+        _validation.reset(token)
+
+
+@overload
+def to_backend(args: str, edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule: ...
+@overload
+def to_backend(args: ExportedProgram, edge_program: Partitioner, /) -> ExportedProgram: ...
+@overload
+def to_backend(args: MethodProgramsPartitionerSpec, /) -> dict[str, ExportedProgram]: ...
+def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -> Any:
+    """Lower a whole program for one backend, a program by a partitioner, or all methods of a model.
+
+    Three shapes: `to_backend(backend_id, edge_program, compile_specs)` returns a `LoweredBackendModule`;
+    `to_backend(edge_program, partitioner)` returns a program; `to_backend(MethodProgramsPartitionerSpec(...))` returns
+    a program for each method.
+
+    Raises:
+        TypeError: for any other arguments.
+        PartitionError, BackendError: as `lower_methods`.
+    """
+    if isinstance(args, str) and isinstance(edge_program, ExportedProgram):
+        return lower_whole(args, edge_program, list(compile_specs or []))
+    if isinstance(args, ExportedProgram) and isinstance(edge_program, Partitioner):
+        return lower_methods({"forward": args}, {"forward": edge_program})["forward"].program
+    if isinstance(args, MethodProgramsPartitionerSpec) and edge_program is None:
+        lowered = lower_methods(args.method_to_edge_program, args.method_to_partitioner)
+        return {method: each.program for method, each in lowered.items()}
+    given = ", ".join(type(each).__name__ for each in (args, edge_program, compile_specs) if each is not None)
+    msg = (
+        f"to_backend takes (backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner) or "
+        f"(MethodProgramsPartitionerSpec); it was given ({given})"
+    )
+    raise TypeError(msg)
+
+
+def lower_whole(backend_id: str, program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule:
+    """Lower a whole program as one partition."""
+    request = make_request("forward", DelegationSpec(backend_id, compile_specs), find_backend(backend_id), program)
+    return make_module(program, request, preprocess_all([request], None)[0])

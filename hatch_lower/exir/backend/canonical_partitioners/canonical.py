@@ -1,0 +1,138 @@
+"""ExecuTorch's functions that make partitions of patterns and of lists of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch.fx import Graph, GraphModule, Node
+
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.canonical_partitioners.capability import (
+    CapabilityBasedPartitioner,
+    Partition,
+    Support,
+    predicate,
+    refuse_overlaps,
+    supported_leaves,
+)
+from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
+
+__all__ = [
+    "generate_grouped_partitions_from_list_of_nodes",
+    "generate_partitions_from_list_of_nodes",
+    "generate_pattern_op_partitions",
+]
+
+
+def generate_pattern_op_partitions(
+    graph_module: GraphModule,
+    patterns: Sequence[Graph] | None = None,
+    partitions_list: Sequence[Sequence[Node]] | None = None,
+    op_support: Support | None = None,
+    ignore_literals: bool = False,
+    skip_horizontal_fusion: bool = False,
+) -> list[Partition]:
+    """Return the largest partitions of the places of patterns, listed nodes and supported nodes.
+
+    A place of a pattern is taken whole or, apart from nodes that are supported by themselves, not at all.
+
+    Args:
+        graph_module: what to partition; it is not changed.
+        patterns: graphs in the dialect of `graph_module`.
+        partitions_list: lists of nodes to take beside them.
+        op_support: what else is supported.
+        ignore_literals: let literals of the patterns stand for any value.
+        skip_horizontal_fusion: make independent nodes partitions of their own.
+
+    Raises:
+        PartitionError: for a pattern without operations, or whose parts share nothing.
+    """
+    found = [
+        list(place.values())
+        for pattern in patterns or ()
+        for place in find_pattern(graph_module.graph, pattern, ignore_literals)
+    ]
+    return partition_listed(graph_module, found, partitions_list, op_support, skip_horizontal_fusion)
+
+
+def generate_partitions_from_list_of_nodes(
+    graph_module: GraphModule,
+    pattern_list: Sequence[Sequence[Node]] | None = None,
+    op_support: Support | None = None,
+) -> list[Partition]:
+    """Return the largest partitions of listed and supported nodes.
+
+    Args:
+        graph_module: what to partition; it is not changed.
+        pattern_list: lists of nodes; which list one is in means nothing.
+        op_support: what else is supported.
+
+    Raises:
+        PartitionError: if there is neither a list nor a support object.
+    """
+    require_either(pattern_list, op_support)
+    return partition_listed(graph_module, [], pattern_list, op_support)
+
+
+def generate_grouped_partitions_from_list_of_nodes(
+    graph_module: GraphModule,
+    pattern_list: Sequence[Sequence[Node]] | None = None,
+    op_support: Support | None = None,
+) -> list[Partition]:
+    """Return the largest partitions of listed and supported nodes in which the nodes of each list are together.
+
+    A list that cannot be in one partition is left out, but for its nodes that are supported by themselves.
+
+    Args:
+        graph_module: what to partition; it is not changed.
+        pattern_list: lists of nodes; a node is in one of them only.
+        op_support: what else is supported.
+
+    Raises:
+        PartitionError: if there is neither a list nor a support object.
+        ValueError: as `GroupError`, if a node is in two lists.
+    """
+    require_either(pattern_list, op_support)
+    groups = [list(dict.fromkeys(group)) for group in pattern_list or ()]
+    refuse_overlaps(groups)
+    leaves = [node for group in groups for node in group]
+    return propose(graph_module, predicate(graph_module, op_support), groups, leaves)
+
+
+def partition_listed(
+    graph_module: GraphModule,
+    groups: Sequence[Sequence[Node]],
+    lists: Sequence[Sequence[Node]] | None,
+    op_support: Support | None,
+    skip_horizontal_fusion: bool = False,
+) -> list[Partition]:
+    """Return the partitions of groups, nodes in lists and supported nodes."""
+    listed = {node: None for nodes in lists or () for node in nodes}
+    alone = predicate(graph_module, op_support)
+    leaves = [*listed, *supported_leaves(graph_module, op_support)]
+    return propose(graph_module, lambda node: node in listed or alone(node), groups, leaves, skip_horizontal_fusion)
+
+
+def propose(
+    graph_module: GraphModule,
+    supports: Callable[[Node], bool],
+    groups: Sequence[Sequence[Node]],
+    leaves: Sequence[Node],
+    skip_horizontal_fusion: bool = False,
+) -> list[Partition]:
+    """Return the partitions of groups and supported nodes, those of one node included."""
+    partitioner = CapabilityBasedPartitioner(
+        graph_module, supports, allows_single_node_partition=True, skip_horizontal_fusion=skip_horizontal_fusion
+    )
+    partitioner.node_groups = groups
+    partitioner.leaves = leaves
+    return partitioner.propose_partitions()
+
+
+def require_either(pattern_list: Sequence[Sequence[Node]] | None, op_support: Support | None) -> None:
+    """Refuse a call that says nothing of what to take."""
+    if pattern_list is None and op_support is None:
+        raise PartitionError(
+            "there is neither a list of nodes nor a support object to partition by",
+            hint="pass `pattern_list` or `op_support`",
+        )

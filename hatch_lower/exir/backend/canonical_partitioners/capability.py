@@ -1,0 +1,170 @@
+"""Partitions from a support predicate and from groups: torch's and ExecuTorch's partitioner classes, linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra import partitioner as torch_partitioner
+from torch.fx.passes.infra.partitioner import Partition
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
+from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet
+
+__all__ = [
+    "CapabilityBasedPartitioner",
+    "GroupBasedPartitioner",
+    "GroupError",
+    "Partition",
+    "Support",
+    "predicate",
+    "refuse_overlaps",
+    "supported_leaves",
+]
+
+Support = OperatorSupportBase | Callable[[Node], bool]
+
+NON_COMPUTE_OPERATORS = ("aten.view", "_operator.getitem")
+ONE_OPERATION = "no operation beside it is taken, and a partition of one is not wanted"
+
+
+class GroupError(PartitionError, ValueError):
+    """A node is in two groups of nodes that must stay apart from each other."""
+
+
+def predicate(graph_module: GraphModule, support: Support | None) -> Callable[[Node], bool]:
+    """Return a support object as a function of a node; without one, nothing is supported."""
+    if support is None:
+        return lambda node: False
+    if isinstance(support, OperatorSupportBase):
+        submodules = dict(graph_module.named_modules())
+        return lambda node: bool(support.is_node_supported(submodules, node))
+    return support
+
+
+def supported_leaves(graph_module: GraphModule, support: Support | None) -> list[Node]:
+    """Return the placeholders and graph attributes that a support object accepts; a function is not asked."""
+    if not isinstance(support, OperatorSupportBase):
+        return []
+    supports = predicate(graph_module, support)
+    return [node for node in graph_module.graph.nodes if node.op in ("placeholder", "get_attr") and supports(node)]
+
+
+class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
+    """Proposes as few partitions of the supported nodes as there can be, in time linear in the graph.
+
+    It takes the place of torch's class of this name, whose time grows with the third power of the graph.
+
+    Args:
+        graph_module: its graph is partitioned; it is not changed.
+        operator_support: what is supported. An `OperatorSupportBase` is asked about placeholders and graph attributes
+            too; those that it accepts are where their first user is.
+        allows_single_node_partition: keep partitions in which only one operation computes something.
+        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
+        allowed_single_node_partition_ops: names of operators that may be alone in a partition.
+        skip_horizontal_fusion: make independent nodes partitions of their own.
+    """
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        operator_support: Support,
+        allows_single_node_partition: bool = False,
+        non_compute_ops: Sequence[str] | None = None,
+        allowed_single_node_partition_ops: Sequence[str] | None = None,
+        skip_horizontal_fusion: bool = False,
+    ) -> None:
+        # torch's own initialiser is left out: it builds the transitive closure of the graph
+        self.graph_module = graph_module
+        self.operator_support = operator_support  # type: ignore[assignment]
+        self.allows_single_node_partition = allows_single_node_partition
+        self.non_compute_ops = list(non_compute_ops or ())
+        self.allowed_single_node_partition_ops = list(allowed_single_node_partition_ops or ())
+        self.skip_horizontal_fusion = skip_horizontal_fusion
+        self.node_groups: Sequence[Collection[Node]] = ()
+        self.leaves: Iterable[Node] = ()
+        self.refusals: dict[str, str] = {}
+        """Node name to the reason why a supported or grouped node is in no proposed partition."""
+
+    def propose_partitions(self) -> list[Partition]:
+        """Return the partitions in an order in which they can run; their nodes are in graph order."""
+        supports = predicate(self.graph_module, self.operator_support)
+        leaves = [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
+        grouping = group_nodes(
+            self.graph_module.graph,
+            supports,
+            self.node_groups,
+            leaves,
+            connected=self.skip_horizontal_fusion,
+        )
+        self.refusals = {node.name: reason for node, reason in grouping.given_up.items()}
+        counts = self.count_computing()
+        proposed: list[Partition] = []
+        for nodes in grouping.partitions:
+            if self.allows_single_node_partition or sum(map(counts, nodes)) > 1:
+                proposed.append(Partition(id=len(proposed), nodes=nodes))
+            else:
+                self.refusals.update({node.name: ONE_OPERATION for node in nodes})
+        return proposed
+
+    def count_computing(self) -> Callable[[Node], int]:
+        """Return a function that counts a node as 0 if it computes nothing, as 2 if it may be alone, else as 1."""
+        idle = OperatorSet([*NON_COMPUTE_OPERATORS, *self.non_compute_ops])
+        single = OperatorSet(self.allowed_single_node_partition_ops)
+        return lambda node: (node not in idle) + (node in single) if node.op == "call_function" else 0
+
+
+class GroupBasedPartitioner(CapabilityBasedPartitioner):
+    """Proposes partitions in which the nodes of each group are together.
+
+    A group that cannot be in one partition (a path leaves it through an unsupported node and comes back) is no group:
+    its nodes are partitioned one by one, as far as they are supported.
+
+    Args:
+        graph_module: its graph is partitioned; it is not changed.
+        operator_support: what is supported; nodes of groups that are not supported are left out of them.
+        allows_single_node_partition: keep partitions in which only one operation computes something.
+        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
+        allowed_single_node_partition_ops: names of operators that may be alone in a partition.
+        node_groups: lists of nodes to keep together.
+
+    Raises:
+        ValueError: as `GroupError`, if a node is in two groups.
+    """
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        operator_support: Support,
+        allows_single_node_partition: bool = False,
+        non_compute_ops: Sequence[str] | None = None,
+        allowed_single_node_partition_ops: Sequence[str] | None = None,
+        node_groups: Sequence[Collection[Node]] | None = None,
+    ) -> None:
+        super().__init__(
+            graph_module,
+            operator_support,
+            allows_single_node_partition,
+            non_compute_ops,
+            allowed_single_node_partition_ops,
+        )
+        groups = [list(dict.fromkeys(group)) for group in node_groups or ()]
+        refuse_overlaps(groups)
+        supports = predicate(graph_module, operator_support)
+        self.node_groups = [[node for node in group if supports(node)] for group in groups]
+        self.leaves = [node for group in self.node_groups for node in group]
+
+
+def refuse_overlaps(groups: Sequence[Sequence[Node]]) -> None:
+    """Raise `GroupError` for a node that is in two groups."""
+    seen: dict[Node, int] = {}
+    for number, group in enumerate(groups):
+        for node in group:
+            if seen.setdefault(node, number) != number:
+                raise GroupError(
+                    f"the node `{node.name}` is in two groups",
+                    where=f"groups {seen[node]} and {number}",
+                    hint="put each node into one group; groups that belong together are one group",
+                )

@@ -1,0 +1,193 @@
+"""Finding a pattern in a graph, in time linear in the graph for a pattern that hangs together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+
+__all__ = ["find_pattern"]
+
+
+def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) -> list[dict[Node, Node]]:
+    """Return the places of a pattern in a graph, those that overlap an earlier one left out.
+
+    Args:
+        graph: where to look.
+        pattern: a placeholder stands for any value, the same wherever it is used; two may stand for the same. Other
+            nodes stand for a call of the same operator with the same arguments. Results that the pattern does not
+            return are used nowhere else.
+        ignore_literals: let arguments of the pattern that are no nodes stand for any value.
+
+    Returns:
+        For each place, in graph order, the pattern's operations and the nodes that they stand for.
+
+    Raises:
+        PartitionError: if the pattern holds no operation, or falls into parts that share nothing.
+    """
+    matcher = Matcher(pattern, ignore_literals)
+    taken: set[Node] = set()
+    found = []
+    first = matcher.anchors[0]
+    for node in graph.nodes:
+        if node.op == first.op and node.target == first.target and node not in taken:
+            match = matcher.match_at(node)
+            if match is not None and taken.isdisjoint(match.values()):
+                taken.update(match.values())
+                found.append(match)
+    return found
+
+
+class Matcher:
+    """A pattern, prepared.
+
+    Args:
+        pattern: the pattern's graph.
+        ignore_literals: whether its literals stand for any value.
+    """
+
+    def __init__(self, pattern: Graph, ignore_literals: bool) -> None:
+        self.ignore_literals = ignore_literals
+        self.returned = set(pattern.output_node().all_input_nodes)
+        self.operations = [node for node in pattern.nodes if node.op not in ("placeholder", "output")]
+        sinks = [node for node in self.operations if all(user.op == "output" for user in node.users)]
+        if not sinks:
+            raise PartitionError(
+                "a pattern has no operation", found=str(pattern), hint="give a graph that computes something"
+            )
+        self.anchors, self.ways = order_anchors(sinks, pattern)
+
+    def match_at(self, node: Node) -> dict[Node, Node] | None:
+        """Return the match in which `node` stands for the first anchor, or `None`."""
+        for match in self.extend({}, 0, node):
+            places = {key: value for key, value in match.items() if key.op not in ("placeholder", "get_attr")}
+            if self.is_contained(places):
+                return places
+        return None
+
+    def extend(self, match: dict[Node, Any], number: int, node: Node) -> Iterator[dict[Node, Any]]:
+        """Yield the matches in which `node` stands for the anchor with that number, and later anchors for others."""
+        extended = dict(match)
+        if not self.match_node(self.anchors[number], node, extended):
+            return
+        if number + 1 == len(self.anchors):
+            yield extended
+            return
+        start, *way = self.ways[number + 1]
+        for candidate in follow(extended[start], way):
+            yield from self.extend(extended, number + 1, candidate)
+
+    def match_node(self, wanted: Node, given: Any, match: dict[Node, Any]) -> bool:
+        """Return whether a value can stand for a node of the pattern; extend `match` with it and what it uses."""
+        if wanted in match:
+            return same_literal(match[wanted], given)
+        if wanted.op == "placeholder":
+            match[wanted] = given
+            return True
+        if not isinstance(given, Node) or any(given is match[key] for key in match if key.op != "placeholder"):
+            return False
+        if wanted.op == "get_attr":
+            match[wanted] = given
+            return given.op in ("get_attr", "placeholder")
+        if wanted.op != given.op or wanted.target != given.target:
+            return False
+        match[wanted] = given
+        return self.match_arguments(arguments_of(wanted), arguments_of(given), match)
+
+    def match_arguments(self, wanted: Any, given: Any, match: dict[Node, Any]) -> bool:
+        """Return whether arguments can stand for a pattern's arguments."""
+        if isinstance(wanted, Node):
+            return self.match_node(wanted, given, match)
+        if isinstance(wanted, (list, tuple)) and isinstance(given, (list, tuple)):
+            return len(wanted) == len(given) and all(
+                self.match_arguments(one, other, match) for one, other in zip(wanted, given, strict=True)
+            )
+        return self.ignore_literals or same_literal(wanted, given)
+
+    def is_contained(self, places: dict[Node, Node]) -> bool:
+        """Return whether what the pattern does not return is used within it only."""
+        inside = set(places.values())
+        return all(key in self.returned or inside.issuperset(node.users) for key, node in places.items())
+
+
+def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[list[Node]]]:
+    """Return a pattern's sinks in an order in which each hangs together with those before it, and how.
+
+    The way to a sink leads from a node that the earlier sinks use down to it; ways from operations come first, for a
+    placeholder may stand for something with many users.
+    """
+    anchors, ways = [sinks[0]], [[sinks[0]]]
+    left = sinks[1:]
+    while left:
+        known = cone_of(anchors)
+        found = [way for sink in left if (way := way_to(sink, known)) is not None]
+        if not found:
+            raise PartitionError(
+                "a pattern falls into parts that share nothing",
+                found=", ".join(f"`{node.name}`" for node in (anchors[0], left[0])),
+                hint="give each part as a pattern of its own",
+            )
+        best = min(found, key=lambda way: (way[0].op == "placeholder", len(way)))
+        anchors.append(best[-1])
+        ways.append(best)
+        left.remove(best[-1])
+    return anchors, ways
+
+
+def cone_of(anchors: list[Node]) -> set[Node]:
+    """Return nodes and all that they are computed from."""
+    cone, pending = set(anchors), list(anchors)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in cone:
+                cone.add(source)
+                pending.append(source)
+    return cone
+
+
+def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
+    """Return a shortest way from one of `known` down to `sink`, from an operation if there is one."""
+    ways, place = [[sink]], 0
+    seen = {sink}
+    while place < len(ways):
+        for source in ways[place][0].all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                ways.append([source, *ways[place]])
+        place += 1
+    reached = [way for way in ways if way[0] in known]
+    return min(reached, key=lambda way: (way[0].op == "placeholder", len(way)), default=None)
+
+
+def follow(start: Any, way: list[Node]) -> Iterator[Node]:
+    """Yield the nodes that are reached from `start` along users that call the operators of `way`."""
+    if not way:
+        yield start
+    elif isinstance(start, Node):
+        for user in start.users:
+            if user.op == way[0].op and user.target == way[0].target:
+                yield from follow(user, way[1:])
+
+
+def arguments_of(node: Node) -> list[Any]:
+    """Return all arguments of a call; those of an operator in the order of its schema, defaults included."""
+    operator = torch_operator(node.target)
+    if not isinstance(operator, OpOverload):
+        return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
+    schema = operator._schema.arguments
+    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
+    return [given.get(argument.name, argument.default_value) for argument in schema]
+
+
+def same_literal(one: Any, other: Any) -> bool:
+    """Return whether two arguments are the same, without taking 1, 1.0 and True for each other."""
+    if isinstance(one, Node) or isinstance(other, Node):
+        return one is other
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_literal, one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,323 @@
+"""Partitioners to name a backend with: all nodes, a list of operators, patterns, a support predicate, groups."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from hatch_lower.exir.backend.backend_details import (
+    DELEGATION_TAG,
+    CompileSpec,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from hatch_lower.exir.backend.canonical_partitioners.capability import (
+    CapabilityBasedPartitioner,
+    Partition,
+    Support,
+    predicate,
+)
+from hatch_lower.exir.backend.canonical_partitioners.constants import tag_constant_data, tag_mutated_buffer
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
+from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
+from hatch_lower.exir.backend.canonical_partitioners.reasons import WhyNoPartitionReporter
+from hatch_lower.exir.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.graph.surgery import nested_graph_modules
+
+__all__ = [
+    "AllNodePartitioner",
+    "GroupPartitioner",
+    "OperatorListPartitioner",
+    "PatternPartitioner",
+    "SupportPartitioner",
+]
+
+KeptOperators = tuple[list[OpOverload], Callable[[Node], bool] | None]
+
+
+class AllNodePartitioner(Partitioner):
+    """Tags every operation and every constant of a program with one tag, the backend's id.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+    """
+
+    def __init__(self, backend_id: str, compile_specs: list[CompileSpec]) -> None:
+        super().__init__()
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag everything but user inputs and the output."""
+        tag = self.delegation_spec.backend_id
+        specs = exported_program.graph_signature.input_specs
+        constants = {spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS}
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.op != "output" and (node.op != "placeholder" or node.name in constants):
+                node.meta[DELEGATION_TAG] = tag
+                tags[tag] = self.delegation_spec
+        return PartitionResult(exported_program, tags)
+
+
+class GraphPartitioner(Partitioner):
+    """What the partitioners by support, patterns and groups share: tags, constants, branches of control flow, reasons.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        keep: operators that are not decomposed.
+        keep_filter: says of a call of one of them whether it is kept.
+        spec: what the partitioner was made with, for `spec`.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        compile_specs: list[CompileSpec],
+        keep: Iterable[OpOverload] = (),
+        keep_filter: Callable[[Node], bool] | None = None,
+        spec: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(MappingProxyType(dict(spec)))
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
+        self.keep = tuple(keep)
+        self.keep_filter = keep_filter
+
+    @abstractmethod
+    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
+        """Return the partitions of one graph, and say of the other operations why they are in none."""
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the operations to take, in the graphs of control flow that is not taken whole too, and their constants.
+
+        `reasons` holds a reason for each operation that is not taken.
+        """
+        tags: dict[str, DelegationSpec] = {}
+        reasons = WhyNoPartitionReporter()
+        self.tag_graph(exported_program.graph_module, tags, reasons)
+        tag_constant_data(exported_program)
+        tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags, reasons.reasons)
+
+    def tag_graph(
+        self, graph_module: GraphModule, tags: dict[str, DelegationSpec], reasons: WhyNoPartitionReporter
+    ) -> None:
+        """Tag one graph and those nested in it; each partition of each graph has a tag of its own."""
+        for partition in self.propose(graph_module, reasons):
+            tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
+            tags[tag] = self.delegation_spec
+            for node in partition.nodes:
+                node.meta[DELEGATION_TAG] = tag
+        taken = {
+            node.target
+            for node in graph_module.graph.find_nodes(op="get_attr")
+            if any(DELEGATION_TAG in user.meta for user in node.users)
+        }
+        for name, nested in nested_graph_modules(graph_module):
+            if name not in taken:
+                self.tag_graph(nested, tags, reasons)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        """Return the operators that the partitioner was told to keep."""
+        return list(self.keep), self.keep_filter
+
+
+class SupportPartitioner(GraphPartitioner):
+    """Takes the operations that a predicate supports, in as few partitions as there can be.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        support: torch's or ExecuTorch's operator support object, or a function of a node.
+        reporter: where `support` reports why it refuses nodes; its reasons go into the result.
+        allows_single_node_partition: take partitions in which only one operation computes something.
+        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
+        keep: operators that are not decomposed.
+        keep_filter: says of a call of one of them whether it is kept.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        compile_specs: list[CompileSpec],
+        support: Support,
+        *,
+        reporter: WhyNoPartitionReporter | None = None,
+        allows_single_node_partition: bool = True,
+        non_compute_ops: Sequence[str] = (),
+        keep: Iterable[OpOverload] = (),
+        keep_filter: Callable[[Node], bool] | None = None,
+    ) -> None:
+        super().__init__(backend_id, compile_specs, keep, keep_filter)
+        self.support = support
+        self.reporter = reporter
+        self.allows_single_node_partition = allows_single_node_partition
+        self.non_compute_ops = tuple(non_compute_ops)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the supported operations and their constants; the reporter holds the reasons of this call only."""
+        if self.reporter is not None:
+            self.reporter.clear()
+        return super().partition(exported_program)
+
+    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
+        """Return the partitions of the supported operations."""
+        proposer = CapabilityBasedPartitioner(
+            graph_module, self.support, self.allows_single_node_partition, self.non_compute_ops
+        )
+        found = proposer.propose_partitions()
+        told = {} if self.reporter is None else self.reporter.reasons
+        explain(graph_module, found, {**proposer.refusals, **told}, self.refusal, reasons)
+        return found
+
+    def refusal(self, node: Node) -> str:
+        """Return the reason for an operation for which nothing else is known."""
+        return f"the backend `{self.delegation_spec.backend_id}` does not support this call of `{name_of(node)}`"
+
+
+class OperatorListPartitioner(SupportPartitioner):
+    """Takes the calls of listed operators, and keeps those of them that would be decomposed.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        operators: overloads or packets of any dialect, functions, or names (`aten.add.Tensor`, `aten.add`).
+        allows_single_node_partition: take partitions in which only one operation computes something.
+        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        compile_specs: list[CompileSpec],
+        operators: Iterable[Any],
+        *,
+        allows_single_node_partition: bool = True,
+        non_compute_ops: Sequence[str] = (),
+    ) -> None:
+        listed = OperatorSet(operators)
+        super().__init__(
+            backend_id,
+            compile_specs,
+            listed.__contains__,
+            allows_single_node_partition=allows_single_node_partition,
+            non_compute_ops=non_compute_ops,
+            keep=listed.overloads(),
+        )
+        self._spec = MappingProxyType({"operators": listed.operators})
+
+    def refusal(self, node: Node) -> str:
+        """Say that the operator is not listed."""
+        return f"`{name_of(node)}` is not among the operators of the backend `{self.delegation_spec.backend_id}`"
+
+
+class GroupPartitioner(GraphPartitioner):
+    """Takes groups of operations, each whole or not at all, and what a predicate supports beside them.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        find_groups: returns the groups of a graph; groups that overlap are taken together.
+        support: what is taken beside the groups.
+        keep: operators that are not decomposed.
+        keep_filter: says of a call of one of them whether it is kept.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        compile_specs: list[CompileSpec],
+        find_groups: Callable[[GraphModule], Sequence[Collection[Node]]],
+        support: Support | None = None,
+        *,
+        keep: Iterable[OpOverload] = (),
+        keep_filter: Callable[[Node], bool] | None = None,
+    ) -> None:
+        super().__init__(backend_id, compile_specs, keep, keep_filter)
+        self.find_groups = find_groups
+        self.support = support
+
+    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
+        """Return the partitions of the groups."""
+        groups = self.find_groups(graph_module)
+        proposer = CapabilityBasedPartitioner(
+            graph_module, predicate(graph_module, self.support), allows_single_node_partition=True
+        )
+        proposer.node_groups = groups
+        proposer.leaves = [node for group in groups for node in group]
+        found = proposer.propose_partitions()
+        explain(graph_module, found, proposer.refusals, self.refusal, reasons)
+        return found
+
+    def refusal(self, node: Node) -> str:
+        """Return the reason for an operation of no group."""
+        return f"this call of `{name_of(node)}` is in no group that `{self.delegation_spec.backend_id}` takes"
+
+
+class PatternPartitioner(GroupPartitioner):
+    """Takes the places of patterns, each whole or not at all, and what a predicate supports beside them.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        patterns: graphs in the edge dialect, of a pattern's edge program, say.
+        support: what is taken beside them.
+        ignore_literals: let literals of the patterns stand for any value.
+        keep: operators that are not decomposed.
+        keep_filter: says of a call of one of them whether it is kept.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        compile_specs: list[CompileSpec],
+        patterns: Sequence[Graph],
+        support: Support | None = None,
+        *,
+        ignore_literals: bool = False,
+        keep: Iterable[OpOverload] = (),
+        keep_filter: Callable[[Node], bool] | None = None,
+    ) -> None:
+        super().__init__(backend_id, compile_specs, self.places, support, keep=keep, keep_filter=keep_filter)
+        self.patterns = tuple(patterns)
+        self.ignore_literals = ignore_literals
+
+    def places(self, graph_module: GraphModule) -> list[list[Node]]:
+        """Return the nodes of each place of each pattern."""
+        return [
+            list(place.values())
+            for pattern in self.patterns
+            for place in find_pattern(graph_module.graph, pattern, self.ignore_literals)
+        ]
+
+    def refusal(self, node: Node) -> str:
+        """Return the reason for an operation that no pattern covers."""
+        return f"no pattern of the backend `{self.delegation_spec.backend_id}` covers this call of `{name_of(node)}`"
+
+
+def explain(
+    graph_module: GraphModule,
+    partitions: Iterable[Partition],
+    known: Mapping[str, str],
+    default: Callable[[Node], str],
+    reasons: WhyNoPartitionReporter,
+) -> None:
+    """Report a reason for each operation that is in no partition; results of one count with it."""
+    taken = {node for partition in partitions for node in partition.nodes}
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and node not in taken:
+            reasons.report_reject(node, known.get(node.name) or default(producer_of(node)))
+
+
+def name_of(node: Node) -> str:
+    """Return the name of the operator that a node calls."""
+    return operator_name(node.target)

@@ -1,0 +1,186 @@
+"""The dialects' operators by name: `ops.edge.aten.add.Tensor`, `ops.backend.<library>.<operator>.<overload>`.
+
+Everything below `ops` is made when it is first asked for, and a name always gives the same object.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.library import Library
+
+from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket, has_kernel
+from hatch_lower.exir.dialects.edge._ops import SOURCE, EdgeOpOverload, EdgeOpOverloadPacket
+from hatch_lower.exir.dialects.edge.faults import LibraryError
+from hatch_lower.runtime.operators import TORCH_LIBRARIES
+
+__all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge_overload", "ops"]
+
+PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
+    {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
+)
+BACKEND_LIBRARIES = ("executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY")
+
+Pattern = TypeVar("Pattern", bound=Callable[..., Any])
+
+
+class _OpNamespace:
+    """The operators of one torch namespace in one dialect.
+
+    Args:
+        dialect: the dialect's name.
+        name: the namespace's name.
+    """
+
+    def __init__(self, dialect: str, name: str) -> None:
+        self._dialect = dialect
+        self._name = name
+        self._made: dict[str, EdgeOpOverloadPacket] = {}
+        self._dir: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":
+            return SOURCE
+        if name in ("_dialect", "_name", "_made", "_dir"):
+            raise AttributeError(name)
+        # not refused by its underscores: ATen has operators named `__and__`
+        found = getattr(getattr(torch.ops, self._name), name)
+        if not isinstance(found, OpOverloadPacket):
+            raise AttributeError(name)
+        made = self._made.get(name)
+        if made is None or made._packet is not found:  # torch makes an operator anew whose library was made anew
+            made = self._made[name] = PACKETS[self._dialect](found)
+            self._dir = list(self._made)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+    def __repr__(self) -> str:
+        return f"<{self._dialect} operators of {self._name}>"
+
+
+class _DialectNamespace:
+    """The torch namespaces in one dialect.
+
+    Args:
+        name: the dialect's name.
+        libraries: the namespaces that it has; `None`: all.
+    """
+
+    def __init__(self, name: str, libraries: list[str] | None = None) -> None:
+        self._name = name
+        self._libraries = libraries
+        self._dir: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":
+            return SOURCE
+        if name.startswith("__") or name in ("_name", "_libraries", "_dir"):
+            raise AttributeError(name)
+        if self._libraries is not None and name not in self._libraries:
+            raise LibraryError(
+                f"the library `{name}` does not belong to {self._name} ops",
+                found=", ".join(f"`{each}`" for each in self._libraries),
+                hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
+            )
+        if name in TORCH_LIBRARIES:
+            importlib.import_module(TORCH_LIBRARIES[name])
+        made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
+        self._dir.append(name)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+    def __repr__(self) -> str:
+        return f"<operators of the dialect {self._name}>"
+
+
+class _Ops:
+    """The root of all dialects' operators."""
+
+    def __init__(self) -> None:
+        self._dir: list[str] = []
+
+    def __getattr__(self, name: str) -> _DialectNamespace:
+        if name.startswith("__") or name == "_dir":
+            raise AttributeError(name)
+        dialect = _DialectNamespace(name, list(BACKEND_LIBRARIES) if name == "backend" else None)
+        made: _DialectNamespace = self.__dict__.setdefault(name, dialect)
+        self._dir.append(name)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+
+ops = _Ops()
+
+
+def edge_overload(op: OpOverload) -> EdgeOpOverload:
+    """Return the edge operator of a torch overload: always the same object."""
+    namespace, name = op._schema.name.split("::")
+    packet = getattr(getattr(ops.edge, namespace), name)
+    overload: EdgeOpOverload = getattr(packet, op._schema.overload_name or "default")
+    return overload
+
+
+def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Pattern], Pattern]:
+    """Make the decorated function, a pattern of operators, the meaning of a backend operator.
+
+    The operator is then `ops.backend.<library>.<name>.<overload>` and its `_equivalent_callable` the function. It runs
+    the function if it has no kernel that it could be traced with.
+
+    Args:
+        library: a `torch.library.Library`; its namespace becomes one of the backend dialect's.
+        schema_or_name: a schema to define, or `name` or `name.overload` of an operator that the library has.
+
+    Raises:
+        AttributeError: if the library has no operator of that name.
+    """
+
+    def bind(pattern: Pattern) -> Pattern:
+        libraries = ops.backend._libraries
+        if libraries is not None and library.ns not in libraries:
+            libraries.append(library.ns)
+        name, overload = define_operator(library, schema_or_name)
+        op = getattr(getattr(getattr(torch.ops, library.ns), name), overload)
+        if not has_kernel(op):
+            register: Any = library.impl
+            register(op, pattern, "CompositeImplicitAutograd")
+        bound: BackendOpOverload = getattr(getattr(getattr(ops.backend, library.ns), name), overload)
+        bound._equivalent_callable = pattern
+        return pattern
+
+    return bind
+
+
+def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
+    """Return an operator's name and overload name, and define it if its schema is given."""
+    try:
+        schema = torch._C.parse_schema(schema_or_name)
+    except RuntimeError:
+        name, _, overload = schema_or_name.rpartition("::")[2].partition(".")
+    else:
+        define: Any = library.define
+        define(schema_or_name)
+        name, overload = schema.name.rpartition("::")[2], schema.overload_name
+    return name, overload or "default"
+
+
+def restore(overload: EdgeOpOverload) -> tuple[Any, ...]:
+    """Return how pickle finds an operator again: by its name."""
+    return operator.attrgetter(f"{overload._dialect}.{overload.__name__}"), (ops,)
+
+
+copyreg.pickle(_Ops, lambda root: "ops")
+copyreg.pickle(EdgeOpOverload, restore)
+copyreg.pickle(BackendOpOverload, restore)

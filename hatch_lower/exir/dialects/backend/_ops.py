@@ -1,0 +1,56 @@
+"""Backend operators: what a backend puts in the place of a pattern of edge operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
+from hatch_lower.exir.dialects.edge.faults import KernelError
+
+__all__ = ["KERNELS", "BackendOpOverload", "BackendOpOverloadPacket", "has_kernel"]
+
+KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)
+"""One of these lets a graph with the operator be traced again."""
+
+
+def has_kernel(op: OpOverload) -> bool:
+    """Return whether an operator can be traced: it has one of `KERNELS`."""
+    return any(op.has_kernel_for_dispatch_key(key) for key in KERNELS)
+
+
+class BackendOpOverload(EdgeOpOverload):
+    """An operator of a backend's own, allowed in an edge program.
+
+    Args:
+        op: the torch overload that it stands for.
+
+    Attributes:
+        _equivalent_callable: the pattern that it replaces, as a function of the same arguments.
+
+    Raises:
+        KernelError: an `AssertionError`, if the operator cannot be traced.
+    """
+
+    _dialect = "backend"
+    _equivalent_callable: Callable[..., Any] | None
+
+    def __init__(self, op: OpOverload) -> None:
+        super().__init__(op)
+        if not has_kernel(op):
+            raise KernelError(
+                f"the backend operator {self.__name__} has no kernel that it could be traced with",
+                found="none of Meta, CompositeExplicitAutograd, CompositeImplicitAutograd",
+                hint="register a fake kernel with `torch.library.register_fake`, or bind its pattern to it with "
+                "`bind_pattern_to_op`",
+            )
+        self._equivalent_callable = None
+
+
+class BackendOpOverloadPacket(EdgeOpOverloadPacket):
+    """All overloads of one backend operator, by attribute."""
+
+    _overload_type: ClassVar[type[EdgeOpOverload]] = BackendOpOverload

@@ -1,0 +1,139 @@
+"""Edge operators: objects that stand for torch's operators in an edge program.
+
+An edge overload is an object of its own, so a graph says by its targets that it is in the edge dialect. Each exists
+once: identity is equality, and a name always gives the same object.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch._ops import OpOverload, OpOverloadPacket
+from torchgen.model import SchemaKind
+
+from hatch_lower.exir.dialects.edge.schema import EdgeDialectFunctionSchema
+from hatch_lower.exir.dialects.edge.variant import to_variant
+
+__all__ = ["SOURCE", "EdgeOpOverload", "EdgeOpOverloadPacket", "dotted_name"]
+
+SOURCE = "hatch_lower.exir.dialects._ops"
+"""What operators and their namespaces answer to tools that ask any object for its `__file__`."""
+
+
+def dotted_name(op: OpOverload) -> str:
+    """Return `aten.add.Tensor` for torch's `aten::add.Tensor`."""
+    return f"{op._schema.name.replace('::', '.')}.{op._schema.overload_name or 'default'}"
+
+
+class EdgeOpOverload:
+    """One edge operator; calling it runs the torch overload, and other attributes are the torch overload's.
+
+    Args:
+        op: the torch overload that it stands for.
+    """
+
+    _dialect = "edge"
+    _schema: EdgeDialectFunctionSchema
+
+    def __init__(self, op: OpOverload) -> None:
+        self._op = op
+        self.__name__ = sys.intern(dotted_name(op))
+        self.__qualname__ = self.__name__
+        self.__module__ = f"hatch_lower.exir.dialects._ops.{self._dialect}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._op(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_op":
+            raise AttributeError(name)
+        if name == "_schema":
+            # made when it is first asked for: most operators of a process are never asked
+            made: Any = EdgeDialectFunctionSchema(self._op)
+        elif name == "_out_variant":
+            made = to_variant(self._op, SchemaKind.out)
+        else:
+            return getattr(self._op, name)
+        return self.__dict__.setdefault(name, made)
+
+    def to_out_variant(self) -> OpOverload:
+        """Return the torch overload that writes the same result into an `out` argument.
+
+        Raises:
+            VariantError: a `RuntimeError`, if there is none with the same arguments.
+        """
+        variant: OpOverload = self._out_variant
+        return variant
+
+    def __copy__(self) -> EdgeOpOverload:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> EdgeOpOverload:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.__name__}>"
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+class EdgeOpOverloadPacket:
+    """All overloads of one edge operator, by attribute.
+
+    Args:
+        packet: the torch packet that it stands for.
+    """
+
+    _overload_type: ClassVar[type[EdgeOpOverload]] = EdgeOpOverload
+
+    def __init__(self, packet: OpOverloadPacket) -> None:
+        self._packet = packet
+        self._made: dict[str, EdgeOpOverload] = {}
+        self._dir: list[str] = []
+        self.__name__ = packet._qualified_op_name.replace("::", ".")
+
+    @property
+    def op(self) -> Any:
+        """The torch packet's raw operator."""
+        return self._packet.op
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":
+            return SOURCE
+        if name.startswith("__") or name in ("_packet", "_made", "_dir"):
+            raise AttributeError(name)
+        found = getattr(self._packet, name)
+        if not isinstance(found, OpOverload):
+            return found
+        made = self._made.get(name)
+        if made is None or made._op is not found:  # torch makes an operator anew whose library was made anew
+            made = self._made[name] = self._overload_type(found)
+            self._dir = list(self._made)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dir)
+
+    def __hash__(self) -> int:
+        return hash(self._packet)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._packet(*args, **kwargs)
+
+    def __copy__(self) -> EdgeOpOverloadPacket:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> EdgeOpOverloadPacket:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.__name__}>"
+
+    def __str__(self) -> str:
+        return self.__name__

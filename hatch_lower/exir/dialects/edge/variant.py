@@ -1,0 +1,66 @@
+"""From a functional operator to the one that writes into an `out` argument, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+from torchgen.model import SchemaKind
+
+from hatch_lower.exir.dialects.edge.faults import VariantError, VariantKindError
+
+__all__ = ["kind_of", "to_variant"]
+
+
+def kind_of(schema: torch.FunctionSchema) -> SchemaKind:
+    """Return whether an operator is functional, writes into `out` arguments, or changes its inputs."""
+    if any(argument.is_out for argument in schema.arguments):
+        return SchemaKind.out
+    if not schema.is_mutable:
+        return SchemaKind.functional
+    in_place = schema.name.endswith("_") and not schema.name.endswith("__")
+    return SchemaKind.inplace if in_place else SchemaKind.mutable
+
+
+def signature_of(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, bool], ...]:
+    """Return name, type, default and keyword-only-ness of the arguments that are no `out` arguments."""
+    return tuple(
+        (argument.name, str(argument.real_type), repr(argument.default_value), argument.kwarg_only)
+        for argument in schema.arguments
+        if not argument.is_out
+    )
+
+
+def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
+    """Return the overload of the same operator that takes the same arguments, of another kind.
+
+    Args:
+        op: a torch overload.
+        variant: `SchemaKind.functional` or `SchemaKind.out`.
+
+    Raises:
+        VariantKindError: an `AssertionError`, for any other kind.
+        VariantError: a `RuntimeError` that lists the overloads, if none has the same arguments and that kind. What
+            they return is not compared.
+    """
+    if variant not in (SchemaKind.functional, SchemaKind.out):
+        raise VariantKindError(
+            "an operator can be turned into its functional variant or its out variant only",
+            where=str(op),
+            found=str(variant),
+            hint="ask for `SchemaKind.functional` or `SchemaKind.out`",
+        )
+    if kind_of(op._schema) is variant:
+        return op
+    wanted = signature_of(op._schema)
+    packet = op.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    for each in overloads:
+        if kind_of(each._schema) is variant and signature_of(each._schema) == wanted:
+            found: OpOverload = each
+            return found
+    kind = variant.name.capitalize()
+    raise VariantError(
+        f"{kind} variant of operator {op._schema.name} can't be found",
+        found="\n".join(str(each._schema) for each in overloads),
+        hint="register an overload with the same arguments, or leave the operator as it is",
+    )

@@ -1,0 +1,214 @@
+"""The canonical form of a program: everything that shapes its result, nothing that does not.
+
+In it: operators, edges, every literal, dtypes, shapes, strides, devices, symbols with their ranges, the signature with
+mutation and output order, nested graphs, the layout of constants and which of them overlap. Not in it: names of nodes,
+parameters and symbols, module paths, source lines, and the contents of constants.
+
+One form serves three masters: the cache key, the proof that a partitioner changed nothing, and tests of reproduction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+)
+from torch.fx import GraphModule, Node
+
+from hatch_lower.canonical import digest_of
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, layouts, mutated_targets
+from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.graph.tensors import dtype_name, tensor_digest
+
+__all__ = ["SymbolNames", "canonical_form", "encode_literal", "encode_target", "encode_value", "structure_digest"]
+
+
+def structure_digest(program: ExportedProgram) -> str:
+    """Return the sha256 of a program's canonical form."""
+    return digest_of(canonical_form(program))
+
+
+def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -> dict[str, Any]:
+    """Return a program's canonical form as a JSON value.
+
+    Args:
+        program: of any dialect, before or after lowering.
+        names: names the symbols; one that has named none yet.
+    """
+    names = SymbolNames() if names is None else names
+    name_sizes(program, names)
+    graph = encode_graph(program.graph_module, names)
+    indices = {node.name: index for index, node in enumerate(program.graph.nodes)}
+    return {
+        "graph": graph,
+        "inputs": encode_inputs(program),
+        "outputs": encode_outputs(program, indices),
+        "symbols": encode_ranges(program, names),
+    }
+
+
+class SymbolNames:
+    """Names symbols `s0`, `s1`, … in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._texts: dict[sympy.Basic, str] = {}
+
+    def text(self, expression: sympy.Basic) -> str:
+        """Return an expression with its symbols renamed."""
+        if expression not in self._texts:
+            for symbol in sorted(expression.free_symbols, key=str):
+                if symbol not in self.symbols:
+                    new = sympy.Symbol(f"s{len(self.symbols)}", **symbol.assumptions0)
+                    self.symbols[symbol] = new
+            self._texts[expression] = str(expression.xreplace(self.symbols))
+        return self._texts[expression]
+
+
+def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
+    """Name the symbols that are sizes of inputs by themselves, in order.
+
+    In an expression of several symbols none comes first but by torch's names, which follow those of the parameters.
+    """
+    for node in program.graph.find_nodes(op="placeholder") if program.range_constraints else ():
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                names.text(size.node.expr)
+
+
+def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
+    """Return a graph's nodes in order; a node refers to others by position."""
+    positions: dict[Node, int] = {}
+    rows = []
+    for position, node in enumerate(module.graph.nodes):
+        positions[node] = position
+        if node.op == "get_attr":
+            rows.append(["attribute", encode_attribute(attribute_of(module, node.target), names)])
+            continue
+        row = [node.op, "" if node.op in ("placeholder", "output") else encode_target(node.target)]
+        row.append(encode(node.args, positions, names) if node.op != "placeholder" else [])
+        row.append({key: encode(value, positions, names) for key, value in node.kwargs.items()})
+        row.append(encode_value(node.meta.get("val"), names) if node.op != "output" else None)
+        rows.append(row)
+    return rows
+
+
+def encode_target(target: Any) -> str:
+    """Return an operator's full name: dialects differ in it, overloads of one name never do."""
+    module = getattr(target, "__module__", "")
+    return f"{type(target).__name__}:{module}:{getattr(target, '__name__', target)}:{overload_name(target)}"
+
+
+def overload_name(target: Any) -> str:
+    """Return the schema name of a torch operator, which tells apart overloads and namespaces."""
+    schema = getattr(target, "_schema", None)
+    return f"{schema.name}.{schema.overload_name}" if isinstance(schema, torch.FunctionSchema) else ""
+
+
+def encode_attribute(value: Any, names: SymbolNames) -> Any:
+    """Return a graph's attribute: a nested graph, a lowered module by its parts, a tensor with its contents."""
+    if isinstance(value, GraphModule):
+        return ["graph", encode_graph(value, names)]
+    if isinstance(value, torch.Tensor):
+        return ["tensor", tensor_digest(value)]
+    program = getattr(value, "original_module", None)
+    if isinstance(program, ExportedProgram):
+        specs = [[spec.key, spec.value.hex()] for spec in value.compile_specs]
+        return ["lowered", value.backend_id, specs, canonical_form(program)]
+    return ["other", type(value).__name__, repr(value)]
+
+
+def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
+    """Return an argument; types that Python compares equal (1, 1.0, True) stay apart."""
+    if isinstance(value, Node):
+        return ["node", positions[value]]
+    if isinstance(value, (list, tuple)):
+        return ["list", [encode(each, positions, names) for each in value]]
+    if isinstance(value, dict):
+        return ["dict", [[str(key), encode(each, positions, names)] for key, each in value.items()]]
+    if isinstance(value, slice):
+        return ["slice", [encode(each, positions, names) for each in (value.start, value.stop, value.step)]]
+    return encode_literal(value, names)
+
+
+def encode_literal(value: Any, names: SymbolNames) -> Any:
+    """Return a literal with its type."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return ["int", str(value)]
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, complex):
+        return ["complex", value.real.hex(), value.imag.hex()]
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        # The example's size is in it: compilers choose code by it.
+        return ["symbolic", names.text(value.node.expr), str(value.node.hint) if value.node.has_hint() else None]
+    return [type(value).__name__, str(value)]
+
+
+def encode_value(value: Any, names: SymbolNames) -> Any:
+    """Return what is known of a node's value: a tensor's dtype, sizes, strides and device."""
+    if isinstance(value, torch.Tensor):
+        strides = [encode_literal(each, names) for each in value.stride()] if value.layout == torch.strided else []
+        sizes = [encode_literal(each, names) for each in value.shape]
+        return ["tensor", dtype_name(value.dtype), sizes, strides, str(value.layout), str(value.device)]
+    if isinstance(value, (list, tuple)):
+        return ["list", [encode_value(each, names) for each in value]]
+    return encode_literal(value, names)
+
+
+def encode_inputs(program: ExportedProgram) -> list[Any]:
+    """Return the kinds of the inputs, and of constants the layout in memory, overlaps and mutation."""
+    tensors = [constant_of(program, spec) for spec in constant_specs(program)]
+    placed = iter(zip(tensors, layouts(tensors), strict=True))
+    mutated = mutated_targets(program)
+    rows: list[Any] = []
+    for spec in program.graph_signature.input_specs:
+        row: list[Any] = [spec.kind.name]
+        if spec.kind in CONSTANT_KINDS:
+            tensor, layout = next(placed)
+            row += [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+            row += [layout.group, layout.offset, spec.target in mutated, spec.persistent]
+        elif isinstance(spec.arg, ConstantArgument):
+            row.append(encode_literal(spec.arg.value, SymbolNames()))
+        elif spec.kind is not InputKind.USER_INPUT:
+            row.append(str(spec.target))
+        rows.append(row)
+    return rows
+
+
+def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[Any]:
+    """Return what each output is: a node by position or a literal, and the input that it is written back to."""
+    signature = program.graph_signature
+    targets = {spec.target: index for index, spec in enumerate(signature.input_specs) if spec.target is not None}
+    rows: list[Any] = []
+    for spec in signature.output_specs:
+        if isinstance(spec.arg, ConstantArgument):
+            value = encode_literal(spec.arg.value, SymbolNames())
+        else:
+            value = ["node", indices[spec.arg.name]]
+        written: int | None = None
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            written = indices[str(spec.target)]
+        elif spec.target is not None:
+            written = targets.get(spec.target)
+        rows.append([spec.kind.name, value, written])
+    return rows
+
+
+def encode_ranges(program: ExportedProgram, names: SymbolNames) -> list[Any]:
+    """Return the ranges of the symbols that appear, in the order of their names."""
+    ranges = program.range_constraints
+    rows = []
+    for symbol, renamed in names.symbols.items():
+        bounds = ranges.get(symbol)
+        rows.append([str(renamed), None if bounds is None else [str(bounds.lower), str(bounds.upper)]])
+    return rows

@@ -1,0 +1,118 @@
+"""A program's constants: which tensor stands behind a placeholder, which share memory, and stand-ins for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+
+from hatch_lower.exir.graph.tensors import span_length, storage_key
+
+__all__ = [
+    "CONSTANT_KINDS",
+    "STATE_MUTATIONS",
+    "Layout",
+    "constant_of",
+    "constant_specs",
+    "layouts",
+    "mutated_targets",
+    "shared_state",
+    "stand_ins",
+]
+
+CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a constant lies in memory.
+
+    Args:
+        group: constants of one group overlap in memory; numbered by first appearance.
+        offset: elements from the group's first to the constant's first, in its own dtype's size.
+    """
+
+    group: int
+    offset: int
+
+
+def constant_specs(program: ExportedProgram) -> list[InputSpec]:
+    """Return the input specs of parameters, buffers and lifted tensor constants, in placeholder order."""
+    return [spec for spec in program.graph_signature.input_specs if spec.kind in CONSTANT_KINDS]
+
+
+def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
+    """Return the tensor that a constant's input spec names."""
+    assert spec.target is not None
+    found = program.state_dict.get(spec.target)
+    tensor = program.constants[spec.target] if found is None else found
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def mutated_targets(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the buffers and parameters that a call of the program changes."""
+    specs = program.graph_signature.output_specs
+    return frozenset(spec.target for spec in specs if spec.kind in STATE_MUTATIONS and spec.target)
+
+
+def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
+    """Return the storage keys of state that has several views: in several methods, or under several names.
+
+    State is memory that a method changes. Where it has one view only, it may live inside a delegate's blob.
+    """
+    changed: set[int] = set()
+    views: dict[int, int] = {}
+    for program in programs:
+        used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
+        mutated = mutated_targets(program)
+        for spec in constant_specs(program):
+            if spec.arg.name in used or spec.target in mutated:
+                key = storage_key(constant_of(program, spec))
+                views[key] = views.get(key, 0) + 1
+                if spec.target in mutated:
+                    changed.add(key)
+    return frozenset(key for key in changed if views[key] > 1)
+
+
+def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
+    """Return each tensor's layout; tensors are of one group where their memory overlaps, directly or through others."""
+    spans = []
+    for index, tensor in enumerate(tensors):
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        spans.append((storage_key(tensor), begin, begin + span_length(tensor) * tensor.element_size(), index))
+    found: dict[int, tuple[int, int]] = {}
+    group_key, group_end, group_begin, members = None, -1, 0, 0
+    for key, begin, end, index in sorted(spans):
+        if key != group_key or begin >= group_end:
+            group_key, group_begin, group_end, members = key, begin, end, members + 1
+        group_end = max(group_end, end)
+        found[index] = (members, begin - group_begin)
+    numbers: dict[int, int] = {}
+    return [
+        Layout(numbers.setdefault(found[index][0], len(numbers)), found[index][1] // tensor.element_size())
+        for index, tensor in enumerate(tensors)
+    ]
+
+
+def stand_ins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors of the same dtypes, shapes, strides and overlaps with contents of no meaning.
+
+    Their memory is reserved and never touched, so it costs none.
+    """
+    placed = layouts(tensors)
+    sizes: dict[int, int] = {}
+    for tensor, layout in zip(tensors, placed, strict=True):
+        end = (layout.offset + span_length(tensor)) * tensor.element_size()
+        sizes[layout.group] = max(sizes.get(layout.group, 0), end)
+    memory = {group: torch.empty(max(size, 1), dtype=torch.uint8) for group, size in sizes.items()}
+    result = []
+    for tensor, layout in zip(tensors, placed, strict=True):
+        stand_in = torch.empty(0, dtype=tensor.dtype)
+        stand_in.set_(memory[layout.group].untyped_storage(), layout.offset, tensor.shape, tensor.stride())
+        result.append(stand_in)
+    return result

@@ -1,0 +1,162 @@
+"""`LoweredBackendModule`: one lowered partition, as it stands in the graph that calls it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch._higher_order_ops import executorch_call_delegate
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallSignature
+from torch.utils import _pytree as pytree
+
+from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
+from hatch_lower.exir.graph.surgery import graph_modules
+
+__all__ = ["LoweredBackendModule", "executorch_call_delegate", "flat_signature"]
+
+
+class LoweredBackendModule(torch.nn.Module):
+    """A partition's processed bytes and the program that they came from.
+
+    Calling it runs the original program, so a graph that holds it can be traced and executed without the backend.
+    torch recognises it by its class name; it must not be renamed or derived from.
+
+    Args:
+        edge_program: the partition, with the real weights.
+        backend_id: the backend that lowered it.
+        processed_bytes: the backend's blob.
+        compile_specs: the options that it was lowered with.
+        named_data_store_output: named data beside the blob.
+        result: all that the backend returned.
+        constants: for a weight-free backend the names (in the owning model) of the constants to bind, in the order of
+            the program's parameter, buffer and constant placeholders; else empty.
+        prefix: what precedes the names of its constants, where they are its own and not the owning model's.
+    """
+
+    def __init__(
+        self,
+        edge_program: ExportedProgram,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: list[CompileSpec],
+        named_data_store_output: Any = None,
+        *,
+        result: PreprocessResult | None = None,
+        constants: tuple[str, ...] = (),
+        prefix: str = "",
+    ) -> None:
+        super().__init__()
+        self._original_exported_program = edge_program
+        self._backend_id = backend_id
+        self._processed_bytes = processed_bytes
+        self._compile_specs = compile_specs
+        self._named_data_store_output = named_data_store_output
+        self._result = result if result is not None else PreprocessResult(processed_bytes)
+        self._constants = constants
+        self._prefix = prefix
+        self.meta: dict[str, Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> LoweredBackendModule:
+        program = self._original_exported_program
+        copied = ExportedProgram(
+            root=copy.deepcopy(program.graph_module),
+            graph=copy.deepcopy(program.graph),
+            graph_signature=copy.deepcopy(program.graph_signature),
+            state_dict=program.state_dict,
+            range_constraints=copy.deepcopy(program.range_constraints),
+            module_call_graph=copy.deepcopy(program.module_call_graph),
+            constants=program.constants,
+            verifiers=program.verifiers,
+        )
+        module = LoweredBackendModule(
+            copied,
+            self._backend_id,
+            self._processed_bytes,
+            copy.deepcopy(self._compile_specs, memo),
+            self._named_data_store_output,
+            result=self._result,
+            constants=self._constants,
+            prefix=self._prefix,
+        )
+        module.meta = copy.copy(self.meta)
+        return module
+
+    def adopted(self, above: int, prefix: str) -> LoweredBackendModule:
+        """Return a copy that is a part of another program than it was lowered from.
+
+        Args:
+            above: the debug handle that all of the copy's are higher than.
+            prefix: what precedes the names of its constants there.
+
+        Returns:
+            A module that takes and returns flat tuples.
+        """
+        module = copy.deepcopy(self)
+        module._prefix = prefix + self._prefix
+        program = module.original_module
+        for each in graph_modules(program.graph_module):
+            for node in each.graph.nodes:
+                if node.meta.get("debug_handle"):
+                    node.meta["debug_handle"] += above
+        meta = dict(self.meta or {})
+        debug = meta.get("debug_handle_map")
+        if debug is not None:
+            meta["debug_handle_map"] = {
+                key: tuple(handle + above for handle in handles) for key, handles in debug.items()
+            }
+        module.meta = meta
+        spec = program.call_spec
+        program.module_call_graph[0].signature = flat_signature(spec.in_spec.num_leaves, spec.out_spec.num_leaves)
+        return module
+
+    @property
+    def backend_id(self) -> str:
+        """The id of the backend that lowered it."""
+        return self._backend_id
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """The backend's blob."""
+        return self._processed_bytes
+
+    @property
+    def compile_specs(self) -> list[CompileSpec]:
+        """The options that it was lowered with."""
+        return self._compile_specs
+
+    @property
+    def original_module(self) -> ExportedProgram:
+        """The partition's edge program, with the real weights."""
+        return self._original_exported_program
+
+    @property
+    def named_data_store_output(self) -> Any:
+        """Named data beside the blob."""
+        return self._named_data_store_output
+
+    @property
+    def prefix(self) -> str:
+        """What precedes the names of its constants, where they are its own and not the owning model's."""
+        return self._prefix
+
+    @property
+    def result(self) -> PreprocessResult:
+        """All that the backend returned."""
+        return self._result
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The owning model's names of the constants to bind at load, in the order of the program's placeholders."""
+        return self._constants
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run through the delegate call, as the graph that holds it does."""
+        return executorch_call_delegate(self, *args)
+
+
+def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
+    """Return the signature of a program that takes so many positional arguments and returns a tuple."""
+    in_spec = pytree.tree_flatten(((0,) * inputs, {}))[1]
+    return ModuleCallSignature([], [], in_spec, pytree.tree_flatten((0,) * results)[1])

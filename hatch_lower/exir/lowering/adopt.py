@@ -1,0 +1,117 @@
+"""Lowered modules that a model was exported with, made parts of its program."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+
+__all__ = ["adopt_lowered", "highest_debug_handle"]
+
+
+def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
+    """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place.
+
+    Each module is replaced by a copy that has debug handles and names of constants of its own in this program.
+
+    Args:
+        module: a graph that a model was exported to, with debug handles.
+        handle: the highest of them.
+
+    Returns:
+        The names of the calls that returned one value to the names of the nodes that have it now.
+    """
+    names: dict[str, str] = {}
+    copies: dict[int, Any] = {}
+    for each in graph_modules(module):
+        for node, attribute, found in delegate_calls(each):
+            spec = found.original_module.call_spec
+            if id(found) not in copies:
+                copies[id(found)] = found.adopted(handle, f"lowered_module_{len(copies)}.")
+                handle = max(handle, highest_debug_handle(copies[id(found)].original_module.graph_module))
+            each.set_submodule(attribute.target, copies[id(found)])
+            where = f"node `{node.name}`"
+            node.args = (attribute, *flatten(node.args[1:], spec.in_spec.child(0), where))
+            value = flatten_results(node, spec.out_spec)
+            if each is module:
+                names[node.name] = value.name
+        each.recompile()
+    return names
+
+
+def delegate_calls(module: GraphModule) -> list[tuple[Node, Any, Any]]:
+    """Return the calls of lowered modules in a graph: node, the attribute that is called, and the module."""
+    nodes = module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
+    return [(node, node.args[0], attribute_of(module, node.args[0].target)) for node in nodes]
+
+
+def highest_debug_handle(module: GraphModule) -> int:
+    """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
+    modules = list(graph_modules(module))
+    handles = [node.meta.get("debug_handle") or 0 for each in modules for node in each.graph.nodes]
+    lowered = [found.original_module.graph_module for each in modules for _, _, found in delegate_calls(each)]
+    return max([0, *handles, *map(highest_debug_handle, lowered)])
+
+
+def flatten_results(call: Node, spec: pytree.TreeSpec) -> Node:
+    """Let a call return the leaves of what it returned; return the node that has what it returned if that is one."""
+    values = flatten(call.meta["val"], spec, f"node `{call.name}`")
+    found = call
+    if spec.is_leaf():
+        with call.graph.inserting_after(call):
+            found = call.graph.call_function(operator.getitem, (call, 0))
+        found.meta = dict(call.meta)
+        call.replace_all_uses_with(found, lambda user: user is not found)
+    else:
+        take_leaves(call, call, spec, 0)
+    call.meta["val"] = tuple(values)
+    return found
+
+
+def take_leaves(call: Node, node: Node, spec: pytree.TreeSpec, first: int) -> None:
+    """Let the `getitem`s of a container, in which the leaf `first` is the first one, take leaves of the call."""
+    places: dict[Any, tuple[int, pytree.TreeSpec]] = {}
+    for key, child in zip(keys_of(spec), spec.children(), strict=True):
+        places[key] = first, child
+        first += child.num_leaves
+    for user in list(node.users):
+        place, child = places[user.args[1]]
+        if child.is_leaf():
+            user.args = (call, place)
+        else:
+            take_leaves(call, user, child, place)
+            user.graph.erase_node(user)
+
+
+def keys_of(spec: pytree.TreeSpec) -> Iterable[Any]:
+    """Return the keys under which a container's items are found."""
+    return spec.context if spec.type in (dict, OrderedDict) else range(spec.num_children)
+
+
+def flatten(value: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
+    """Return the leaves of a value in a graph, whose containers are those of a specification.
+
+    Raises:
+        EdgeError: if they are others.
+    """
+    if spec.is_leaf():
+        return [value]
+    keys = list(keys_of(spec))
+    if not isinstance(value, (list, tuple, dict)) or len(value) != len(keys):
+        raise EdgeError(
+            "a lowered module is called with other containers than it was lowered for",
+            where=where,
+            found=f"{value!s:.200}",
+            hint=f"call it with {spec}",
+        )
+    return [
+        leaf for key, child in zip(keys, spec.children(), strict=True) for leaf in flatten(value[key], child, where)
+    ]

@@ -1,0 +1,52 @@
+"""Whether a backend's result is one that can be stored and packaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
+
+__all__ = ["wrong_field"]
+
+SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
+    """Return the name of a field that does not hold what it must, and what it must hold; `None` if all do."""
+    requirements, handles, info, target = result.requirements, result.debug_handle_map, result.info, result.target
+    if not isinstance(result.processed_bytes, bytes):
+        return "processed_bytes", "bytes"
+    if not isinstance(result.suffix, str) or SUFFIX.fullmatch(result.suffix) is None:
+        return "suffix", "the end of a file's name: letters, digits, dots, dashes"
+    if not isinstance(requirements, (tuple, list)) or not all(isinstance(each, str) for each in requirements):
+        return "requirements", "a tuple of strings"
+    if not all(map(is_requirement, requirements)):
+        return "requirements", "a tuple of requirements as in `pyproject.toml`"
+    if target is not None and not isinstance(target, Target):
+        return "target", "a `Target` or `None`"
+    if not isinstance(info, Mapping):
+        return "info", "a mapping"
+    if result.head is not None and not (type(result.head) is int and 0 < result.head <= len(result.processed_bytes)):
+        return "head", "a number of bytes, from 1 to those of the blob, or `None`"
+    if result.head is not None and target is not None:
+        return "head", "`None`, as native code is always compared whole"
+    if handles is not None and not (isinstance(handles, Mapping) and all(map(are_handles, handles.values()))):
+        return "debug_handle_map", "a mapping of identifiers to tuples of the nodes' debug handles, or `None`"
+    return None
+
+
+def is_requirement(text: str) -> bool:
+    """Return whether a text is a requirement: what is none fails the build, and from the cache every later one."""
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def are_handles(value: object) -> bool:
+    """Return whether a value is a sequence of debug handles, which are counted from 1."""
+    return isinstance(value, (tuple, list)) and all(type(each) is int and each > 0 for each in value)

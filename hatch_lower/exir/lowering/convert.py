@@ -1,0 +1,234 @@
+"""From an exported ATen program to an edge program, and back for backends that take ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._export.verifier import Verifier
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import GraphModule, Node
+from torch.fx.traceback import get_current_meta
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
+from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
+from hatch_lower.exir.graph.surgery import copy_program, graph_modules, rebuild_program
+from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
+
+__all__ = [
+    "assign_debug_handles",
+    "decompose",
+    "fill_debug_handles",
+    "generate_missing_debug_handles",
+    "to_aten",
+    "to_edge",
+]
+
+KEPT = "hatch_lower_kept"
+"""Says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere."""
+
+Wanted = Callable[[Node], bool]
+
+
+def decompose(
+    program: ExportedProgram, keep: Sequence[OpOverload], keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({})
+) -> ExportedProgram:
+    """Return `program` in core ATen ops, functional, with some ops left whole.
+
+    Args:
+        program: as exported.
+        keep: ops of which each operation is left whole.
+        keep_nodes: ops of which those operations are left whole for which the function returns true.
+    """
+    table: Any = default_decompositions()
+    for op in keep:
+        table.pop(op, None)
+    some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
+    born: set[OpOverload] = set()
+    decomposed = decompose_unwanted(program, table, some, born)
+    if (
+        born
+    ):  # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
+        program = program.run_decompositions({op: each for op, each in table.items() if op not in some})
+        decomposed = decompose_unwanted(program, table, some, set())
+    return decomposed
+
+
+def decompose_unwanted(
+    program: ExportedProgram, table: Mapping[Any, Any], some: Mapping[OpOverload, Wanted], born: set[OpOverload]
+) -> ExportedProgram:
+    """Return `program` decomposed, but for the operations that are wanted whole.
+
+    Args:
+        program: what to decompose.
+        table: decompositions.
+        some: ops of which those operations of `program` are left whole for which the function returns true.
+        born: extended by ops of `some` that decompositions of others call.
+    """
+    own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
+    # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
+    marked = list(operations(program)) if some else []
+    for node in marked:
+        target: Any = node.target
+        node.meta[KEPT] = target, target in some and some[target](node)
+    try:
+        decomposed: ExportedProgram = program.run_decompositions({**table, **own})
+    finally:
+        for node in marked:
+            del node.meta[KEPT]
+    return decomposed
+
+
+def operations(program: ExportedProgram) -> Iterator[Node]:
+    """Yield the operations of a program, those of nested graphs too."""
+    for each in graph_modules(program.graph_module):
+        yield from (node for node in each.graph.nodes if node.op == "call_function")
+
+
+def decompose_unmarked(
+    op: OpOverload, decomposition: Callable[..., Any], born: set[OpOverload], *args: Any, **kwargs: Any
+) -> Any:
+    """Decompose an operation unless the program's own that torch is at is wanted.
+
+    It is called while torch traces the program operation by operation; what torch is told is "not implemented", and
+    it keeps the operation.
+    """
+    target, wanted = get_current_meta().get(KEPT, (None, False))
+    if target is op and wanted:
+        return NotImplemented
+    if target is not op and isinstance(target, OpOverload):  # not where torch goes through a branch of control flow
+        born.add(op)
+    return decomposition(*args, **kwargs)
+
+
+def to_edge(
+    program: ExportedProgram,
+    *,
+    keep: Sequence[OpOverload] = (),
+    keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({}),
+) -> ExportedProgram:
+    """Convert an exported program to the edge dialect.
+
+    Args:
+        program: as `torch.export.export` returns it.
+        keep: ops that are not decomposed, because a backend takes them whole.
+        keep_nodes: ops of which a backend takes some operations whole, and which: a function of the exported node.
+
+    Returns:
+        A program of edge operators in which every operation has `meta["debug_handle"]`: operations that come from the
+        same operation of `program` share one.
+
+    Raises:
+        EdgeError: if torch cannot decompose the program, or the result breaks a rule of the dialect.
+    """
+    try:
+        aten = decompose(program, keep, keep_nodes)
+        names = replace_targets(aten.graph_module)
+        assign_debug_handles(aten.graph_module)
+        names |= adopt_lowered(aten.graph_module, highest_debug_handle(aten.graph_module))
+        signature = rename_outputs(aten.graph_signature, names)
+        return rebuild_program(aten, aten.graph_module, aten.graph, signature=signature, verifier=EdgeVerifier)
+    except EdgeError:
+        raise
+    except Exception as error:
+        raise EdgeError(
+            "the exported program could not be converted to the edge dialect",
+            found=f"{type(error).__name__}: {error}",
+            hint="replace the operation that it names, or keep it whole through a backend that takes it",
+        ) from error
+
+
+def to_aten(program: ExportedProgram) -> ExportedProgram:
+    """Return the same program with torch's own overloads, sharing its tensors; metadata and names are kept."""
+    return copy_program(program, aten_target, verifier=Verifier)
+
+
+def aten_target(target: Any) -> Any:
+    """Return the torch overload of an edge operator, and any other target as it is."""
+    return target._op if isinstance(target, EdgeOpOverload) else target
+
+
+def replace_targets(module: GraphModule) -> dict[str, str]:
+    """Make every torch overload of a freshly decomposed graph an edge operator, in place; return new names by old ones.
+
+    A node is called after its edge operator, `aten_add_tensor`, as in ExecuTorch. Checks that exporting left behind of
+    dtypes and devices, which are known by now, go.
+    """
+    names: dict[str, str] = {}
+    for each in graph_modules(module):
+        for node in list(each.graph.nodes):
+            if node.op != "call_function" or not isinstance(node.target, OpOverload):
+                continue
+            if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                each.graph.erase_node(node)
+                continue
+            if not node.target._schema.returns:
+                node.meta["val"] = None
+            node.target = edge_overload(node.target)
+            old = node.name
+            node._rename(each.graph._target_to_str(node.target))
+            if each is module:
+                names[old] = node.name
+        each.recompile()
+    return names
+
+
+def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) -> ExportGraphSignature:
+    """Return a signature whose outputs are found under their nodes' new names."""
+    outputs = []
+    for spec in signature.output_specs:
+        name = names.get(getattr(spec.arg, "name", ""))
+        outputs.append(spec if name is None else replace(spec, arg=replace(spec.arg, name=name)))
+    return replace(signature, output_specs=outputs)
+
+
+def assign_debug_handles(module: GraphModule) -> None:
+    """Number the operations from 1 by the exported operation that they come from, in place."""
+    handles: dict[Hashable, int] = {}
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            if node.op == "call_function":
+                node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
+
+
+def generate_missing_debug_handles(ep: ExportedProgram) -> None:
+    """Give every node without a debug handle, or with 0, one of its own after the highest, in place.
+
+    Args:
+        ep: a program; its inputs and outputs get handles too.
+    """
+    fill_debug_handles(ep.graph_module, lambda node: True)
+
+
+def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
+    """Give the chosen nodes without a debug handle one of their own, in place.
+
+    Args:
+        module: whose nodes; those of nested graphs too.
+        chosen: says which nodes need one.
+        above: a handle that new ones are higher than, as they are than all that are there.
+    """
+    highest = max(above, highest_debug_handle(module))
+    for each in graph_modules(module):
+        for node in each.graph.nodes:
+            if chosen(node) and not node.meta.get("debug_handle"):
+                highest += 1
+                node.meta["debug_handle"] = highest
+
+
+def source_of(node: Node) -> Hashable:
+    """Return the oldest ancestor that torch recorded for a node, or the node itself."""
+    ancestors = node.meta.get("from_node")
+    if not ancestors:
+        return node
+    oldest = ancestors[-1]
+    while oldest.from_node:
+        oldest = oldest.from_node[-1]
+    return (oldest.name, oldest.graph_id)

@@ -1,0 +1,222 @@
+"""One partition as a program of its own: with the owner's names and weights, and in the form that a backend sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
+from torch.export.graph_signature import (
+    ArgumentSpec,
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Node
+
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG
+from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
+from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.lowered_backend_module import flat_signature
+from hatch_lower.exir.lowering.partition import Partition
+
+__all__ = ["LocalProgram", "argument_of", "extract", "localise"]
+
+MUTATIONS = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+}
+CONSTANT_ORDER = {kind: position for position, kind in enumerate(CONSTANT_KINDS)}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProgram:
+    """A partition as a backend sees it: numbered from 0, without names, positions or sources of the model.
+
+    Args:
+        program: constants are `c0`, `c1`, …, inputs `x0`, …, operations `n0`, …; debug handles count from 1.
+        handles: the owner's debug handle of local handle `i + 1`.
+    """
+
+    program: ExportedProgram
+    handles: tuple[int, ...]
+
+
+def argument_of(node: Node) -> ArgumentSpec:
+    """Return the signature's word for a node's value."""
+    value = node.meta["val"]
+    if isinstance(value, torch.SymBool):
+        return SymBoolArgument(node.name)
+    if isinstance(value, torch.SymFloat):
+        return SymFloatArgument(node.name)
+    if isinstance(value, (int, torch.SymInt)):
+        return SymIntArgument(node.name)
+    return TensorArgument(node.name)
+
+
+def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
+    """Return a partition as a program that shares the owner's tensors.
+
+    Its inputs are the owned parameters, buffers and lifted constants, then the values from outside; its outputs are
+    the new values of owned buffers, then the values that the outside uses.
+    """
+    specs = {spec.arg.name: spec for spec in owner.graph_signature.input_specs if spec.kind in CONSTANT_KINDS}
+    owned = sorted(partition.owned, key=lambda node: CONSTANT_ORDER[specs[node.name].kind])
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    attributes: dict[str, Any] = {}
+    input_specs: list[InputSpec] = []
+    for node in owned:
+        copies[node] = copy_placeholder(graph, node)
+        spec = specs[node.name]
+        input_specs.append(InputSpec(spec.kind, TensorArgument(copies[node].name), spec.target, spec.persistent))
+    for node in partition.inputs:
+        copies[node] = copy_placeholder(graph, node)
+        input_specs.append(InputSpec(InputKind.USER_INPUT, argument_of(copies[node]), None))
+    for node in partition.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta.pop(DELEGATION_TAG, None)
+        if node.op == "get_attr":
+            attributes[str(node.target)] = attribute_of(partition.module, str(node.target))
+    output_specs = [
+        OutputSpec(MUTATIONS[specs[buffer.name].kind], TensorArgument(copies[value].name), specs[buffer.name].target)
+        for buffer, value in partition.mutations
+    ]
+    output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(copies[node]), None) for node in partition.outputs]
+    values = [copies[value] for _, value in partition.mutations] + [copies[node] for node in partition.outputs]
+    graph.output(tuple(values)).meta["val"] = tuple(value.meta["val"] for value in values)
+    tensors = {str(specs[node.name].target): constant_of(owner, specs[node.name]) for node in owned}
+    in_state = {name for name in tensors if name in owner.state_dict}
+    return make_program(
+        attributes,
+        graph,
+        ExportGraphSignature(input_specs, output_specs),
+        {name: tensor for name, tensor in tensors.items() if name in in_state},
+        {name: tensor for name, tensor in tensors.items() if name not in in_state},
+        owner,
+    )
+
+
+def copy_placeholder(graph: Graph, node: Node) -> Node:
+    """Add a placeholder that stands for a value of the owner."""
+    placeholder = graph.placeholder(node.name)
+    placeholder.meta = {key: value for key, value in node.meta.items() if key != DELEGATION_TAG}
+    return placeholder
+
+
+def make_program(
+    attributes: dict[str, Any],
+    graph: Graph,
+    signature: ExportGraphSignature,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+    owner: ExportedProgram,
+) -> ExportedProgram:
+    """Return an edge program that takes and returns flat tuples."""
+    users = sum(spec.kind is InputKind.USER_INPUT for spec in signature.input_specs)
+    results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
+    return ExportedProgram(
+        root=attributes,
+        graph=graph,
+        graph_signature=signature,
+        state_dict=state_dict,
+        range_constraints=owner.range_constraints,
+        module_call_graph=[ModuleCallEntry("", flat_signature(users, results))],
+        constants=constants,
+        verifiers=[EdgeVerifier],
+    )
+
+
+def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
+    """Return a partition in the form that a backend sees.
+
+    Args:
+        program: from `extract`.
+        weight_free: give stand-ins with the weights' layout and overlaps instead of the weights.
+    """
+    handles: dict[int, int] = {}
+    specs = constant_specs(program)
+    names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
+    attributes, graph, renamed = localise_graph(program.graph_module, dict(names), handles)
+    tensors = [constant_of(program, spec) for spec in specs]
+    if weight_free:
+        tensors = stand_ins(tensors)
+    state_dict: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    targets: dict[str | None, str] = {}
+    for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
+        targets.setdefault(spec.target, f"c{index}")
+        if spec.kind is InputKind.PARAMETER and not isinstance(tensor, torch.nn.Parameter):
+            tensor = torch.nn.Parameter(tensor, requires_grad=False)
+        (state_dict if spec.target in program.state_dict else constants)[f"c{index}"] = tensor
+    signature = ExportGraphSignature(
+        [
+            InputSpec(spec.kind, rename(spec.arg, renamed), names.get(spec.arg.name), spec.persistent)
+            for spec in program.graph_signature.input_specs
+        ],
+        [
+            OutputSpec(spec.kind, rename(spec.arg, renamed), targets.get(spec.target))
+            for spec in program.graph_signature.output_specs
+        ],
+    )
+    return LocalProgram(make_program(attributes, graph, signature, state_dict, constants, program), tuple(handles))
+
+
+def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
+    """Return the same kind of argument under its local name."""
+    return argument if isinstance(argument, ConstantArgument) else replace(argument, name=renamed[argument.name])
+
+
+def localise_graph(
+    module: GraphModule, names: dict[str, str], handles: dict[int, int]
+) -> tuple[dict[str, Any], Graph, dict[str, str]]:
+    """Return a graph under local names with nothing in its metadata but values and local handles.
+
+    Args:
+        module: what to copy, with the graphs nested in it.
+        names: local names of placeholders that have one already.
+        handles: the owner's handles to local ones; extended.
+
+    Returns:
+        The copy's attributes and graph, and the local name of each of its nodes.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    attributes: dict[str, Any] = {}
+    renamed: dict[str, str] = {}
+    inputs = operations = 0
+    for node in module.graph.nodes:
+        if node.op == "output":
+            copied = graph.output(torch.fx.map_arg(node.args[0], copies.__getitem__))
+        elif node.op == "placeholder":
+            if node.name not in names:
+                names[node.name], inputs = f"x{inputs}", inputs + 1
+            copied = graph.placeholder(names[node.name])
+        elif node.op == "get_attr":
+            target = f"g{len(attributes)}"
+            found = attribute_of(module, node.target)
+            if isinstance(found, GraphModule):
+                found = GraphModule(*localise_graph(found, {}, handles)[:2])
+            attributes[target] = found
+            copied = graph.get_attr(target)
+        else:
+            args = torch.fx.map_arg(node.args, copies.__getitem__)
+            kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)
+            copied = graph.create_node("call_function", node.target, args, kwargs, name=f"n{operations}")
+            operations += 1
+            copied.meta["debug_handle"] = handles.setdefault(node.meta["debug_handle"], len(handles) + 1)
+        if "val" in node.meta:
+            copied.meta["val"] = node.meta["val"]
+        copies[node] = copied
+        renamed[node.name] = copied.name
+    return attributes, graph, renamed

@@ -1,0 +1,58 @@
+"""Programs without weights: to look at and to tag, where tensors must neither be copied nor changed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.graph.surgery import copy_graph_module, rebuild_program
+
+__all__ = ["FakeModeError", "get_fake_program", "update_to_real_program"]
+
+
+class FakeModeError(EdgeError, AssertionError):
+    """The inputs of a program have no fake tensors as their values."""
+
+
+def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
+    """Return a copy of a program whose parameters and persistent buffers are fake tensors with fixed sizes.
+
+    It has its own graphs, metadata and signature; the other tensors (lifted constants, buffers that are not
+    persistent) are the program's own. `to_backend` does not need it: it gives partitioners a copy that shares tensors.
+
+    Raises:
+        FakeModeError: an `AssertionError`, if no input has a fake tensor as its value.
+    """
+    values = tuple(node.meta.get("val") for node in real_exported_program.graph.find_nodes(op="placeholder"))
+    mode = detect_fake_mode(values)
+    if mode is None:
+        raise FakeModeError(
+            "the inputs of the program have no fake tensors, which say what mode others belong to",
+            found=", ".join(type(value).__name__ for value in values) or "no inputs",
+            hint="pass a program as `torch.export.export` or `to_edge` returns it",
+        )
+    module = copy_graph_module(real_exported_program.graph_module)
+    return rebuild_program(
+        real_exported_program,
+        module,
+        module.graph,
+        signature=copy.deepcopy(real_exported_program.graph_signature),
+        state_dict={
+            name: mode.from_tensor(each, static_shapes=True) if isinstance(each, torch.Tensor) else each
+            for name, each in real_exported_program.state_dict.items()
+        },
+    )
+
+
+def update_to_real_program(fake_exported_program: ExportedProgram, real_exported_program: ExportedProgram) -> None:
+    """Put a program's own parameters and persistent buffers in the place of fake ones, in place and without copies.
+
+    Args:
+        fake_exported_program: from `get_fake_program`; it is changed.
+        real_exported_program: the program that it was made of.
+    """
+    fake_exported_program.state_dict.update(real_exported_program.state_dict)

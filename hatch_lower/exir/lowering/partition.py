@@ -1,0 +1,294 @@
+"""From tags on nodes to partitions: which nodes form one, which constants it owns, and in which order all can run.
+
+Everything here reads the tagged program once and is linear in the graph.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import TensorArgument
+from torch.fx import GraphModule, Node
+
+from hatch_lower.errors import PartitionError
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS, DelegationSpec
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
+from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.graph.tensors import storage_key
+
+__all__ = ["Partition", "Plan", "plan_partitions"]
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """The nodes of one tag in one graph; a tag that is also in a nested graph is another partition there.
+
+    Args:
+        module: the graph module that they are in.
+        tag: the partitioner's name for it.
+        spec: its backend and options.
+        nodes: its operations, in graph order.
+        owned: placeholders of the constants that go into the delegate, in order of their first use.
+        inputs: values from outside, in order of their first use.
+        outputs: operations whose values are used outside, in graph order.
+        mutations: owned buffers and the operations whose values are written back to them.
+    """
+
+    module: GraphModule
+    tag: str
+    spec: DelegationSpec
+    nodes: list[Node] = field(default_factory=list)
+    owned: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    mutations: list[tuple[Node, Node]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All partitions of a graph, and an order of its operations in which each partition runs as one.
+
+    Args:
+        partitions: in the order in which they run.
+        order: operations outside partitions, and partitions.
+        nested: plans of the branches and bodies of control flow outside partitions, by attribute name.
+    """
+
+    partitions: tuple[Partition, ...]
+    order: tuple[Node | Partition, ...]
+    nested: Mapping[str, Plan]
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """Yield the partitions of this graph, then those of nested graphs."""
+        yield from self.partitions
+        for plan in self.nested.values():
+            yield from plan.all_partitions()
+
+
+def plan_partitions(
+    program: ExportedProgram, tags: Mapping[str, DelegationSpec], kept: Callable[[str, int], bool]
+) -> Plan:
+    """Group tagged nodes, decide the ownership of constants, and order everything.
+
+    Args:
+        program: the tagged program.
+        tags: what each tag means.
+        kept: whether state must stay outside a backend's delegates; takes the backend's id and the state's storage key.
+
+    Raises:
+        PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
+            from its `getitem`, or partitions that depend on each other in a circle.
+    """
+    specs = program.graph_signature.input_specs
+    constants = frozenset(spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS)
+    return plan_graph(program.graph_module, tags, constants, lambda member: decide_ownership(program, member, kept))
+
+
+def plan_graph(
+    module: GraphModule,
+    tags: Mapping[str, DelegationSpec],
+    constants: frozenset[str],
+    own: Callable[[Mapping[Node, Partition]], None],
+) -> Plan:
+    """Return the plan of one graph and of those nested in it, which have no constants of their own."""
+    partitions = group_nodes(module, tags, constants)
+    member = {node: partition for partition in partitions for node in partition.nodes}
+    order = order_operations(module, member)
+    own(member)
+    collect_borders(member, partitions)
+    nested: dict[str, Plan] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node not in member and node.target not in nested:
+            found = attribute_of(module, node.target)
+            if isinstance(found, GraphModule):
+                nested[node.target] = plan_graph(found, tags, frozenset(), lambda member: None)
+    return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
+
+
+def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[str]) -> list[Partition]:
+    """Return the partitions with their operations; graph attributes belong to their user's partition."""
+    found: dict[str, Partition] = {}
+    for node in module.graph.nodes:
+        tag = node.meta.get(DELEGATION_TAG)
+        if node.op == "get_attr":
+            tag = common_tag(node)
+        if tag is None:
+            continue
+        if tag not in tags:
+            raise PartitionError(
+                f"a node carries the tag `{tag}`, which the partitioner did not declare",
+                where=f"node `{node.name}`",
+                hint="return every tag in `PartitionResult.partition_tags`",
+            )
+        if node.op == "output" or (node.op == "placeholder" and node.name not in constants):
+            raise PartitionError(
+                f"the {'output' if node.op == 'output' else 'user input'} `{node.name}` is tagged `{tag}`",
+                hint="tag operations, parameters, buffers and lifted constants only",
+            )
+        if node.op != "placeholder":
+            require_whole(node, tag)
+            found.setdefault(tag, Partition(module, tag, tags[tag])).nodes.append(node)
+    return list(found.values())
+
+
+def common_tag(node: Node) -> str | None:
+    """Return the tag that all users of a graph attribute share."""
+    tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
+    return tags.pop() if len(tags) == 1 else None
+
+
+def require_whole(node: Node, tag: str) -> None:
+    """Refuse a partition that separates an operation with several results from the `getitem` of one of them."""
+    if node.target is operator.getitem:
+        pairs = [(node.args[0], node)]
+    else:
+        pairs = [(node, user) for user in node.users if user.target is operator.getitem]
+    for producer, item in pairs:
+        other = item if producer is node else producer
+        if isinstance(other, Node) and other.op == "call_function" and other.meta.get(DELEGATION_TAG) != tag:
+            raise PartitionError(
+                f"the operation `{producer}` and its result `{item}` are in different partitions",
+                where=f"tag `{tag}`",
+                found=f"`{other.name}` has the tag `{other.meta.get(DELEGATION_TAG)}`",
+                hint="give an operation with several results and all its `getitem` nodes one tag",
+            )
+
+
+def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> list[Node | Partition]:
+    """Order operations and partitions so that each comes after what it needs; earlier in the graph comes first."""
+    units: dict[int, Node | Partition] = {}
+    unit_of: dict[Node, int] = {}
+    first: dict[str, int] = {}
+    for position, node in enumerate(module.graph.nodes):
+        if node.op in ("placeholder", "output"):
+            continue
+        partition = member.get(node)
+        number = position if partition is None else first.setdefault(partition.tag, position)
+        unit_of[node] = number
+        units[number] = node if partition is None else partition
+    needs: dict[int, int] = dict.fromkeys(units, 0)
+    users: dict[int, list[int]] = {number: [] for number in units}
+    for node, number in unit_of.items():
+        for source in node.all_input_nodes:
+            producer = unit_of.get(source)
+            if producer is not None and producer != number:
+                users[producer].append(number)
+                needs[number] += 1
+    ready = [number for number, count in needs.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Node | Partition] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(units[number])
+        for user in users[number]:
+            needs[user] -= 1
+            if needs[user] == 0:
+                heapq.heappush(ready, user)
+    if len(order) < len(units):
+        raise circle_error({number: units[number] for number, count in needs.items() if count > 0}, unit_of)
+    return order
+
+
+def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, int]) -> PartitionError:
+    """Return the error for partitions in a circle, with nodes that prove it.
+
+    Every stuck unit needs another stuck one, so walking back from any of them must meet one twice.
+    """
+    number = next(iter(stuck))
+    seen: dict[int, int] = {}
+    path: list[tuple[int, str]] = []
+    while number not in seen:
+        seen[number] = len(path)
+        unit = stuck[number]
+        nodes = unit.nodes if isinstance(unit, Partition) else [unit]
+        number, edge = next(
+            (unit_of[source], f"`{node.name}` needs `{source.name}`")
+            for node in nodes
+            for source in node.all_input_nodes
+            if unit_of.get(source, unit_of[node]) != unit_of[node] and unit_of[source] in stuck
+        )
+        path.append((number, edge))
+    circle = path[seen[number] :]
+    tags = sorted({unit.tag for each, _ in circle if isinstance(unit := stuck[each], Partition)})
+    named = ", ".join(f"`{tag}`" for tag in tags)
+    return PartitionError(
+        f"the partition{'s' if len(tags) > 1 else ''} {named} cannot run as one call: it needs its own result"
+        if len(tags) == 1
+        else f"the partitions {named} need each other's results",
+        where=f"tag{'s' if len(tags) > 1 else ''} {named}",
+        found="; ".join(edge for _, edge in circle),
+        hint="split the partition so that no path leaves it and comes back",
+    )
+
+
+def decide_ownership(
+    program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, int], bool]
+) -> None:
+    """Give every partition the tagged constants that it uses.
+
+    A constant that several partitions use is owned by each: its tensor is shared, not copied. A buffer that the program
+    changes is owned only by a partition that holds all its users and computes its new value; otherwise its state must
+    stay where everyone sees it, in the program. So must state that other methods see, unless it is bound to the
+    backend's delegates when they are loaded.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    signature = program.graph_signature
+    new_values = {
+        spec.target: nodes[spec.arg.name]
+        for spec in signature.output_specs
+        if spec.kind in STATE_MUTATIONS and isinstance(spec.arg, TensorArgument)
+    }
+    for spec in signature.input_specs:
+        if spec.kind not in CONSTANT_KINDS:
+            continue
+        node = nodes[spec.arg.name]
+        if node.meta.get(DELEGATION_TAG) is None and not node.meta.get(SHARED_TAGS):
+            continue
+        owners = {member[user].tag: member[user] for user in node.users if user in member}
+        place = storage_key(constant_of(program, spec))
+        if any(kept(partition.spec.backend_id, place) for partition in owners.values()):
+            continue
+        value = new_values.get(spec.target)
+        if value is not None:
+            inside = all(user in member for user in node.users) and len(owners) == 1
+            if not inside or member.get(value) is not next(iter(owners.values())):
+                continue
+            member[value].mutations.append((node, value))
+        if node.meta.get("no_copy") and (len(owners) > 1 or any(user not in member for user in node.users)):
+            raise PartitionError(
+                f"the constant `{spec.target}` must not be shared and has users outside its partition",
+                where=f"tag `{node.meta.get(DELEGATION_TAG)}`",
+                found=", ".join(f"`{user.name}`" for user in node.users),
+                hint="remove `no_copy` from its placeholder, or put all its users into one partition",
+            )
+        for partition in owners.values():
+            partition.owned.append(node)
+
+
+def collect_borders(member: Mapping[Node, Partition], partitions: list[Partition]) -> None:
+    """Find what each partition takes from outside and gives to the outside."""
+    for partition in partitions:
+        owned = set(partition.owned)
+        written = {value for _, value in partition.mutations}
+        inputs: dict[Node, None] = {}
+        for node in partition.nodes:
+            for source in node.all_input_nodes:
+                if member.get(source) is not partition and source not in owned:
+                    inputs[source] = None
+            outside = [user for user in node.users if member.get(user) is not partition]
+            if outside and not (node in written and only_written(node, outside)):
+                partition.outputs.append(node)
+        partition.inputs = list(inputs)
+
+
+def only_written(node: Node, outside: list[Node]) -> bool:
+    """Return whether the program's output is the only outside user, and it only writes the value to a buffer."""
+    if any(user.op != "output" for user in outside):
+        return False
+    values = outside[0].args[0]
+    assert isinstance(values, (list, tuple))
+    return sum(value is node for value in values) == 1

@@ -1,0 +1,433 @@
+"""From partitions to backends' results, which are made once or found in the cache.
+
+A backend that defines `preprocess_multimethod` may share things among partitions, so its results are one unit: made,
+kept and found together. Of any other backend each distinct partition is one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStoreOutput, TensorLayout
+from hatch_lower.exir.backend.backend_details import BackendDetails, DelegationSpec, PreprocessResult, Target
+from hatch_lower.exir.backend.identity import code_of
+from hatch_lower.exir.graph.canonical import structure_digest
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.checked import wrong_field
+from hatch_lower.exir.lowering.extract import LocalProgram
+from hatch_lower.exir.lowering.process_state import process_restored
+
+__all__ = ["Request", "Response", "key_of", "lowers_jointly", "preprocess_all"]
+
+RESULT_SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One partition to lower.
+
+    Args:
+        method: the method that it is in.
+        spec: its backend's id and options.
+        backend: the backend's compile half.
+        local: what the backend sees.
+    """
+
+    method: str
+    spec: DelegationSpec
+    backend: type[BackendDetails]
+    local: LocalProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Partitions whose results are made, kept and found together.
+
+    Args:
+        requests: one; or all that a backend is asked for, if it defines `preprocess_multimethod`.
+        components: what the key is made of.
+        states: of each request, the digest of the weights that its backend is given.
+    """
+
+    requests: tuple[Request, ...]
+    components: Mapping[str, Any]
+    states: tuple[str, ...]
+
+    @property
+    def backend(self) -> type[BackendDetails]:
+        """The backend's compile half."""
+        return self.requests[0].backend
+
+    @property
+    def joint(self) -> bool:
+        """Whether each result may depend on all partitions."""
+        return lowers_jointly(self.backend)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A partition's result; `reused` says that it was not made for this request, and `key` where it is stored."""
+
+    result: PreprocessResult
+    reused: bool
+    key: str = ""
+
+
+def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
+    """Lower partitions: equal ones once, or all of a backend that lowers them jointly.
+
+    Args:
+        requests: in the order in which backends shall see them.
+        store: where earlier results are, and new ones go; `None`: everything is lowered.
+
+    Raises:
+        BackendError: if a backend answers with something else than it was asked for.
+        CacheError: if the cache is frozen and does not hold a result.
+    """
+    units, places = units_of(requests)
+    found = {} if store is None else read_units(store, units)
+    missing = {key: unit for key, unit in units.items() if key not in found}
+    if missing:
+        with nullcontext() if store is None else store.locked(missing):
+            if store is not None:  # another build may have made some while this one waited
+                found |= read_units(store, missing)
+            missing = {key: unit for key, unit in missing.items() if key not in found}
+            for key, results in call_backends(missing):
+                refuse_changed_weights(missing[key])
+                refuse_unknown_handles(missing[key], results)
+                found[key] = results
+                if store is not None:
+                    write_unit(store, key, missing[key], results)
+    return [
+        Response(found[key][index], key not in missing or missing[key].requests[index] is not request, key)
+        for request, (key, index) in zip(requests, places, strict=True)
+    ]
+
+
+def lowers_jointly(backend: type[BackendDetails]) -> bool:
+    """Return whether a backend defines `preprocess_multimethod`: then each result may depend on all partitions."""
+    defined = getattr(backend.preprocess_multimethod, "__func__", None)
+    return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
+
+
+def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[str, int]]]:
+    """Return the units of some requests by key, and of each request its unit's key and its place there."""
+    fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
+    keys = [key_of(request, fingerprints) for request in requests]
+    units: dict[str, Unit] = {}
+    places = [(key.digest(), 0) for key in keys]
+    joint: dict[str, list[int]] = {}
+    for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
+        if lowers_jointly(request.backend):
+            joint.setdefault(request.spec.backend_id, []).append(number)
+        else:
+            units.setdefault(places[number][0], Unit((request,), key.components(), (key.state,)))
+    for backend_id, numbers in joint.items():
+        together = JointKey(backend_id, tuple((requests[each].method, places[each][0]) for each in numbers))
+        states = tuple(keys[each].state for each in numbers)
+        units[together.digest()] = Unit(tuple(requests[each] for each in numbers), together.components(), states)
+        for index, number in enumerate(numbers):
+            places[number] = (together.digest(), index)
+    return units, places
+
+
+def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[PreprocessResult]]:
+    """Return the stored results of the units that have all of theirs."""
+    found = {key: read_unit(store, key, unit) for key, unit in units.items()}
+    return {key: results for key, results in found.items() if results is not None}
+
+
+def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[PreprocessResult]]]:
+    """Lower units, those of one backend together; yield each one's key and results."""
+    by_backend: dict[str, dict[str, Unit]] = {}
+    for key, unit in units.items():
+        by_backend.setdefault(unit.requests[0].spec.backend_id, {})[key] = unit
+    for group in by_backend.values():
+        results = iter(call_backend([request for unit in group.values() for request in unit.requests]))
+        for key, unit in group.items():
+            yield key, [next(results) for _ in unit.requests]
+
+
+def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
+    """Return a partition's key.
+
+    Args:
+        request: the partition.
+        fingerprints: those already asked for, by backend and options; extended.
+    """
+    program, state = request.local.program, state_of(request)
+    backend_id, specs = request.spec
+    options = tuple((spec.key, spec.value.hex()) for spec in specs)
+    asked = f"{backend_id} {options}"
+    if asked not in fingerprints:
+        code = identity_of(backend_id, request.backend)
+        with process_restored():
+            fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
+    lowered = any(isinstance(each, LoweredBackendModule) for each in program.graph_module.modules())
+    return PartitionKey(
+        # what a lowered module in it computes is in no form of the graph: such a partition is found again in no call
+        graph=os.urandom(16).hex() if lowered else structure_digest(program),
+        state=state,
+        backend=backend_id,
+        fingerprint=fingerprints[asked],
+        compile_specs=options,
+        torch=torch.__version__,
+        interpreter=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        result_schema=RESULT_SCHEMA,
+    )
+
+
+def state_of(request: Request) -> str:
+    """Return the digest of the weights that a backend is given; empty if it is given stand-ins."""
+    if request.backend.weight_free:
+        return ""
+    program = request.local.program
+    return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
+
+
+def refuse_changed_weights(unit: Unit) -> None:
+    """Raise `BackendError` if a backend has written into the model's tensors: eager's would be the same wrong ones."""
+    for request, before in zip(unit.requests, unit.states, strict=True):
+        if state_of(request) != before:
+            raise BackendError(
+                f"the backend `{request.spec.backend_id}` changed the model's weights",
+                where=f"method `{request.method}`",
+                found="other contents after `preprocess` than before",
+                hint="copy what is changed: override `copy_exported_program_for_preprocess`",
+            )
+
+
+def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> None:
+    """Raise `BackendError` if a result's debug map has a handle that no node of its partition has."""
+    for request, result in zip(unit.requests, results, strict=True):
+        handles = [handle for each in (result.debug_handle_map or {}).values() for handle in each]
+        if max(handles, default=0) > len(request.local.handles):
+            raise BackendError(
+                f"the backend `{request.spec.backend_id}` returned a debug handle that no node has",
+                where=f"method `{request.method}`, `PreprocessResult.debug_handle_map`",
+                found=f"{max(handles)}, where the partition's are 1 to {len(request.local.handles)}",
+                hint='take the handles from `node.meta["debug_handle"]` of the program that `preprocess` is given',
+            )
+
+
+def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
+    """Return what identifies a backend's code, whatever its fingerprint says of it.
+
+    A class that is defined in no file has nothing that does: its results are found again in no other call.
+    """
+    try:
+        return code_of(backend_id, backend, {})
+    except NoKeyError:
+        return os.urandom(16).hex()
+
+
+def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
+    """Give one backend all its partitions of all methods in one call, and check its answer."""
+    backend, backend_id = requests[0].backend, requests[0].spec.backend_id
+    specs = [request.spec.compile_specs for request in requests]
+    programs = [
+        backend.copy_exported_program_for_preprocess(request.local.program, each)
+        for request, each in zip(requests, specs, strict=True)
+    ]
+    if not lowers_jointly(backend):
+        results: Any = backend.preprocess_many(programs, specs)
+        place = f"`{backend.__name__}.preprocess_many`"
+        check_count(backend_id, results, len(requests), place, "", "return one PreprocessResult for each program")
+        for request, result in zip(requests, results, strict=True):
+            check_result(backend_id, result, request.method)
+        return list(results)
+    by_method: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        by_method.setdefault(request.method, []).append(number)
+    answer: Any = backend.preprocess_multimethod(
+        {method: [programs[each] for each in numbers] for method, numbers in by_method.items()},
+        {method: [specs[each] for each in numbers] for method, numbers in by_method.items()},
+    )
+    place = f"`{backend.__name__}.preprocess_multimethod`"
+    hint = "return {method: [one PreprocessResult for each program, in order]}"
+    if not isinstance(answer, Mapping):
+        raise BackendError(
+            f"the backend `{backend_id}` returned no mapping", where=place, found=repr(answer), hint=hint
+        )
+    found: dict[int, PreprocessResult] = {}
+    for method, numbers in by_method.items():
+        results = answer.get(method)
+        check_count(backend_id, results, len(numbers), place, f" for the method `{method}`", hint)
+        for result in results:
+            check_result(backend_id, result, method)
+        found |= zip(numbers, results, strict=True)
+    return [found[number] for number in range(len(requests))]
+
+
+def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
+    """Raise `BackendError` unless a backend returned so many results."""
+    if not isinstance(results, (list, tuple)) or len(results) != count:
+        found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
+        raise BackendError(
+            f"the backend `{backend_id}` must return {count} results{subject}", where=where, found=found, hint=hint
+        )
+
+
+def check_result(backend_id: str, result: Any, method: str) -> None:
+    """Raise `BackendError` unless what a backend returned for a partition can be stored and packaged."""
+    where = f"method `{method}`"
+    if not isinstance(result, PreprocessResult):
+        raise BackendError(
+            f"the backend `{backend_id}` returned something else than a `PreprocessResult`",
+            where=where,
+            found=repr(result),
+            hint="define `preprocess(edge_program, compile_specs)` as a static method that returns one",
+        )
+    if (wrong := wrong_field(result)) is not None:
+        name, expected = wrong
+        raise BackendError(
+            f"the backend `{backend_id}` returned a result whose `{name}` is not {expected}",
+            where=where,
+            found=f"{getattr(result, name)!r:.200}",
+            hint="correct the `PreprocessResult` that `preprocess` returns, or leave the backend out",
+        )
+
+
+def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | None:
+    """Return the stored results of a unit, or `None`."""
+    method, backend_id = unit.requests[0].method, unit.requests[0].spec.backend_id
+    subject = "all partitions" if unit.joint else f"a partition of `{method}`"
+    value = store.get(key, f"{subject} for the backend `{backend_id}`")
+    if value is None:
+        return None
+    values = value.get("results", []) if unit.joint else [value]
+    results = [result for each in values if (result := read_result(store, each)) is not None]
+    return results if len(results) == len(values) == len(unit.requests) else None
+
+
+def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | None:
+    """Return the result that `result_value` describes, or `None`."""
+    if not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
+        return None
+    target = value["target"]
+    debug = value["debug_handle_map"]
+    digests = [value["blob"], *(value["data"]["buffers"] if value["data"] is not None else ())]
+    found = {each: store.read_blob(each) for each in digests}
+    blobs = {each: blob for each, blob in found.items() if blob is not None}
+    if len(blobs) < len(found):  # removed since the record was looked up
+        return None
+    head = value.get("head")
+    if head is not None and head > len(blobs[value["blob"]]):  # whoever shares it need not be trusted
+        return None
+    return PreprocessResult(
+        processed_bytes=blobs[value["blob"]],
+        debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
+        data_store_output=None if value["data"] is None else read_data(blobs, value["data"]),
+        _delegate_info_meta=value["delegate_info_meta"],
+        suffix=value["suffix"],
+        requirements=tuple(value["requirements"]),
+        target=None if target is None else Target(**target),
+        info=value["info"],
+        head=head,
+    )
+
+
+def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedDataStoreOutput:
+    """Return the named data that `data_value` describes."""
+    return NamedDataStoreOutput(
+        tuple(blobs[digest] for digest in value["buffers"]),
+        {name: read_entry(each) for name, each in value["program"]},
+        {tag: {name: read_entry(each) for name, each in entries} for tag, entries in value["external"]},
+    )
+
+
+def read_entry(value: Mapping[str, Any]) -> DataEntry:
+    """Return the entry that `entry_value` describes."""
+    layout = value["layout"]
+    if layout is not None:
+        layout = TensorLayout(layout["scalar_type"], tuple(layout["sizes"]), tuple(layout["dim_order"]))
+    return DataEntry(value["buffer"], value["alignment"], layout)
+
+
+def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessResult]) -> None:
+    """Store the results of a unit, unless one holds what cannot be written as JSON; such are made anew each time."""
+    if not all(map(is_storable, results)):
+        return
+    values = [result_value(each) for each in results]
+    buffers = [
+        buffer for each in results if each.data_store_output is not None for buffer in each.data_store_output.buffers
+    ]
+    value = {"results": values} if unit.joint else values[0]
+    store.put(key, unit.components, value, [*(each.processed_bytes for each in results), *buffers])
+
+
+def is_storable(result: PreprocessResult) -> bool:
+    """Return whether a result is the same after it was written as JSON and read."""
+    data = result.data_store_output
+    known = data is None or isinstance(data, NamedDataStoreOutput)
+    return known and is_plain(result._delegate_info_meta) and is_json(dict(result.info))
+
+
+def result_value(result: PreprocessResult) -> dict[str, Any]:
+    """Return a result as JSON; its blob and buffers by their digests."""
+    data, debug, target = result.data_store_output, result.debug_handle_map, result.target
+    return {
+        "blob": sha256_bytes(result.processed_bytes),
+        "data": None if data is None else data_value(data),
+        "debug_handle_map": None if debug is None else [[key, list(handles)] for key, handles in debug.items()],
+        "delegate_info_meta": result._delegate_info_meta,
+        "suffix": result.suffix,
+        "requirements": list(result.requirements),
+        "target": None if target is None else {name: getattr(target, name) for name in target.__slots__},
+        "info": dict(result.info),
+        **({} if result.head is None else {"head": result.head}),
+    }
+
+
+def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
+    """Return named data as JSON; its buffers by their digests, everything in the order of the backend."""
+    return {
+        "buffers": [sha256_bytes(buffer) for buffer in data.buffers],
+        "program": [[name, entry_value(each)] for name, each in data.pte_data.items()],
+        "external": [
+            [tag, [[name, entry_value(each)] for name, each in entries.items()]]
+            for tag, entries in data.external_data.items()
+        ],
+    }
+
+
+def entry_value(entry: DataEntry) -> dict[str, Any]:
+    """Return one name's entry as JSON."""
+    layout = entry.tensor_layout and {
+        "scalar_type": entry.tensor_layout.scalar_type,
+        "sizes": list(entry.tensor_layout.sizes),
+        "dim_order": list(entry.tensor_layout.dim_order),
+    }
+    return {"buffer": entry.buffer_index, "alignment": entry.alignment, "layout": layout}
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is the same after a round trip through JSON."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    if isinstance(value, list):
+        return all(is_plain(each) for each in value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def is_json(value: Any) -> bool:
+    """Return whether a value can be written as JSON; emitting says what is wrong with one that cannot."""
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError):
+        return False
+    return True

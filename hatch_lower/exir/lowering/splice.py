@@ -1,0 +1,157 @@
+"""Put lowered modules in the place of their partitions: one pass over the graph for all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputSpec,
+)
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.graph.state import STATE_MUTATIONS
+from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_program
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowering.adopt import highest_debug_handle
+from hatch_lower.exir.lowering.extract import argument_of
+from hatch_lower.exir.lowering.partition import Partition, Plan
+
+__all__ = ["splice"]
+
+
+@dataclass(slots=True)
+class Splicer:
+    """Rebuilds the graphs of one program.
+
+    Args:
+        modules: the lowered module of each partition.
+        handle: the highest debug handle so far, over all graphs of the program.
+    """
+
+    modules: Mapping[Partition, LoweredBackendModule]
+    handle: int
+
+    def rebuild(
+        self, root: GraphModule, plan: Plan, dropped: Set[Node]
+    ) -> tuple[Graph, dict[Node, Node], dict[str, Any]]:
+        """Return a new graph without its output, the new node for each value that is still there, and attributes."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        attributes: dict[str, Any] = {}
+        for node in root.graph.find_nodes(op="placeholder"):
+            if node not in dropped:
+                copies[node] = copy_untagged(graph, node, copies)
+        number = first_free_number(root)
+        for unit in plan.order:
+            if isinstance(unit, Partition):
+                name = f"lowered_module_{number}"
+                number += 1
+                self.handle += 1
+                attributes[name] = self.modules[unit]
+                call_partition(graph, unit, name, self.handle, copies)
+                continue
+            copies[unit] = copy_untagged(graph, unit, copies)
+            if unit.op == "get_attr" and unit.target not in attributes:
+                target = str(unit.target)
+                nested = plan.nested.get(target)
+                found = attribute_of(root, target)
+                attributes[target] = found if nested is None else self.rebuild_nested(found, nested)
+        graph._codegen = root.graph._codegen
+        return graph, copies, attributes
+
+    def rebuild_nested(self, root: GraphModule, plan: Plan) -> GraphModule:
+        """Return a branch or body of control flow with its partitions replaced."""
+        graph, copies, attributes = self.rebuild(root, plan, frozenset())
+        output = root.graph.output_node()
+        graph.output(map_arg(output.args[0], copies.__getitem__)).meta.update(output.meta)
+        module = GraphModule(attributes, graph)
+        module.meta.update(root.meta)
+        return module
+
+
+def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
+    """Return `program` with each partition replaced by a call of its lowered module.
+
+    Args:
+        program: the tagged program that `plan` was made from.
+        plan: its partitions and their order, nested graphs included.
+        modules: the lowered module of each partition.
+
+    Returns:
+        A program without the constants, and without the buffer updates, that delegates own.
+    """
+    root = program.graph_module
+    owned = {node for partition in plan.partitions for node in partition.owned}
+    inside = {node for partition in plan.partitions for node in partition.nodes}
+    dropped = {node for node in owned if all(user in inside for user in node.users)}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    consumed = {specs[buffer.name].target for partition in plan.partitions for buffer, _ in partition.mutations}
+
+    graph, copies, attributes = Splicer(modules, highest_debug_handle(root)).rebuild(root, plan, dropped)
+    output = root.graph.output_node()
+    values = output.args[0]
+    assert isinstance(values, (list, tuple))
+    kept_values: list[Any] = []
+    output_specs: list[OutputSpec] = []
+    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
+        if spec.kind in STATE_MUTATIONS and spec.target in consumed:
+            continue
+        new = copies[value] if isinstance(value, Node) else value
+        kept_values.append(new)
+        argument = spec.arg if isinstance(spec.arg, ConstantArgument) else argument_of(new)
+        output_specs.append(OutputSpec(spec.kind, argument, spec.target))
+    graph.output(tuple(kept_values)).meta.update(output.meta)
+
+    placeholders = root.graph.find_nodes(op="placeholder")
+    input_specs: list[InputSpec] = [
+        spec
+        for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True)
+        if node not in dropped
+    ]
+    needed = {spec.target for spec in input_specs if spec.kind is not InputKind.USER_INPUT}
+    return rebuild_program(
+        program,
+        attributes,
+        graph,
+        signature=ExportGraphSignature(input_specs, output_specs),
+        state_dict={name: value for name, value in program.state_dict.items() if name in needed},
+        constants={name: value for name, value in program.constants.items() if name in needed},
+    )
+
+
+def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+    """Copy a node that stays, without its tag."""
+    copied = copy_node(graph, node, copies)
+    copied.meta.pop(DELEGATION_TAG, None)
+    copied.meta.pop(SHARED_TAGS, None)
+    return copied
+
+
+def call_partition(graph: Graph, partition: Partition, name: str, handle: int, copies: dict[Node, Node]) -> None:
+    """Add the call of a lowered module and a `getitem` for each of its results."""
+    module = graph.get_attr(name)
+    call = graph.call_function(executorch_call_delegate, (module, *(copies[node] for node in partition.inputs)))
+    call.meta["val"] = tuple(node.meta["val"] for node in partition.outputs)
+    call.meta["debug_handle"] = handle
+    for index, node in enumerate(partition.outputs):
+        item = graph.call_function(getitem, (call, index))
+        kept = {key: value for key, value in node.meta.items() if key != DELEGATION_TAG}
+        item.meta = {**kept, "debug_handle": handle}
+        copies[node] = item
+
+
+def first_free_number(module: GraphModule) -> int:
+    """Return the number of the next lowered module: one more than that of any attribute called as they are."""
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    numbers = [re.fullmatch(r"lowered_module_(\d+)", name) for name in names]
+    return 1 + max((int(number[1]) for number in numbers if number is not None), default=-1)

@@ -1,0 +1,139 @@
+"""Which operators partitioners want to find whole, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram, default_decompositions
+from torch.fx import Node
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.dialects._ops import EdgeOpOverload
+from hatch_lower.exir.dialects.edge.dtypes import full_name
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowering.convert import Wanted
+
+__all__ = ["NotDelegatedError", "Wishes", "refuse_undelegated"]
+
+NEVER_KEPT = ("aten::item", "aten::unbind.int")
+"""Operators that an edge program cannot hold whole: they are decomposed, whoever asks for them."""
+
+FREE_NAMESPACES = ("quantized_decomposed",)
+"""Operators of these stay whole without being delegated: they say how values are quantised."""
+
+
+class NotDelegatedError(EdgeError, RuntimeError):
+    """An operator was kept whole for a backend, and none took it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the partitioners of one method want to find whole, all of them together.
+
+    Args:
+        program: the exported program that `some` speaks of: functional if it has to be.
+        whole: operators that somebody wants whole wherever they are.
+        some: operators of which somebody wants some operations whole, and which: a function of the exported node.
+        wanted_by: operator to the names of the partitioners that want it.
+    """
+
+    program: ExportedProgram
+    whole: tuple[OpOverload, ...]
+    some: Mapping[OpOverload, Wanted]
+    wanted_by: Mapping[OpOverload, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> Wishes:
+        """Ask each partitioner once; operators that change their arguments cannot be kept.
+
+        Args:
+            program: as exported. Partitioners see it in functional form.
+            partitioners: in any order.
+        """
+        if partitioners:
+            program = functional(program)
+        answers = [(type(each).__name__, each.ops_to_not_decompose(program)) for each in partitioners]
+        whole: dict[OpOverload, None] = {}
+        filters: dict[OpOverload, list[Wanted]] = {}
+        wanted_by: dict[OpOverload, tuple[str, ...]] = {}
+        for name, (operators, wanted) in answers:
+            for each in operators:
+                op: OpOverload = each._op if isinstance(each, EdgeOpOverload) else each
+                if op._schema.is_mutable or full_name(op) in NEVER_KEPT:
+                    continue
+                wanted_by[op] = (*wanted_by.get(op, ()), name)
+                if wanted is None:
+                    whole[op] = None
+                else:
+                    filters.setdefault(op, []).append(wanted)
+        some = {op: any_of(each) for op, each in filters.items() if op not in whole}
+        return cls(program, tuple(whole), some, wanted_by)
+
+
+def any_of(filters: Sequence[Wanted]) -> Wanted:
+    """Return whether any of some filters wants a node."""
+    return filters[0] if len(filters) == 1 else lambda node: any(wanted(node) for wanted in filters)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without operations that change their arguments, otherwise as exported."""
+    if not any(changes_arguments(node) for each in graph_modules(program.graph_module) for node in each.graph.nodes):
+        return program
+    decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
+    return decompose({})
+
+
+def changes_arguments(node: Node) -> bool:
+    """Return whether an exported operation changes its arguments."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def undelegated(program: ExportedProgram, wishes: Wishes) -> Iterator[tuple[Node, OpOverload]]:
+    """Yield the operations that were kept whole for a backend and are still there."""
+    found = [
+        (node, node.target._op)
+        for each in graph_modules(program.graph_module)
+        for node in each.graph.nodes
+        if isinstance(node.target, EdgeOpOverload)
+        and node.target._op in wishes.wanted_by
+        and node.target._op.namespace not in FREE_NAMESPACES
+    ]
+    # an operator without a decomposition would be there as well if nobody had asked for it
+    table: Any = default_decompositions() if found else {}
+    yield from ((node, op) for node, op in found if op in table)
+
+
+def refuse_undelegated(
+    method: str,
+    program: ExportedProgram,
+    wishes: Wishes,
+    preserved: Sequence[OpOverload],
+    reasons: Mapping[str, str],
+) -> None:
+    """Raise `NotDelegatedError` for operations that were kept whole in vain.
+
+    Args:
+        method: the method's name.
+        program: it, lowered by all its partitioners.
+        wishes: what they wanted.
+        preserved: operators that stay whole in any case.
+        reasons: node name to the reasons why no partitioner took it.
+    """
+    left = [(node, op) for node, op in undelegated(program, wishes) if op not in preserved]
+    if not left:
+        return
+    node, op = left[0]
+    names = ", ".join(f"`{name}`" for name in wishes.wanted_by[op])
+    rows = [f"{op} was kept whole for {names}"]
+    rows += [f"node `{each.name}`: {reasons.get(each.name, 'no partitioner took it')}" for each, _ in left]
+    raise NotDelegatedError(
+        f"{op} was not decomposed or delegated",
+        where=f"method `{method}`, node `{node.name}`",
+        found="\n".join(rows),
+        hint="let the partitioner take it, or leave out of `ops_to_not_decompose` what it does not take (its filter "
+        "says which operations); `EdgeCompileConfig(preserve_ops=[...])` leaves an operator whole in any case",
+    )

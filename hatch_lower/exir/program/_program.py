@@ -1,0 +1,330 @@
+"""A model's methods on their way from exported programs to lowered ones, as one object.
+
+A façade over `hatch_lower.exir.dialects.edge` and the lowering flow, with the names that ExecuTorch gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+
+from hatch_lower.errors import EdgeError, nearest
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
+from hatch_lower.exir.dialects.edge.verify import verify_edge
+from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge as convert_program
+from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
+from hatch_lower.exir.pass_base import Pass, transform_program
+
+__all__ = ["EdgeCompileConfig", "EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]
+
+Programs = ExportedProgram | Mapping[str, ExportedProgram]
+Passes = Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass
+Partitioners = Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]]
+
+
+class MethodNameError(EdgeError, KeyError):
+    """A model has no method of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCompileConfig:
+    """How programs are converted and checked."""
+
+    _check_ir_validity: bool = True
+    """Whether finished programs are checked against the rules of the dialect."""
+    _skip_dim_order: bool = False
+    """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
+    _core_aten_ops_exception_list: list[OpOverload] | None = field(default_factory=list)
+    """Operators that may stand in the programs although they are not core ATen."""
+    preserve_ops: list[OpOverload] = field(default_factory=list)
+    """Operators that are left whole in all programs, whether a backend takes them or not."""
+
+    def exempt(self) -> frozenset[OpOverload]:
+        """Return the operators that need not be core ATen."""
+        return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))
+
+
+class ExecutorchBackendConfig:
+    """Options of ExecuTorch's own program format, taken so that calls can stay as they are; they have no effect."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A model's lowered methods, as they are packaged.
+
+    Args:
+        programs: method name to lowered program.
+        constant_methods: method name to the value that it returns.
+        reasons: method name to node name to the reasons why no backend took it.
+    """
+
+    programs: Mapping[str, ExportedProgram]
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods."""
+        return set(self.programs)
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return a method's lowered program."""
+        return program_of(self.programs, method_name)
+
+
+class EdgeProgramManager:
+    """The edge programs of a model's methods; each step returns a new manager and leaves this one as it is.
+
+    Args:
+        edge_programs: the program of `forward`, or method name to program.
+        constant_methods: method name to the value that it returns.
+        compile_config: how programs are checked.
+        ops_set_to_not_decompose: operators that need not be core ATen, because backends asked to keep them whole.
+        reasons: method name to node name to the reasons why no backend took it so far.
+
+    Raises:
+        EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
+    """
+
+    def __init__(
+        self,
+        edge_programs: Programs,
+        constant_methods: Mapping[str, Any] | None = None,
+        compile_config: EdgeCompileConfig | None = None,
+        ops_set_to_not_decompose: Iterable[OpOverload] = (),
+        reasons: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self.compile_config = EdgeCompileConfig() if compile_config is None else compile_config
+        self._edge_programs = by_method(edge_programs)
+        self._config_methods = dict(constant_methods or {})
+        self._kept = frozenset(ops_set_to_not_decompose)
+        self._reasons = dict(reasons or {})
+        if self.compile_config._check_ir_validity:
+            self.verify(self.compile_config)
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods."""
+        return set(self._edge_programs)
+
+    @property
+    def config_methods(self) -> set[str]:
+        """The names of the methods that return a constant."""
+        return set(self._config_methods)
+
+    @property
+    def _named_data_store(self) -> NamedDataStore:
+        """The named data of all delegates of all methods."""
+        store = NamedDataStore()
+        for program in self._edge_programs.values():
+            for module in lowered_modules(program):
+                if module.named_data_store_output is not None:
+                    store.merge_named_data_store(module.named_data_store_output)
+        return store
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return a method's program.
+
+        Raises:
+            MethodNameError: a `KeyError`, if there is no such method.
+        """
+        return program_of(self._edge_programs, method_name)
+
+    def transform(
+        self,
+        passes: Passes,
+        compile_config: EdgeCompileConfig | None = None,
+    ) -> EdgeProgramManager:
+        """Run passes over all methods, or over those named.
+
+        Args:
+            passes: a list, one list for each method, or a `PassManager`.
+            compile_config: how the results are checked; by default as before.
+
+        Raises:
+            EdgeError: as `transform_program`.
+        """
+        chosen = per_method(passes, self._edge_programs, "passes")
+        programs = {
+            name: transform_program(program, chosen[name]) if chosen.get(name) else program
+            for name, program in self._edge_programs.items()
+        }
+        config = self.compile_config if compile_config is None else compile_config
+        return EdgeProgramManager(programs, self._config_methods, config, self._kept, self._reasons)
+
+    def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
+        """Lower all methods by one partitioner, or those named each by its own.
+
+        Raises:
+            PartitionError, BackendError: as `lower_methods`.
+        """
+        if isinstance(partitioner, Partitioner):
+            partitioner = dict.fromkeys(self._edge_programs, partitioner)
+        lowered = lower_methods(self._edge_programs, partitioner)
+        config = replace(self.compile_config, _check_ir_validity=False)
+        programs = {name: each.program for name, each in lowered.items()}
+        reasons = {name: merge_reasons(self._reasons.get(name, {}), each) for name, each in lowered.items()}
+        return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons)
+
+    def to_program(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
+        """Return the methods as they are packaged; `hatch_lower.program.emit` writes them."""
+        return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
+
+    def verify(self, config: EdgeCompileConfig) -> None:
+        """Check all programs against the rules of the dialect.
+
+        Raises:
+            EdgeViolationError: that names the method.
+        """
+        for name, program in self._edge_programs.items():
+            verify_method(name, program, config.exempt() | self._kept)
+
+
+def to_edge(
+    programs: Programs,
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Convert exported programs to the edge dialect.
+
+    Args:
+        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
+        constant_methods: method name to the value that it returns.
+        compile_config: what stays whole, and what is checked.
+        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
+
+    Raises:
+        EdgeError: if a program cannot be converted.
+        EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
+    """
+    refuse_etrecord(generate_etrecord)
+    config = EdgeCompileConfig() if compile_config is None else compile_config
+    edge = {name: convert_program(each, keep=list(config.preserve_ops)) for name, each in by_method(programs).items()}
+    return EdgeProgramManager(edge, constant_methods, config)
+
+
+def to_edge_transform_and_lower(
+    programs: Programs,
+    transform_passes: Passes | None = None,
+    partitioner: Partitioners | None = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Convert exported programs to the edge dialect, run passes, and lower them by several partitioners in turn.
+
+    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
+
+    Args:
+        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
+        transform_passes: run over the edge programs before the partitioners.
+        partitioner: for all methods, or for those named.
+        constant_methods: method name to the value that it returns.
+        compile_config: what stays whole in any case, and what is checked in the end.
+        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
+
+    Raises:
+        NotDelegatedError: a `RuntimeError`, if an operation that was kept whole for a backend was not taken by any.
+        EdgeError, PartitionError, BackendError: as the single steps.
+    """
+    refuse_etrecord(generate_etrecord)
+    config = EdgeCompileConfig() if compile_config is None else compile_config
+    exported = by_method(programs)
+    chosen = per_method(partitioner, exported, "partitioners")
+    edge: dict[str, ExportedProgram] = {}
+    wishes: dict[str, Wishes] = {}
+    for name, program in exported.items():
+        wishes[name] = Wishes.of(program, chosen.get(name, ()))
+        keep = [*config.preserve_ops, *wishes[name].whole]
+        edge[name] = convert_program(wishes[name].program, keep=keep, keep_nodes=wishes[name].some)
+    kept = {op for each in wishes.values() for op in each.wanted_by}
+    manager = EdgeProgramManager(edge, constant_methods, replace(config, _check_ir_validity=False), kept)
+    if transform_passes is not None:
+        manager = manager.transform(transform_passes)
+    for number in range(max(map(len, chosen.values()), default=0)):
+        turn = {name: each[number] for name, each in chosen.items() if number < len(each)}
+        manager = manager.to_backend(turn)
+    for name, program in manager._edge_programs.items():
+        refuse_undelegated(name, program, wishes[name], config.preserve_ops, manager._reasons.get(name, {}))
+    return EdgeProgramManager(manager._edge_programs, constant_methods, config, kept, manager._reasons)
+
+
+def by_method(programs: Programs) -> dict[str, ExportedProgram]:
+    """Return method name to program."""
+    return {"forward": programs} if isinstance(programs, ExportedProgram) else dict(programs)
+
+
+def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedProgram:
+    """Return a method's program, or raise `MethodNameError`."""
+    if name not in programs:
+        raise MethodNameError(f"there is no method `{name}`", found=nearest(name, programs), hint="correct the name")
+    return programs[name]
+
+
+def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -> dict[str, list[Any]]:
+    """Return method name to a list of passes or partitioners, from one, a list for all methods, or one for each.
+
+    Raises:
+        MethodNameError: if there is a list for something that is no method.
+    """
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(programs))
+        if unknown:
+            raise MethodNameError(
+                f"there are {kind} for `{unknown[0]}`, which is no method",
+                found=nearest(unknown[0], programs),
+                hint=f"name {kind} for existing methods only",
+            )
+        return {name: list(each) if isinstance(each, Sequence) else [each] for name, each in given.items()}
+    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    return {name: list(listed) for name in programs}
+
+
+def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
+    """Check one program, and name its method if it breaks a rule."""
+    try:
+        verify_edge(program, exempt=exempt)
+    except EdgeViolationError as error:
+        where = f"method `{name}`, {error.where}"
+        raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
+
+
+def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
+    """Yield the lowered modules that a program calls, those in control flow too."""
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.find_nodes(op="get_attr"):
+            found = attribute_of(module, node.target)
+            if isinstance(found, LoweredBackendModule):
+                yield found
+
+
+def merge_reasons(known: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
+    """Return all reasons why nodes were not taken, by earlier partitioners and by one more."""
+    reasons = dict(known)
+    for node, reason in lowered.reasons.items():
+        reasons[node] = f"{reasons[node]}; {reason}" if node in reasons else reason
+    return reasons
+
+
+def refuse_etrecord(wanted: bool) -> None:
+    """Raise `EdgeError` if an ETRecord is asked for."""
+    if wanted:
+        raise EdgeError(
+            "there are no ETRecords here",
+            found="generate_etrecord=True",
+            hint="the debug map of the packaged program tells for every delegate and operation which source lines it "
+            "computes",
+        )
