@@ -26,7 +26,7 @@ from hatch_lower.surroundings import Surroundings
 
 __all__ = ["Audit", "audit"]
 
-RECAPTURE = "hatch_lower.recapture:recapture_model"
+RECAPTURE = "hatch_lower.pipeline.recapture:recapture_model"
 HASH_SEEDS = 4_294_967_295
 """The largest that Python takes."""
 

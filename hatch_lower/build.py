@@ -29,7 +29,7 @@ from hatch_lower.unchanged import Known, Unchanged, roots_of
 
 __all__ = ["BuildResult", "Lookup", "MethodRow", "PayloadFile", "build", "look_up"]
 
-LOWER_MODEL = "hatch_lower.pipeline:lower_model"
+LOWER_MODEL = "hatch_lower.pipeline.lower_model:lower_model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Request:
         settings: of the build.
         model: the name of the model to lower.
         folder: where it writes the model's files, and the answer.
-        lower: `module:function` that does the work: `hatch_lower.pipeline:lower_model`.
+        lower: `module:function` that does the work: `hatch_lower.pipeline.lower_model:lower_model`.
         search_path: directories for the front of `sys.path`: the project as if it were installed.
         import_roots: those of them that hold the user's own code.
         later_hooks: build hooks that run after this one.

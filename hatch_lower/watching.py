@@ -118,7 +118,7 @@ class PausingRemote:
 def tools_of(recipes: Sequence[Recipe]) -> list[str]:
     """Return the commands on which the blobs of the recipes' backends depend."""
     from hatch_lower.exir.backend.registry import find_backend  # by now torch has been imported
-    from hatch_lower.guarded import backend_at_work
+    from hatch_lower.pipeline.sandbox import backend_at_work
 
     tools: set[str] = set()
     for recipe in recipes:

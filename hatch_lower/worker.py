@@ -31,9 +31,9 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.format.codec import encode, read_record
 from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.protocol import Request
 from hatch_lower.recording.sharing import shareable
 from hatch_lower.recording.variables import secret
@@ -184,16 +184,16 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
         gc.disable()
         import torch
 
-        from hatch_lower.fresh import start_fresh
+        from hatch_lower.pipeline.fresh_process import start_fresh
 
         verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
         with contextlib.nullcontext() if recorder is None else recorder.unwatched():
             fresh = start_fresh() if verified else None
         if recorder is not None:
             recorder.wrap_torch()
-        from hatch_lower.export.capture import capture_model
-        from hatch_lower.export.discover import EntryPoint, discover
-        from hatch_lower.guarded import export_at_work
+        from hatch_lower.pipeline.capture import capture_model
+        from hatch_lower.pipeline.discover import EntryPoint, discover
+        from hatch_lower.pipeline.sandbox import export_at_work
 
         module, _, function = request.lower.partition(":")
         lower_model = getattr(importlib.import_module(module), function)

@@ -23,10 +23,10 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hatch_lower.cache.states import State
+from hatch_lower.pipeline.environment_reads import EnvironmentReads
 from hatch_lower.recording.audit import AuditEvents
 from hatch_lower.recording.clocks import wrap_clocks
 from hatch_lower.recording.environment_inputs import RECORDING_VARIABLES
-from hatch_lower.recording.environment_reads import EnvironmentReads
 from hatch_lower.recording.notes import Notes
 from hatch_lower.recording.observations import Observations, folders_of_finders, loaded_modules, mapped_libraries
 from hatch_lower.recording.preload import Observed, read_log

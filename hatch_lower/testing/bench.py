@@ -25,11 +25,11 @@ from hatch_lower.exir.lowering.partition import plan_partitions
 from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
 from hatch_lower.exir.lowering.wishes import Wishes
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
+from hatch_lower.pipeline.saving import save_program
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.saving import save_program
 from hatch_lower.testing.case import Case, Tolerance
 
 __all__ = ["METHOD", "Bench", "Exports", "Subject", "export", "quiet", "result_digest"]

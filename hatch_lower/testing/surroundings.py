@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.exir.lowering.preprocess import Request
-from hatch_lower.recording.environment_reads import EnvironmentReads
+from hatch_lower.pipeline.environment_reads import EnvironmentReads
 from hatch_lower.testing.bench import Bench
 from hatch_lower.testing.case import Case
 from hatch_lower.testing.probes import probe

@@ -245,7 +245,7 @@ def test_a_backend_that_crashes(faulty: Place, right: str, what: str) -> None:
     stage = "lower` of `faulty/default`" if what.startswith("preprocess") else "verify` of `faulty/default.forward`"
     assert message.startswith(f"{first}\n  where: model `faulty`, stage `{stage}\n  found: Fatal Python error: ")
     assert call in message, "the backend's own line"
-    assert "hatch_lower/pipeline.py" not in message
+    assert "hatch_lower/pipeline/lower_model.py" not in message
     if THOROUGH:
         assert faulty.succeeds() == right
 

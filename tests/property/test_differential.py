@@ -24,8 +24,8 @@ from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, to_backend
-from hatch_lower.program.delegates import delegate_file
-from hatch_lower.program.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.delegates import delegate_file
+from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
 
 pytestmark = pytest.mark.torch

@@ -65,7 +65,7 @@ from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import MethodRecord, ModelReport, PayloadFile
-from hatch_lower.pipeline import lower_model
+from hatch_lower.pipeline.lower_model import lower_model
 from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record

@@ -13,12 +13,12 @@ from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
 from hatch_lower.events import Event
-from hatch_lower.export.capture import CapturedModel, capture_model
-from hatch_lower.export.check_data import example_tensors
 from hatch_lower.format.record import ModelReport
-from hatch_lower.pipeline import lower_model
-from hatch_lower.program.constants import SpanDigests
-from hatch_lower.reuse import describe_export
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.check_data import example_tensors
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.lower_model import lower_model
+from hatch_lower.pipeline.reuse import describe_export
 
 __all__ = ["SOURCE", "Events", "Workshop", "files_of", "key_of", "settings_of"]
 

@@ -7,11 +7,11 @@ import torch
 from support.exports import Events
 
 from hatch_lower.exir.backend.identity import backend_record, tools_named
-from hatch_lower.export.architecture import architecture_of
-from hatch_lower.export.capture import capture_model
-from hatch_lower.export.discover import Exports
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.architecture import architecture_of
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.discover import Exports
 
 pytestmark = pytest.mark.torch
 

@@ -32,10 +32,10 @@ from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.export.site import lay_out_site
-from hatch_lower.export.source import describe_exception, is_out_of_memory
 from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.protocol import Request
 from hatch_lower.surroundings import Surroundings
 from hatch_lower.worker import ANSWER, enter_folder, shorten_sockets

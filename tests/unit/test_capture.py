@@ -16,9 +16,9 @@ from torch.export.graph_signature import InputKind
 from hatch_lower.errors import CaptureError
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.exir.lowering.process_state import arithmetic
-from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
-from hatch_lower.guarded import export_at_work
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.pipeline.sandbox import export_at_work
 
 pytestmark = pytest.mark.torch
 

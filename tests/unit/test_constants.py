@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.program.constants import (
+from hatch_lower.pipeline.emit.constants import (
     Constants,
     ConstantUse,
     SpanDigests,
@@ -20,7 +20,7 @@ from hatch_lower.program.constants import (
     merge_storages,
     name_constants,
 )
-from hatch_lower.program.constants_file import constants_bytes, write_constants
+from hatch_lower.pipeline.emit.constants_file import constants_bytes, write_constants
 
 pytestmark = pytest.mark.torch
 

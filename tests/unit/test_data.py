@@ -28,8 +28,8 @@ from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
-from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
-from hatch_lower.program.package import Packager
+from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.package import Packager
 from hatch_lower.runtime.data import map_data
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel

@@ -37,8 +37,8 @@ from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
-from hatch_lower.export.capture import CapturedMethod
-from hatch_lower.pipeline import convert
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.lower_model import convert
 
 pytestmark = pytest.mark.torch
 

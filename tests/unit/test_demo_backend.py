@@ -27,10 +27,10 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.inspect import get_lowered_submodules
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
-from hatch_lower.export.capture import capture_model
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline import lower_model
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.lower_model import lower_model
 from hatch_lower.runtime.delegates import DELEGATE_GROUP
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hatch_lower.errors import EntryPointError
-from hatch_lower.export.discover import EntryPoint, discover
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.discover import EntryPoint, discover
 
 pytestmark = pytest.mark.torch
 

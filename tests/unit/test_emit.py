@@ -29,8 +29,8 @@ from hatch_lower.format.graph import Cond, Map, OpCall, PythonCall, Scan, While,
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.plan import Plan, read_plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
-from hatch_lower.program.constants import SpanDigests
-from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.runtime.executor import Executor, execute_plan
 
 pytestmark = pytest.mark.torch

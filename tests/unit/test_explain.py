@@ -22,10 +22,10 @@ from hatch_lower.explain.forms import differences
 from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.explain.settings import consequences, key_changes
 from hatch_lower.explain.words import literal_text, operator_text
-from hatch_lower.export.capture import CapturedMethod
-from hatch_lower.export.graph_key import form_bytes
 from hatch_lower.exporting import shortened
 from hatch_lower.format.record import MethodRecord, MethodRow
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.graph_key import form_bytes
 
 Function = Callable[[Any, torch.Tensor], Any]
 BATCH = {"x": {0: torch.export.Dim("batch", min=2, max=1024)}}

@@ -19,9 +19,9 @@ from torch.fx.traceback import annotate, preserve_node_meta
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.exir.graph.tensors import tensor_digest
-from hatch_lower.export.capture import CapturedMethod, capture_model
-from hatch_lower.export.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedMethod, capture_model
+from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
 
 pytestmark = pytest.mark.torch
 

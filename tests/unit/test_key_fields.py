@@ -28,8 +28,8 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import localise
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.exir.lowering.preprocess import key_of as key_of_partition
-from hatch_lower.export.capture import CapturedMethod, CapturedModel, capture_model
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
 
 pytestmark = pytest.mark.torch
 
@@ -177,7 +177,7 @@ EXPORT_CASES: dict[str, Case] = {
     "interpreter": patched(platform, "python_version", lambda: "3.99.0", lambda: quiet(Clamped())),
     "system": patched(torch.backends.cpu, "get_cpu_capability", lambda: "NONE", lambda: quiet(Clamped())),
     "code": other_code,
-    "schema": patched(sys.modules["hatch_lower.reuse"], "SCHEMA", (0,), lambda: quiet(Clamped())),
+    "schema": patched(sys.modules["hatch_lower.pipeline.reuse"], "SCHEMA", (0,), lambda: quiet(Clamped())),
 }
 
 

@@ -29,12 +29,12 @@ from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResu
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.export.capture import capture_model
 from hatch_lower.format.delegates import data_name
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline import line_on_ranges
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.lower_model import line_on_ranges
+from hatch_lower.pipeline.saving import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.saving import save_program
 
 pytest.importorskip("onnxscript")
 if find_spec("onnxruntime") is None:

@@ -30,8 +30,8 @@ from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.pipeline.saving import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.saving import save_program
 
 if find_spec("openvino") is None:
     pytest.skip("OpenVINO is not installed", allow_module_level=True)

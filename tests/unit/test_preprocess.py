@@ -22,7 +22,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.exir.lowering.preprocess import identity_of
-from hatch_lower.program.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 
 pytestmark = pytest.mark.torch
 

@@ -27,8 +27,8 @@ from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.program.delegates import delegate_file
-from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.delegates import delegate_file
+from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.executor import Executor, execute_plan
 

@@ -136,7 +136,7 @@ def test_what_a_recipe_will_require_is_checked_before_anything_is_lowered(
     from hatch_lower.config.settings import BackendChoice, Recipe
 
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-    monkeypatch.setattr("hatch_lower.pipeline.lower_recipe", lambda *args: pytest.fail("it was lowered"))
+    monkeypatch.setattr("hatch_lower.pipeline.lower_model.lower_recipe", lambda *args: pytest.fail("it was lowered"))
     shop = Workshop(tmp_path)
     source = shop.capture("""\
 import torch

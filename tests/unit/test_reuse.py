@@ -14,7 +14,6 @@ from support.backends import TagBy
 from support.exports import SOURCE, Workshop, files_of, key_of, settings_of
 from torch.export import ExportedProgram
 
-from hatch_lower import pipeline
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import BackendChoice, Recipe
 from hatch_lower.errors import BackendError, CacheError, VerificationError
@@ -25,9 +24,10 @@ from hatch_lower.exir.backend.backend_details import (
     PartitionResult,
     PreprocessResult,
 )
-from hatch_lower.export.capture import CapturedModel
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.lower_model import lower_model as pipeline
 
 pytestmark = pytest.mark.torch
 

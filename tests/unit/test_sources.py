@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hatch_lower.program.sources import SourceRoots, exported_op, module_path
+from hatch_lower.pipeline.emit.sources import SourceRoots, exported_op, module_path
 
 pytestmark = pytest.mark.torch
 

@@ -25,7 +25,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from hatch_lower.errors import EdgeError
 from hatch_lower.format.expression import Compound, evaluate
 from hatch_lower.format.inputs import Symbol
-from hatch_lower.program.symbols import Symbols
+from hatch_lower.pipeline.emit.symbols import Symbols
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hatch_lower.format.delegates import DelegateEntry
-from hatch_lower.program.traces import machine_words, trace_in, traces_of
+from hatch_lower.pipeline.emit.traces import machine_words, trace_in, traces_of
 
 pytestmark = pytest.mark.torch
 

@@ -240,7 +240,7 @@ def key_of(
     model: Mapping[str, Any] = {},
     settings: Mapping[str, Any] = {},
     surroundings: Mapping[str, Any] = {},
-    lower: str = "hatch_lower.pipeline:lower_model",
+    lower: str = "hatch_lower.pipeline.lower_model:lower_model",
 ) -> ManifestKey:
     """Return the key of a model, with some fields of what it is made of replaced."""
     return project.unchanged().key_of(

@@ -17,11 +17,11 @@ from torch.export import Dim
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
-from hatch_lower.export.capture import CapturedModel, capture_model
-from hatch_lower.export.check_data import CHECK_BYTES, check_tensors
-from hatch_lower.export.inputs import example_case, random_case, resized_cases
-from hatch_lower.export.verify import Verification, random_operators, verify_method
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.check_data import CHECK_BYTES, check_tensors
+from hatch_lower.pipeline.eager import Verification, random_operators, verify_method
+from hatch_lower.pipeline.random_inputs import example_case, random_case, resized_cases
 
 pytestmark = pytest.mark.torch
 
@@ -387,7 +387,7 @@ from pathlib import Path
 
 import torch
 
-from hatch_lower.fresh import start_fresh
+from hatch_lower.pipeline.fresh_process import start_fresh
 
 work = Path(sys.argv[1])
 sys.path.insert(0, str(work))
@@ -398,8 +398,8 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
-from hatch_lower.export.capture import capture_model
-from hatch_lower.pipeline import lower_model
+from hatch_lower.pipeline.capture import capture_model
+from hatch_lower.pipeline.lower_model import lower_model
 from torch.ao.quantization.fx import _decomposed
 
 scales = torch.ones(3)

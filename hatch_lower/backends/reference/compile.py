@@ -17,8 +17,8 @@ from hatch_lower.exir.backend.backend_details import (
 )
 from hatch_lower.format.debug_map import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
-from hatch_lower.program.constants_file import constants_bytes
-from hatch_lower.program.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -179,7 +179,7 @@ class EdgeProgramManager:
         return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons)
 
     def to_program(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
-        """Return the methods as they are packaged; `hatch_lower.program.emit` writes them."""
+        """Return the methods as they are packaged; `hatch_lower.pipeline.emit.emit` writes them."""
         return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
 
     def verify(self, config: EdgeCompileConfig) -> None:

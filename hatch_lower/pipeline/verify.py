@@ -13,11 +13,11 @@ from hatch_lower.config.settings import Recipe
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.export.capture import CapturedMethod, CapturedModel
-from hatch_lower.export.source import describe_exception, is_out_of_memory, trim
-from hatch_lower.export.verify import verify_method
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
-from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.eager import verify_method
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
+from hatch_lower.pipeline.package import CONSTANTS, Packager, ProgramFiles
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor, execute_plan

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.program.emit import EmittedProgram
+from hatch_lower.pipeline.emit.emit import EmittedProgram
 
 __all__ = ["machine_words", "trace_in", "traces_of"]
 

@@ -17,8 +17,14 @@ from torch.export import ExportedProgram
 
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.errors import EntryPointError, LowerError, nearest
-from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, relative_to_roots, user_line
 from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.exceptions import (
+    describe_exception,
+    is_out_of_memory,
+    message_of,
+    relative_to_roots,
+    user_line,
+)
 
 __all__ = ["EntryPoint", "Exports", "discover"]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from hatch_lower.errors import BackendError, CaptureError, LowerError
 from hatch_lower.exir.lowering.process_state import arithmetic, library_restored, process_restored, torch_restored
-from hatch_lower.export.source import describe_exception, is_out_of_memory
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 __all__ = ["backend_at_work", "export_at_work"]
 

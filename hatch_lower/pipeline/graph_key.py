@@ -28,7 +28,7 @@ from hatch_lower.exir.graph.canonical import SymbolNames, canonical_form, encode
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules, nested_graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name, storage_key, tensor_digests
-from hatch_lower.export.capture import CapturedMethod
+from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
 
 __all__ = ["ExportedMethod", "constants_of", "describe_method", "form_bytes", "sharing_of"]

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.graph import Instruction, OpCall, PythonCall
-from hatch_lower.program.arguments import PYTHON_FUNCTIONS, op_name, overload_of
-from hatch_lower.program.symbols import Symbols
+from hatch_lower.pipeline.emit.arguments import PYTHON_FUNCTIONS, op_name, overload_of
+from hatch_lower.pipeline.emit.symbols import Symbols
 
 __all__ = ["ASSERTIONS", "SIZES", "clone_of", "conversion_of", "item_of", "name_of", "needed_nodes"]
 

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
-from hatch_lower.program.sources import SourceRoots, module_path
+from hatch_lower.pipeline.emit.sources import SourceRoots, module_path
 
 __all__ = ["Anchors", "anchors_of", "re_anchor", "source_lines"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch.utils import _pytree as pytree
 
-from hatch_lower.export.capture import CapturedModel
-from hatch_lower.export.inputs import example_case
-from hatch_lower.export.verify import eager_factory, random_operators
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.eager import eager_factory, random_operators
+from hatch_lower.pipeline.random_inputs import example_case
 
 __all__ = ["CHECK_BYTES", "check_tensors", "example_tensors", "limited"]
 

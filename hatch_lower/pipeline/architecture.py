@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.export.capture import CapturedMethod, CapturedModel
 from hatch_lower.format.record import Architecture
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 
 __all__ = ["architecture_of"]
 

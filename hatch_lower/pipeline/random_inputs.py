@@ -12,9 +12,9 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
-from hatch_lower.export.capture import CapturedMethod
-from hatch_lower.export.checks import path_text
-from hatch_lower.export.parameters import user_values
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.parameters import user_values
+from hatch_lower.pipeline.tensor_checks import path_text
 
 __all__ = ["InputCase", "example_case", "random_case", "resized_cases"]
 

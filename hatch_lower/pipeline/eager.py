@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
-from hatch_lower.export.capture import CapturedMethod, CapturedModel
-from hatch_lower.export.checks import path_text
-from hatch_lower.export.inputs import InputCase, example_case, random_case, resized_cases
-from hatch_lower.export.source import describe_exception
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.exceptions import describe_exception
+from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
+from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 
 __all__ = ["HALF_FACTORS", "Verification", "eager_factory", "random_operators", "verify_method", "widened"]

@@ -18,12 +18,12 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.program.constants import ConstantUse, SpanDigests, collect_constants, name_constants
-from hatch_lower.program.delegates import Blob, DelegateTable
-from hatch_lower.program.graphs import GraphEmitter, MethodContext
-from hatch_lower.program.signature import input_of, parameters_of, tree_of, user_inputs
-from hatch_lower.program.sources import SourceRoots
-from hatch_lower.program.symbols import Symbols
+from hatch_lower.pipeline.emit.constants import ConstantUse, SpanDigests, collect_constants, name_constants
+from hatch_lower.pipeline.emit.delegates import Blob, DelegateTable
+from hatch_lower.pipeline.emit.graphs import GraphEmitter, MethodContext
+from hatch_lower.pipeline.emit.signature import input_of, parameters_of, tree_of, user_inputs
+from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.emit.symbols import Symbols
 
 __all__ = ["EmittedProgram", "LoweredMethod", "emit_program"]
 

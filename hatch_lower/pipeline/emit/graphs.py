@@ -27,11 +27,11 @@ from hatch_lower.format.graph import (
     Scan,
     While,
 )
-from hatch_lower.program.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
-from hatch_lower.program.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
-from hatch_lower.program.signature import tensor_value, value_input
-from hatch_lower.program.sources import SourceRoots
-from hatch_lower.program.symbols import Symbols
+from hatch_lower.pipeline.emit.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
+from hatch_lower.pipeline.emit.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
+from hatch_lower.pipeline.emit.signature import tensor_value, value_input
+from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.emit.symbols import Symbols
 
 __all__ = ["GraphEmitter", "MethodContext"]
 

@@ -11,12 +11,12 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.events import Event, Reporter
-from hatch_lower.export.capture import CapturedModel
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.record import FORMS, ModelReport
-from hatch_lower.program.constants import SpanDigests
-from hatch_lower.reuse import describe_export
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.reuse import describe_export
 
 __all__ = ["recapture_model"]
 

@@ -14,12 +14,12 @@ from hatch_lower.errors import PackageError
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
-from hatch_lower.export.capture import capture_program
 from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
-from hatch_lower.program.constants import merge_storages
-from hatch_lower.program.emit import LoweredMethod, emit_program
-from hatch_lower.program.package import Packager
+from hatch_lower.pipeline.capture import capture_program
+from hatch_lower.pipeline.emit.constants import merge_storages
+from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
+from hatch_lower.pipeline.package import Packager
 
 __all__ = ["save_program"]
 

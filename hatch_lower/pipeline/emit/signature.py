@@ -19,8 +19,8 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput
 from hatch_lower.format.plan import Parameter
 from hatch_lower.format.tree import Container, Leaf, Tree
-from hatch_lower.program.arguments import literal_argument
-from hatch_lower.program.symbols import Symbols
+from hatch_lower.pipeline.emit.arguments import literal_argument
+from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
 
 __all__ = ["input_of", "parameters_of", "tree_of", "user_inputs"]

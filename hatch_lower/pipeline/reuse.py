@@ -29,19 +29,19 @@ from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.export.capture import CapturedModel
-from hatch_lower.export.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
 from hatch_lower.format.manifest import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import BackendRecord, MethodRecord, ModelReport
-from hatch_lower.guarded import backend_at_work
-from hatch_lower.program.anchors import Anchors, anchors_of, re_anchor, source_lines
-from hatch_lower.program.constants import SpanDigests
-from hatch_lower.program.emit import EmittedProgram
-from hatch_lower.program.package import CONSTANTS_SCHEMA, Packager
-from hatch_lower.program.sources import SourceRoots
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor, source_lines
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.emit.emit import EmittedProgram
+from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.pipeline.package import CONSTANTS_SCHEMA, Packager
+from hatch_lower.pipeline.sandbox import backend_at_work
 
 __all__ = [
     "Export",

@@ -32,23 +32,22 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.wishes import Wishes
 from hatch_lower.exir.program._program import lowered_modules
-from hatch_lower.export.architecture import architecture_of
-from hatch_lower.export.capture import CapturedMethod, CapturedModel
-from hatch_lower.export.check_data import example_tensors, limited
-from hatch_lower.export.source import trim
-from hatch_lower.export.verify import eager_factory, widened
 from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import MethodRow, ModelReport
-from hatch_lower.fresh import FreshProcess, Packaged
-from hatch_lower.guarded import backend_at_work
-from hatch_lower.program.constants import SpanDigests, merge_storages
-from hatch_lower.program.constants_file import constants_bytes, write_constants
-from hatch_lower.program.emit import EmittedProgram, LoweredMethod, emit_program
-from hatch_lower.program.package import CONSTANTS, Packager, ProgramFiles
-from hatch_lower.program.traces import machine_words, traces_of
-from hatch_lower.reuse import (
+from hatch_lower.pipeline.architecture import architecture_of
+from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
+from hatch_lower.pipeline.check_data import example_tensors, limited
+from hatch_lower.pipeline.eager import eager_factory, widened
+from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
+from hatch_lower.pipeline.emit.constants_file import constants_bytes, write_constants
+from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.traces import machine_words, traces_of
+from hatch_lower.pipeline.exceptions import trim
+from hatch_lower.pipeline.fresh_process import FreshProcess, Packaged
+from hatch_lower.pipeline.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.pipeline.reuse import (
     Used,
     backends_of,
     describe_export,
@@ -57,9 +56,10 @@ from hatch_lower.reuse import (
     plain_constants,
     used_backends,
 )
+from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.pipeline.verify import verify_recipe
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.numbers import Tolerance
-from hatch_lower.verifying import verify_recipe
 
 __all__ = ["lower_model"]
 

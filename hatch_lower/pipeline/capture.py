@@ -19,7 +19,11 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
-from hatch_lower.export.checks import (
+from hatch_lower.model import Method
+from hatch_lower.pipeline.discover import Exports
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, message_of, trim, user_line
+from hatch_lower.pipeline.parameters import dimension_names, positional_names
+from hatch_lower.pipeline.tensor_checks import (
     check_devices,
     check_no_fakes,
     check_unchanged,
@@ -27,10 +31,6 @@ from hatch_lower.export.checks import (
     tensor_versions,
     tensors_of,
 )
-from hatch_lower.export.discover import Exports
-from hatch_lower.export.parameters import dimension_names, positional_names
-from hatch_lower.export.source import describe_exception, is_out_of_memory, message_of, trim, user_line
-from hatch_lower.model import Method
 
 __all__ = ["CapturedMethod", "CapturedModel", "capture_model"]
 
