@@ -13,7 +13,7 @@ from hatch_lower.cli.output import show
 from hatch_lower.cli.tables import count
 
 if TYPE_CHECKING:
-    from hatch_lower.audit import Audit
+    from hatch_lower.build.audit import Audit
 
 __all__ = ["audit"]
 
@@ -27,7 +27,7 @@ def audit(root: Path, rate: float, seed: int) -> None:
 
     Run it where the project is built, with what it is built with.
     """
-    from hatch_lower.audit import audit as run_audit
+    from hatch_lower.build.audit import audit as run_audit
     from hatch_lower.cache.store import open_store
     from hatch_lower.events import LineReporter
     from hatch_lower.hatch.outside import open_project

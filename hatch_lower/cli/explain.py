@@ -15,9 +15,9 @@ from hatch_lower.cli.tables import count, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from hatch_lower.explain.history import BuildHistory, ModelHistory
+    from hatch_lower.build.explain.history import BuildHistory, ModelHistory
+    from hatch_lower.build.lookup import Known
     from hatch_lower.hatch.project import Project
-    from hatch_lower.unchanged import Known
 
 __all__ = ["explain"]
 
@@ -52,9 +52,9 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 
 def explain_report(project: Project, models: Sequence[str]) -> Report:
     """Return the last build and what is known of the next one, as JSON-able values."""
-    from hatch_lower.build import look_up
+    from hatch_lower.build.build import look_up
+    from hatch_lower.build.explain.history import read_history
     from hatch_lower.cache.store import open_store
-    from hatch_lower.explain.history import read_history
 
     settings = project.settings
     store = open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
@@ -105,7 +105,7 @@ def model_report(model: ModelHistory) -> Report:
 
 def next_report(known: Known | None, last: ModelHistory | None) -> Report:
     """Return whether a model's stored result holds, and all that has changed if it does not."""
-    from hatch_lower.explain.settings import key_changes
+    from hatch_lower.build.explain.settings import key_changes
 
     if known is None:  # the cache is off
         return {"unchanged": False, "changes": [], "settings": [], "unknown": []}

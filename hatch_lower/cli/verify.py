@@ -18,8 +18,8 @@ from hatch_lower.cli.tables import count
 from hatch_lower.errors import PackageError
 
 if TYPE_CHECKING:
-    from hatch_lower.comparing.difference import Difference
-    from hatch_lower.rebuilding.rebuild import Rebuilt
+    from hatch_lower.build.diff.difference import Difference
+    from hatch_lower.build.reproduce.rebuild import Rebuilt
 
 __all__ = ["verify"]
 
@@ -51,8 +51,8 @@ def verify(
     """
     if project is not None and sdist is not None:
         raise click.UsageError("`--project` and `--sdist` exclude each other.")
-    from hatch_lower.comparing.wheels import compare_wheels
-    from hatch_lower.rebuilding.rebuild import rebuilt
+    from hatch_lower.build.diff.wheels import compare_wheels
+    from hatch_lower.build.reproduce.rebuild import rebuilt
 
     digest = sha256_file(wheel)
     target = None if keep is None else prepare(keep, wheel)

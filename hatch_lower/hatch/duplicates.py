@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.surroundings import DistributedFile
+from hatch_lower.build.project_view import DistributedFile
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile

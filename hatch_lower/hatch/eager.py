@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.assets import asset_files, find_assets
+from hatch_lower.build.assets import asset_files, find_assets
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
 

@@ -100,7 +100,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             raise
 
     def _lower(self, project: Project, work: Path, build_data: dict[str, Any], editable: bool) -> Sequence[PayloadFile]:
-        from hatch_lower.build import build
+        from hatch_lower.build.build import build
         from hatch_lower.cache.directory import history_path
         from hatch_lower.cache.store import open_store
         from hatch_lower.config.requirements import requirements_to_add

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.build.project_view import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
 from hatch_lower.config.settings import Settings, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.model import ENTRY_POINT_GROUP
-from hatch_lower.surroundings import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
 
 if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface

@@ -12,13 +12,13 @@ from typing import Any
 
 from hatchling.__about__ import __version__ as hatchling_version
 
+from hatch_lower.build.inputs.distributions import find_distributions
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.results import BuildResult
 from hatch_lower.provenance.subject import Subject
-from hatch_lower.recording.distributions import find_distributions
 
 __all__ = ["add_sbom", "check_hatchling"]
 

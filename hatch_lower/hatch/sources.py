@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hatch_lower.build import look_up
+from hatch_lower.build.build import look_up
+from hatch_lower.build.project_view import Surroundings
 from hatch_lower.cache.store import open_store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.surroundings import Surroundings
 
 __all__ = ["write_sources"]
 

@@ -22,8 +22,8 @@ import atexit, sys
 def write(word):
     with open({log!r}, "a") as file:
         file.write(word + "\\n")
-write("worker" if "hatch_lower.worker" in sys.orig_argv else "other")
-heavy = ("torch", "hatch_lower.children", "hatch_lower.format.manifest", "elftools", "concurrent.futures")
+write("worker" if "hatch_lower.build.worker" in sys.orig_argv else "other")
+heavy = ("torch", "hatch_lower.build.process", "hatch_lower.format.manifest", "elftools", "concurrent.futures")
 atexit.register(lambda: [write(name) for name in heavy if name in sys.modules])
 """
 READING = """

@@ -26,8 +26,8 @@ from support.mutations import (
     write_table,
 )
 
+from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.config.tables import HookTable, toml_key
-from hatch_lower.recording.preload import built_library
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

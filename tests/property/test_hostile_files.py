@@ -49,6 +49,9 @@ from torch._dynamo import aot_compile, convert_frame
 from torch.distributed.elastic.multiprocessing import errors as elastic_errors
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_history, write_history
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.lookup import restored
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
@@ -61,18 +64,15 @@ from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.lowering.checked import wrong_field
 from hatch_lower.exir.lowering.preprocess import read_result
-from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import MethodRecord, ModelReport, PayloadFile
 from hatch_lower.pipeline.lower_model import lower_model
-from hatch_lower.recording.inputs import RecordedInputs
 from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
-from hatch_lower.unchanged import restored
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
 

@@ -11,22 +11,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.build.environment import child_environment
+from hatch_lower.build.inputs.check import Checker
+from hatch_lower.build.inputs.distributions import marks_of_project
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.preload import preload_environment
+from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.environment import child_environment
-from hatch_lower.recording.check import Checker
-from hatch_lower.recording.distributions import marks_of_project
-from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.preload import preload_environment
-from hatch_lower.recording.roots import Roots
 
 CHILD = """
 import json, sys
 from pathlib import Path
-from hatch_lower.recording.collect import collect
-from hatch_lower.recording.distributions import marks_of_project
-from hatch_lower.recording.roots import Roots
+from hatch_lower.build.inputs.collect import collect
+from hatch_lower.build.inputs.distributions import marks_of_project
+from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.recording.watch import Recorder
+from hatch_lower.build.inputs.watch import Recorder
 
 project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])
 project, work, log = Path(project), Path(work), log and Path(log)

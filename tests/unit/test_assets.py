@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.assets import find_assets, with_assets
+from hatch_lower.build.assets import find_assets, with_assets
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.audit import (
+from hatch_lower.build.audit import (
     FORMS,
     Audit,
     Exports,
@@ -15,17 +15,17 @@ from hatch_lower.audit import (
     stale_error,
     varied_environment,
 )
-from hatch_lower.build import build
+from hatch_lower.build.build import build
+from hatch_lower.build.environment import child_environment
+from hatch_lower.build.project_view import Surroundings
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.cli.audit import audit_text
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.environment import child_environment
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.record import MethodRecord, ModelReport
-from hatch_lower.surroundings import Surroundings
 
 MODELS = """
 import os, time

@@ -22,23 +22,23 @@ from typing import Any
 
 import pytest
 
-import hatch_lower.children
-from hatch_lower.build import build
+import hatch_lower.build.process
+from hatch_lower.build.build import build
+from hatch_lower.build.environment import child_environment
+from hatch_lower.build.outcome import Answer, Ending, answer_of, last_words, without_errors
+from hatch_lower.build.process import Child, tell_of_long_stage
+from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.protocol import Request
+from hatch_lower.build.site import lay_out_site
+from hatch_lower.build.worker import ANSWER, enter_folder, shorten_sockets
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.children import Child, tell_of_long_stage
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.endings import Answer, Ending, answer_of, last_words, without_errors
-from hatch_lower.environment import child_environment
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
-from hatch_lower.export.site import lay_out_site
 from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-from hatch_lower.protocol import Request
-from hatch_lower.surroundings import Surroundings
-from hatch_lower.worker import ANSWER, enter_folder, shorten_sockets
 
 MODELS = """
 import json, os, subprocess, sys, tempfile, time
@@ -371,8 +371,8 @@ def test_a_build_that_fails_at_once_leaves_no_trim_in_its_midst(shop: Shop, monk
         time.sleep(0.5)
         trimmed.set()
 
-    monkeypatch.setattr("hatch_lower.exporting.run_children", fail)
-    monkeypatch.setattr("hatch_lower.exporting.maybe_trim", trim)
+    monkeypatch.setattr("hatch_lower.build.executor.run_children", fail)
+    monkeypatch.setattr("hatch_lower.build.executor.maybe_trim", trim)
     with pytest.raises(LowerError):
         shop.build(shop.settings("small"))
     assert trimmed.is_set()
@@ -383,7 +383,7 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
     reporter = Recorder()
     # an hour passes as soon as the helper runs
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * len(reporter.lines()), sleep=time.sleep)
-    monkeypatch.setattr(hatch_lower.children, "time", clock)
+    monkeypatch.setattr(hatch_lower.build.process, "time", clock)
     with pytest.raises(ProcessError) as caught:
         shop.build(shop.settings("sleeping", timeout=1800), reporter)
     assert str(caught.value) == (
@@ -398,7 +398,7 @@ def test_a_time_limit_ends_the_child_and_what_it_started(shop: Shop, monkeypatch
 def test_a_stage_that_takes_long_is_spoken_of_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Recorder()
     now = 100.0
-    monkeypatch.setattr(hatch_lower.children, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(hatch_lower.build.process, "time", SimpleNamespace(monotonic=lambda: now))
     nothing: Any = None
     child = Child(nothing, nothing, nothing, 0.0, [Event("lower", "start", "digits", "default")], heard=now)
     for now in (109.0, 110.0, 111.0, 119.0, 121.0):  # noqa: B007

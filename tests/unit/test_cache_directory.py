@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.cache.directory import PARTS, reason_to_distrust
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.errors import CacheError
-from hatch_lower.recording.preload import built_library
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and permissions are POSIX's")
 as_root = pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root may give files away")

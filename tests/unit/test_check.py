@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.build.inputs.check import Change, Checker
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.present import Present
+from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.recording.check import Change, Checker
-from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.present import Present
-from hatch_lower.recording.roots import Roots
 
 SECRET = b"s" * 32
 NATIVE = EXTENSION_SUFFIXES[0]

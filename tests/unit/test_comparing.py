@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from support.wheels import METADATA, Contents, lowered, make_wheel, sha256, tensors
 
-from hatch_lower.comparing.difference import Difference
-from hatch_lower.comparing.wheels import compare_wheels
+from hatch_lower.build.diff.difference import Difference
+from hatch_lower.build.diff.wheels import compare_wheels
 from hatch_lower.errors import PackageError
 
 DOCUMENT = "tiny/_lowered/net/default.debug.json"

@@ -10,8 +10,8 @@ import pytest
 from support.venv import run
 from support.wheels import make_wheel
 
-from hatch_lower.comparing.difference import Difference
-from hatch_lower.comparing.wheels import compare_wheels
+from hatch_lower.build.diff.difference import Difference
+from hatch_lower.build.diff.wheels import compare_wheels
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")

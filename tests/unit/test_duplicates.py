@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hatch_lower.build.project_view import DistributedFile
 from hatch_lower.format.record import PayloadFile
 from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
-from hatch_lower.surroundings import DistributedFile
 
 ONE, TWO = b"1" * 4096, b"2" * 4096
 

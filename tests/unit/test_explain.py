@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from hatch_lower.build.executor import shortened
+from hatch_lower.build.explain.align import MOST_EDITS, align, gaps
+from hatch_lower.build.explain.compare import FIRST_BUILD, NOTHING, explain_methods
+from hatch_lower.build.explain.form import Form, read_form
+from hatch_lower.build.explain.forms import differences
+from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_history, write_history
+from hatch_lower.build.explain.settings import consequences, key_changes
+from hatch_lower.build.explain.words import literal_text, operator_text
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
 from hatch_lower.exir.graph.canonical import canonical_form
-from hatch_lower.explain.align import MOST_EDITS, align, gaps
-from hatch_lower.explain.compare import FIRST_BUILD, NOTHING, explain_methods
-from hatch_lower.explain.form import Form, read_form
-from hatch_lower.explain.forms import differences
-from hatch_lower.explain.history import BuildHistory, ModelHistory, read_history, write_history
-from hatch_lower.explain.settings import consequences, key_changes
-from hatch_lower.explain.words import literal_text, operator_text
-from hatch_lower.exporting import shortened
 from hatch_lower.format.record import MethodRecord, MethodRow
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.graph_key import form_bytes
@@ -465,7 +465,7 @@ def test_a_history_that_cannot_be_written_is_left(tmp_path: Path) -> None:
 
 
 def test_few_projects_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.explain.history.MOST_FILES", 3)
+    monkeypatch.setattr("hatch_lower.build.explain.history.MOST_FILES", 3)
     for number in range(5):
         write_history(tmp_path, tmp_path / str(number), history(str(number)))
     kept = [number for number in range(5) if read_history(tmp_path, tmp_path / str(number))]

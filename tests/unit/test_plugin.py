@@ -23,6 +23,7 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 
+from hatch_lower.build.project_view import Surroundings
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
@@ -30,7 +31,6 @@ from hatch_lower.events import Event, Reporter
 from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
-from hatch_lower.surroundings import Surroundings
 
 PYPROJECT = """
 [build-system]
@@ -62,7 +62,7 @@ def safetensors(**tensors: bytes) -> bytes:
 
 @dataclass
 class Lowering:
-    """Stands in for `hatch_lower.build.build`: notes how it was called and gives a small payload."""
+    """Stands in for `hatch_lower.build.build.build`: notes how it was called and gives a small payload."""
 
     files: dict[str, bytes] = field(
         default_factory=lambda: {
@@ -104,7 +104,7 @@ class Lowering:
 @pytest.fixture
 def lowering(monkeypatch: pytest.MonkeyPatch) -> Lowering:
     stand_in = Lowering()
-    monkeypatch.setattr("hatch_lower.build.build", stand_in)
+    monkeypatch.setattr("hatch_lower.build.build.build", stand_in)
     monkeypatch.setattr("hatch_lower.hatch.sbom.remembered_text", lambda subject, store: '{"about": "nothing"}\n')
     return stand_in
 
@@ -603,7 +603,7 @@ def test_a_module_that_the_export_removes_fails_the_build(
         (root / "src/digits/model.py").unlink()
         return lowering(*arguments, **others)
 
-    monkeypatch.setattr("hatch_lower.build.build", build)
+    monkeypatch.setattr("hatch_lower.build.build.build", build)
     with pytest.raises(SystemExit):
         build_wheel(root)
     assert capfd.readouterr().err.endswith(
@@ -764,7 +764,7 @@ def test_registering_the_hook_imports_next_to_nothing() -> None:
 def test_the_hooks_process_imports_no_torch() -> None:
     modules = ("eager", "project", "tags", "terminal", "wheel")
     imports = ", ".join(f"hatch_lower.hatch.{name}" for name in modules)
-    code = f"import sys, hatch_lower.build, {imports}\nprint('torch' in sys.modules)"
+    code = f"import sys, hatch_lower.build.build, {imports}\nprint('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert found.strip() == "False"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.recording.preload import (
+from hatch_lower.build.inputs.preload import (
     SOURCE,
     Observed,
     RecordingSwitch,
@@ -20,7 +20,7 @@ from hatch_lower.recording.preload import (
     preload_environment,
     read_log,
 )
-from hatch_lower.recording.programs import is_static, unrecorded_programs
+from hatch_lower.build.inputs.programs import is_static, unrecorded_programs
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
@@ -458,7 +458,7 @@ def test_a_repeated_look_is_recorded_once(watch: Watch, tmp_path: Path) -> None:
     assert (tmp_path / "record.log").read_bytes().count(b"never there") == 1
 
 
-SWITCH = "import os; from hatch_lower.recording.preload import RecordingSwitch; switch = RecordingSwitch()\n"
+SWITCH = "import os; from hatch_lower.build.inputs.preload import RecordingSwitch; switch = RecordingSwitch()\n"
 
 
 def test_what_the_recorder_looks_at_is_not_noted_until_the_program_does(watch: Watch, work: Path) -> None:

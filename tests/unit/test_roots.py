@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hatch_lower
-from hatch_lower.recording.roots import Roots, standard_library
+from hatch_lower.build.inputs.roots import Roots, standard_library
 
 
 class Places:

@@ -6,14 +6,14 @@ import base64
 
 import pytest
 
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.sharing import received, shareable
+from hatch_lower.build.inputs.variables import mark_of
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, is_native, read_envelope, write_envelope
 from hatch_lower.cache.remote.policy import RemotePolicy, read_policy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, key_id, new_key_pair, read_key
 from hatch_lower.errors import CacheError, ConfigError
-from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.sharing import received, shareable
-from hatch_lower.recording.variables import mark_of
 
 # RFC 8032, section 7.1, test 1
 PRIVATE = base64.b64encode(bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")).decode()

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.build.inputs.landlock import is_available
+from hatch_lower.build.inputs.strict import holds_project, undeclared_read
+from hatch_lower.build.protocol import Request
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.format.codec import write_record
-from hatch_lower.protocol import Request
-from hatch_lower.recording.landlock import is_available
-from hatch_lower.strict import holds_project, undeclared_read
 
 CODE = """
 import json, sys
 from pathlib import Path
 from hatch_lower.format.codec import read_record
-from hatch_lower.protocol import Request
-from hatch_lower.strict import refuse_undeclared
+from hatch_lower.build.protocol import Request
+from hatch_lower.build.inputs.strict import refuse_undeclared
 request = read_record(Request, Path(sys.argv[1]))
 refuse_undeclared(request, Path(sys.argv[2]))
 root = request.settings.root

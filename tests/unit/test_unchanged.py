@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from hatch_lower.build.environment import FIXED
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.sharing import shareable
+from hatch_lower.build.inputs.variables import mark_of, secret
+from hatch_lower.build.lookup import Unchanged, remember, roots_of
+from hatch_lower.build.project_view import Surroundings
 from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.store import RemoteCache, Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings
-from hatch_lower.environment import FIXED
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, PayloadFile
-from hatch_lower.recording.inputs import RecordedInputs
-from hatch_lower.recording.sharing import shareable
-from hatch_lower.recording.variables import mark_of, secret
-from hatch_lower.surroundings import Surroundings
-from hatch_lower.unchanged import Unchanged, remember, roots_of
 
 KEY = {"model": "digits", "schema": 1}
 

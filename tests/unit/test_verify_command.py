@@ -22,9 +22,9 @@ from support.processes import wait_for
 from support.scenarios import only, tree
 from support.venv import child_environment, run
 
+from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.cli import main
 from hatch_lower.errors import ConfigError, PackageError
-from hatch_lower.rebuilding.sources import copy_tree, unpack_sdist
 
 PROJECT = """\
 [build-system]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.recorded import Project
 
+from hatch_lower.build.inputs.preload import built_library
+from hatch_lower.build.inputs.recorder import PausingReporter
 from hatch_lower.events import Event
-from hatch_lower.recording.preload import built_library
-from hatch_lower.watching import PausingReporter
 
 
 @pytest.fixture(scope="session")
@@ -601,7 +601,7 @@ def test_what_a_shared_cache_reads_is_no_input(either: Project) -> None:
     either.write("entry.json")
     inputs = either.record(
         """
-        from hatch_lower.watching import PausingRemote
+        from hatch_lower.build.inputs.recorder import PausingRemote
 
         class Remote:
             def fetch(self, key, keep):

@@ -1,0 +1,198 @@
+"""Whether results that are said to hold still do: models are exported again, elsewhere, and compared.
+
+Level 1 takes a stored result while nothing that the export read has changed. What cannot be seen being read (a clock,
+random numbers of the system) would make that result stale. So a sample of the models whose result holds is exported
+again, with another hash seed, working directory and locale, and must come out the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hatch_lower.build.build import Lookup, look_up
+from hatch_lower.build.executor import export_models
+from hatch_lower.build.explain.compare import method_changes
+from hatch_lower.build.project_view import Surroundings
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.errors import CacheError
+from hatch_lower.events import Reporter
+from hatch_lower.format.record import FORMS, ModelReport
+
+__all__ = ["Audit", "audit"]
+
+RECAPTURE = "hatch_lower.pipeline.recapture:recapture_model"
+HASH_SEEDS = 4_294_967_295
+"""The largest that Python takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit that found nothing wrong looked at.
+
+    Args:
+        known: models whose stored result holds; the others would be exported anyway.
+        audited: those of them that were exported again and came out the same.
+        skipped: those of the sample that cannot be compared, as something about them has no digest.
+    """
+
+    known: tuple[str, ...]
+    audited: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def audit(
+    settings: Settings,
+    work: Path,
+    reporter: Reporter,
+    *,
+    surroundings: Surroundings,
+    store: Store,
+    rate: float = 1.0,
+    seed: int = 0,
+) -> Audit:
+    """Export a sample of the models whose stored result holds again, and compare.
+
+    Args:
+        settings: of the project.
+        work: an empty folder.
+        reporter: is told of the stages.
+        surroundings: what the models' code sees of its project.
+        store: the cache; nothing is written to it.
+        rate: the share of models to audit, 0 to 1.
+        seed: chooses another sample, and another hash seed.
+
+    Raises:
+        CacheError: if an export came out otherwise; it names model and method, and what differs.
+        LowerError: if a model cannot be exported.
+    """
+    store = replace(store, mode="read-only")
+    found = look_up(settings, work, surroundings=surroundings, store=store)
+    held = {name: each.report for name, each in found.models.items() if each.report is not None}
+    keys = {name: digest_of(found.models[name].key) for name in held}
+    sample = [each for each in settings.models if each.name in held and is_chosen(keys[each.name], rate, seed)]
+
+    def export_again(models: Sequence[ModelSettings], folder: Path, settings: Settings, lookup: Lookup) -> Exports:
+        folder.mkdir()
+        answers = export_models(
+            settings,
+            models,
+            folder,
+            reporter,
+            surroundings=surroundings,
+            lower=RECAPTURE,
+            store=store,
+            known={},
+            environment=lookup.environment,
+            search_path=lookup.search_path,
+        )
+        reports = {answer.report.model: answer.report for answer in answers}
+        return Exports(reports, folder, store)
+
+    (work / "temporary").mkdir()  # as the environment says
+    settings = replace(settings, strict=False)  # links lead out of the other folder
+    elsewhere = replace(settings, root=folder_of_links(settings.root, work / "elsewhere"))
+    varied = replace(found, environment=varied_environment(found.environment, seed))
+    again = export_again(sample, work / "varied", elsewhere, varied)
+    stale = {name: lines for name in again.reports if (lines := again.differences(held[name]))}
+    if stale:
+        models = [each for each in sample if each.name in stale]
+        plain = export_again(models, work / "plain", settings, found)
+        raise stale_error(stale, {name: plain.differences(held[name]) for name in plain.reports}, settings.root)
+    compared = {name for name in again.reports if held[name].methods and again.reports[name].methods}
+    return Audit(
+        known=tuple(each.name for each in settings.models if each.name in held),
+        audited=tuple(each.name for each in sample if each.name in compared),
+        skipped=tuple(each.name for each in sample if each.name not in compared),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What exporting models again came to.
+
+    Args:
+        reports: model to report, of which only the methods count.
+        folder: the folder of the exports; the forms of their graphs are in it.
+        store: has the forms of the graphs that they are compared with.
+    """
+
+    reports: Mapping[str, ModelReport]
+    folder: Path
+    store: Store
+
+    def differences(self, before: ModelReport) -> list[str]:
+        """Return how a model's export differs from an earlier one, method by method."""
+        after = self.reports[before.model]
+        if not before.methods or not after.methods:
+            return []
+        lines = [f"{name}: the method is gone" for name in before.methods if name not in after.methods]
+        for name, method in after.methods.items():
+            old = before.methods.get(name)
+            changes = ["the method is new"] if old is None else method_changes(old, method, self.reader(before.model))
+            lines += (f"{name}: {line}" for line in changes)
+        if not lines and before.key.get("sharing") != after.key.get("sharing"):
+            lines.append("which tensors share memory")
+        return lines
+
+    def reader(self, model: str) -> Callable[[str], bytes | None]:
+        """Return a function that finds the stored form of a graph."""
+        fresh = replace(self.store, directory=self.folder / "models" / model / FORMS)
+        return lambda digest: self.store.read_blob(digest) or fresh.read_blob(digest)
+
+
+def is_chosen(key: str, rate: float, seed: int) -> bool:
+    """Return whether a model is in the sample: the same every time for one key and seed."""
+    return int(digest_of([key, seed])[:13], 16) / 16**13 < rate
+
+
+def folder_of_links(root: Path, folder: Path) -> Path:
+    """Make a folder that looks like the project's from inside, and has another path."""
+    folder.mkdir()
+    for entry in sorted(root.iterdir()):
+        (folder / entry.name).symlink_to(entry, target_is_directory=entry.is_dir())
+    return folder
+
+
+def varied_environment(environment: Mapping[str, str], seed: int) -> dict[str, str]:
+    """Return a child's environment with another hash seed and another locale."""
+    locale = other_locale()
+    hash_seed = 1 + int(digest_of(["hash seed", seed])[:8], 16) % HASH_SEEDS
+    return {**environment, "PYTHONHASHSEED": str(hash_seed), "LC_ALL": locale, "LANG": locale}
+
+
+def other_locale() -> str:
+    """Return a locale of this machine that writes numbers otherwise than C does; `C` if there is none."""
+    command = shutil.which("locale")
+    if command is None:
+        return "C"
+    listed = subprocess.run([command, "-a"], capture_output=True, text=True, errors="replace", check=False).stdout
+    known = sorted(line for line in listed.split() if line.partition("_")[0] in ("de", "fr", "es", "it", "ru", "tr"))
+    return known[0] if known else "C"
+
+
+def stale_error(stale: Mapping[str, Sequence[str]], plain: Mapping[str, Sequence[str]], root: Path) -> CacheError:
+    """Return the error for results that do not hold.
+
+    Args:
+        stale: model to what differs, exported elsewhere.
+        plain: the same, exported as a build does.
+        root: the project's folder.
+    """
+    wrong = {model: each for model, each in plain.items() if each}
+    lines = [f"{model}.{line}" for model, each in (wrong or stale).items() for line in each]
+    if wrong:
+        what = "a build would take results that do not hold"
+        hint = (
+            "the export depends on something that cannot be recorded: a clock, random numbers of the system, the"
+            " network; read it from a file of the project instead, and build once with `HATCH_LOWER_CACHE=refresh`"
+        )
+    else:
+        what = "an export comes out otherwise with another hash seed, working directory or locale"
+        hint = "builds fix all three, so stored results hold; but give sets an order, and use no absolute paths"
+    return CacheError(what, where=str(root), found="\n".join(lines), hint=hint)

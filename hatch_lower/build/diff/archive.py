@@ -1,0 +1,205 @@
+"""Wheels as archives: their members' contents, and what an archive says of a member besides its contents."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
+from hatch_lower.build.diff.reasons import ORDER
+from hatch_lower.build.diff.window import PIECE, Window
+from hatch_lower.errors import PackageError
+
+__all__ = ["Wheel", "compare_archives", "open_member", "read_wheel"]
+
+LOCAL_HEADER = 30
+END_RECORD = 22
+TAIL = END_RECORD + 0xFFFF
+COMPRESSIONS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+MEMBERS = 3
+REASONS = {
+    "date": "the clock or the files' times; hatchling sets a fixed date unless `reproducible = false` or "
+    "SOURCE_DATE_EPOCH says otherwise",
+    "permissions": "the umask, or permissions in the source tree",
+    "compression": "another version of the build backend or of hatch-lower, or other settings",
+    "compressed size": "another zlib, or another level of compression",
+}
+UNREADABLE = (EOFError, NotImplementedError, OSError, RuntimeError, UnicodeError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel that has been read once.
+
+    Args:
+        path: the file.
+        members: name to entry in the directory, in its order; of two of one name the last.
+        digests: name to the sha256 of the contents.
+        repeated: names that are there more than once.
+        start: where the directory begins.
+    """
+
+    path: Path
+    members: Mapping[str, zipfile.ZipInfo]
+    digests: Mapping[str, str]
+    repeated: tuple[str, ...]
+    start: int
+
+
+def read_wheel(path: Path) -> Wheel:
+    """Return a wheel, after reading all of it.
+
+    Raises:
+        PackageError: if it cannot be read, or is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            counts = Counter(each.filename for each in entries)
+            members = {each.filename: each for each in entries}
+            digests = {name: digest_of_member(archive, each) for name, each in members.items()}
+            repeated = tuple(sorted(name for name, number in counts.items() if number > 1))
+            return Wheel(path, members, digests, repeated, archive.start_dir)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: BaseException) -> PackageError:
+    """Return the error for a wheel that cannot be read."""
+    return PackageError(
+        "the wheel cannot be read",
+        where=str(path),
+        found=f"{type(error).__name__}: {error}",
+        hint="see that it is a wheel, whole and not changed since it was built",
+    )
+
+
+def digest_of_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
+    """Return the sha256 of a member's contents, read in pieces; its checksum is looked at."""
+    if entry.compress_type not in COMPRESSIONS:
+        msg = f"compression method {entry.compress_type}, which is not one of a wheel's"
+        raise NotImplementedError(msg)
+    total = hashlib.sha256()
+    with archive.open(entry) as file:
+        while piece := file.read(PIECE):
+            total.update(piece)
+    return total.hexdigest()
+
+
+@contextmanager
+def open_member(wheel: Wheel, name: str) -> Iterator[Window]:
+    """Give a member's contents: a part of the wheel if it is stored, a temporary file otherwise.
+
+    Raises:
+        PackageError: if the wheel cannot be read.
+    """
+    entry = wheel.members[name]
+    if entry.compress_type == zipfile.ZIP_STORED:
+        start = entry.header_offset + len(local_header(wheel, name))
+        with Window(wheel.path, start, entry.file_size) as window:
+            yield window
+        return
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as folder:
+        unpacked = Path(folder) / "member"
+        try:
+            with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source, unpacked.open("wb") as target:
+                shutil.copyfileobj(source, target, PIECE)
+        except UNREADABLE as error:
+            raise unreadable(wheel.path, error) from error
+        with Window(unpacked, 0, unpacked.stat().st_size) as window:
+            yield window
+
+
+def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
+    """Yield what differs in two archives besides the members' contents."""
+    for name in sorted({*first.repeated, *second.repeated}):
+        one, other = ("several times" if name in each.repeated else "at most once" for each in (first, second))
+        yield Difference(name, "", one, other, "another tool wrote the archive")
+    common = [name for name in first.members if name in second.members]
+    yield from compare_orders(first, second, common)
+    changes: dict[tuple[str, str, str], list[str]] = {}
+    for name in common:
+        sides = [attributes_of(wheel, name) for wheel in (first, second)]
+        for kind in sides[0]:
+            same_contents = first.digests[name] == second.digests[name]
+            if sides[0][kind] != sides[1][kind] and (same_contents or kind != "compressed size"):
+                changes.setdefault((kind, sides[0][kind], sides[1][kind]), []).append(name)
+    for (kind, one, other), names in changes.items():
+        which = ", ".join(names[:MEMBERS]) + f" and {len(names) - MEMBERS} more" * (len(names) > MEMBERS)
+        lines = ("each member in both wheels" if len(names) == len(common) > 1 else f"of {which}",)
+        yield Difference("", kind, one, other, REASONS.get(kind, ""), lines)
+    one, other = surplus_of(first), surplus_of(second)
+    if one != other:
+        reason = "something was added to the wheel after the build, or another tool wrote it"
+        yield Difference("", "bytes outside the members", one, other, reason)
+
+
+def compare_orders(first: Wheel, second: Wheel, common: list[str]) -> Iterator[Difference]:
+    """Yield whether the members that both wheels have come in another order: in the directory, or by their bytes."""
+    listed = [[name for name in wheel.members if name in common] for wheel in (first, second)]
+    placed = [
+        sorted(names, key=lambda name: entries[name].header_offset)
+        for names, entries in zip(listed, (first.members, second.members), strict=True)
+    ]
+    for place, orders in (("order of the members", placed), ("order of the directory", listed)):
+        if orders[0] != orders[1]:
+            at = next(at for at, pair in enumerate(zip(*orders, strict=True)) if pair[0] != pair[1])
+            one, other = (f"{at + 1}. {order[at]}" for order in orders)
+            yield Difference("", place, one, other, ORDER)
+            return
+
+
+def attributes_of(wheel: Wheel, name: str) -> dict[str, str]:
+    """Return what an archive says of a member besides name, contents and place."""
+    entry = wheel.members[name]
+    return {
+        "date": "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*entry.date_time),
+        "permissions": f"{entry.external_attr >> 16:o}",
+        "attributes": f"{entry.external_attr & 0xFFFF:x}, {entry.internal_attr:x}",
+        "compression": COMPRESSIONS[entry.compress_type],
+        "compressed size": f"{entry.compress_size} bytes",
+        "made on system": f"{entry.create_system}, zip version {entry.create_version}",
+        "needs zip version": str(entry.extract_version),
+        "flags": f"{entry.flag_bits:#x}",
+        "extra fields": shortened(entry.extra.hex(" ")) or NOTHING,
+        "extra fields before the contents": shortened(local_extra(wheel, name).hex(" ")) or NOTHING,
+        "comment": entry.comment.decode("utf-8", "replace") or NOTHING,
+    }
+
+
+def local_header(wheel: Wheel, name: str) -> bytes:
+    """Return what stands before a member's contents."""
+    with wheel.path.open("rb") as file:
+        file.seek(wheel.members[name].header_offset)
+        head = file.read(LOCAL_HEADER)
+        name_size, extra_size = struct.unpack("<2H", head[LOCAL_HEADER - 4 :])
+        return head + file.read(name_size + extra_size)
+
+
+def local_extra(wheel: Wheel, name: str) -> bytes:
+    """Return the extra fields before a member's contents."""
+    head = local_header(wheel, name)
+    return head[LOCAL_HEADER + int.from_bytes(head[LOCAL_HEADER - 4 : LOCAL_HEADER - 2], "little") :]
+
+
+def surplus_of(wheel: Wheel) -> str:
+    """Return what is in an archive's file before its first member and behind its directory."""
+    size = wheel.path.stat().st_size
+    with zipfile.ZipFile(wheel.path) as archive, wheel.path.open("rb") as file:
+        comment = archive.comment
+        start = max(size - TAIL, 0)
+        file.seek(start)
+        end = start + file.read().rfind(b"PK\x05\x06") + END_RECORD + len(comment)
+    before = min((entry.header_offset for entry in wheel.members.values()), default=0)
+    found = {"before the members": before, "in a comment": len(comment), "behind the directory": size - end}
+    return ", ".join(f"{number} bytes {where}" for where, number in found.items() if number) or NOTHING

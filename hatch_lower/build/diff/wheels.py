@@ -1,0 +1,139 @@
+"""Comparing two wheels: what differs, first of the wheels as a whole, then of their members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from hatch_lower.build.diff.archive import Wheel, compare_archives, open_member, read_wheel
+from hatch_lower.build.diff.difference import NOTHING, Difference, Known
+from hatch_lower.build.diff.members import CHECK_FILE, compare_members
+from hatch_lower.build.diff.native import CODE
+from hatch_lower.build.diff.pairing import known_of, pair_members, record_rows
+from hatch_lower.build.diff.texts import compare_bytes, compare_texts
+from hatch_lower.build.diff.window import Window, pieces
+
+__all__ = ["compare_wheels"]
+
+FOLLOWS = "computed from weights or by code that differs too"
+SERIAL = "/serialNumber"
+
+
+def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None = None) -> tuple[Difference, ...]:
+    """Return in what two wheels differ; nothing if all their bytes are equal.
+
+    Differences that follow from others are left out: digests and sizes of other members in RECORD, in the manifest and
+    in plans, names of delegates.
+
+    Args:
+        first: one wheel.
+        second: the other.
+        places: paths that only one of the builds had, to what they are: `the rebuild's HOME`.
+
+    Raises:
+        PackageError: if one cannot be read.
+    """
+    one, other = read_wheel(first), read_wheel(second)
+    pairs, keys = pair_members(one, other)
+    known = known_of(one, other, pairs, keys, places or {})
+    found = [*compare_names(first.name, second.name), *compare_archives(one, other), *lone_members(one, other, pairs)]
+    for name, counterpart in sorted(pairs.items(), key=order_of):
+        if one.digests[name] != other.digests[counterpart]:
+            found += compare_pair(one, other, name, counterpart, pairs, known)
+    return tuple(explained_by_others(found)) or tuple(compare_files(first, second, known))
+
+
+def order_of(pair: tuple[str, str]) -> tuple[bool, bool, str]:
+    """Return what orders pairs of members so that what differs because of others comes after them."""
+    return ".dist-info/" in pair[0], pair[0].endswith(CHECK_FILE), pair[0]
+
+
+def compare_names(first: str, second: str) -> Iterator[Difference]:
+    """Yield the difference of the wheels' names."""
+    if first == second:
+        return
+    reason = ""
+    try:
+        one, other = parse_wheel_filename(first), parse_wheel_filename(second)
+        if one[1] != other[1]:
+            reason = "another version of the project: its number comes from the commit or a clock, say"
+        elif one[3] != other[3]:
+            reason = "built for another platform or with another compiler, or the wheel was renamed or retagged"
+    except InvalidWheelFilename:
+        reason = "the wheel was renamed"
+    yield Difference("", "name", first, second, reason)
+
+
+def lone_members(first: Wheel, second: Wheel, pairs: Mapping[str, str]) -> Iterator[Difference]:
+    """Yield the members that only one wheel has."""
+    counterparts = set(pairs.values())
+    for name in sorted(first.members):
+        if name not in pairs:
+            yield Difference(name, "", f"{first.members[name].file_size} bytes", NOTHING, reason_for_lone(name))
+    for name in sorted(second.members):
+        if name not in counterparts:
+            yield Difference(name, "", NOTHING, f"{second.members[name].file_size} bytes", reason_for_lone(name))
+
+
+def reason_for_lone(name: str) -> str:
+    """Return why only one wheel may have a member."""
+    if "/_lowered/" in name:
+        return "other settings of the build hook `lower`, or one build ran without it"
+    if ".dist-info/" in name:
+        return "another version of the build backend, or of hatch-lower"
+    return "a file that only one of the source trees has, or that a build hook writes"
+
+
+def compare_pair(
+    first: Wheel, second: Wheel, name: str, counterpart: str, pairs: Mapping[str, str], known: Known
+) -> list[Difference]:
+    """Return what differs in two members."""
+    with open_member(first, name) as one, open_member(second, counterpart) as other:
+        if name.endswith(".dist-info/RECORD"):
+            texts = [window.read_at(0, window.size).decode("utf-8", "replace") for window in (one, other)]
+            back = {each: key for key, each in pairs.items()}
+            rows = record_rows(name, texts[0], first, {key: key for key in pairs})
+            found = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
+            return [] if found is None else [found]
+        return compare_members(name, one, other, known)
+
+
+def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> Difference | None:
+    """Return what two RECORDs say besides what the wheels have."""
+    if any(key != value for key, value in pairs.items()):  # rows are in the order of names
+        first, second = sorted(first), sorted(second)
+    found = compare_texts(name, "\n".join(first), "\n".join(second), Known())
+    if found is None:
+        return None
+    wrong = any(not row.endswith(",as it is") for row in first + second)
+    return replace(
+        found, reason="a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
+    )
+
+
+def explained_by_others(found: list[Difference]) -> list[Difference]:
+    """Return differences without an SBOM's number, which is made of its contents, and with reasons that others tell."""
+    own = [each for each in found if each.place != SERIAL] or found
+    programs = any(is_program(each.member) for each in own)
+    isa = next((each.reason for each in own if each.place.endswith("/target/isa")), "")
+    told = []
+    for each in own:
+        reason = FOLLOWS if programs and each.member.endswith(CHECK_FILE) else each.reason
+        told.append(replace(each, reason=isa if isa and reason == CODE else reason))
+    return told
+
+
+def is_program(member: str) -> bool:
+    """Return whether what a program computes depends on a member."""
+    return "/_lowered/" in member and not member.endswith((CHECK_FILE, ".debug.json", "/manifest.json"))
+
+
+def compare_files(first: Path, second: Path, known: Known) -> Iterator[Difference]:
+    """Yield where the bytes of two archives differ that say the same."""
+    sizes = first.stat().st_size, second.stat().st_size
+    with Window(first, 0, sizes[0]) as one, Window(second, 0, sizes[1]) as other:
+        if sizes[0] != sizes[1] or next(pieces(one, other), None) is not None:
+            yield replace(compare_bytes("", one, other, known), reason="another tool wrote the archive")

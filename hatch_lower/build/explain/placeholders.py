@@ -1,0 +1,134 @@
+"""What differs between the inputs and constants that two graphs begin with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.build.explain.align import align
+from hatch_lower.build.explain.form import Form
+from hatch_lower.build.explain.words import change_text, value_change, value_text
+
+__all__ = ["PlaceholderChanges", "compare_placeholders"]
+
+CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
+MUTATED, PERSISTENT = 6, 7
+"""Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """One placeholder.
+
+    Args:
+        position: among the graph's nodes.
+        name: as the author wrote it; empty where it is not known.
+        row: its kind, and for a constant how it lies in memory.
+        value: dtype, shape, strides, device.
+    """
+
+    position: int
+    name: str
+    row: list[Any]
+    value: Any
+
+    def is_input(self) -> bool:
+        """Return whether a caller gives it."""
+        return bool(self.row[0] == "USER_INPUT")
+
+    def title(self, number: int) -> str:
+        """Return `input x`, or `input 0` where the name is not known."""
+        return f"{'input' if self.is_input() else 'constant'} {self.name or number}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderChanges:
+    """What differs, and which placeholders are the same.
+
+    Args:
+        inputs: a line for each difference of the inputs.
+        constants: a line for each difference of parameters, buffers and other constants.
+        pairs: positions of those that stand for each other.
+    """
+
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    pairs: list[tuple[int, int]]
+
+
+def compare_placeholders(before: Form, after: Form) -> PlaceholderChanges:
+    """Pair inputs by position and constants by name, and say how they differ."""
+    old, new = read_placeholders(before), read_placeholders(after)
+    old_inputs, inputs = (tuple(each for each in side if each.is_input()) for side in (old, new))
+    old_constants, constants = (tuple(each for each in side if not each.is_input()) for side in (old, new))
+    same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
+    return PlaceholderChanges(
+        inputs=tuple(change_lines(old_inputs, inputs, same_inputs)),
+        constants=tuple(change_lines(old_constants, constants, same_constants)),
+        pairs=[(left.position, right.position) for left, right in [*same_inputs, *same_constants]],
+    )
+
+
+Matches = list[tuple[Placeholder, Placeholder]]
+
+
+def read_placeholders(form: Form) -> list[Placeholder]:
+    """Return the placeholders of a form in order."""
+    rows = [(at, row) for at, row in enumerate(form.graph) if row[0] == "placeholder"]
+    names = form.names if len(form.names) == len(rows) else [""] * len(rows)
+    return [Placeholder(at, name, spec, row[4]) for (at, row), name, spec in zip(rows, names, form.inputs, strict=True)]
+
+
+def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
+    """Return the inputs that stand for each other: by position, or by name if there are more or fewer than before."""
+    if len(before) == len(after) or not all(each.name for each in (*before, *after)):
+        return list(zip(before, after))  # noqa: B905 - those that are left over were added or removed
+    return by_name(before, after)
+
+
+def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
+    """Return the constants that stand for each other: by name, then those left over that look the same, in order."""
+    pairs = by_name(before, after)
+    seen = {id(each) for pair in pairs for each in pair}
+    old, new = ([each for each in side if id(each) not in seen] for side in (before, after))
+    same = align([json.dumps(each.row[:3]) for each in old], [json.dumps(each.row[:3]) for each in new]) or []
+    return pairs + [(old[left], new[right]) for left, right in same]
+
+
+def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
+    """Return the placeholders of the same name."""
+    named = {each.name: each for each in before if each.name}
+    return [(named[each.name], each) for each in after if each.name in named]
+
+
+def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pairs: Matches) -> Iterator[str]:
+    """Yield a line for each placeholder that was changed, added or removed."""
+    paired = {id(each) for pair in pairs for each in pair}
+    numbers = {id(each): at for side in (before, after) for at, each in enumerate(side)}
+    for left, right in pairs:
+        for text in pair_changes(left, right, moved=len(before) != len(after)):
+            yield f"{right.title(numbers[id(right)])}: {text}"
+    for verb, side in (("removed", before), ("added", after)):
+        for each in side:
+            if id(each) not in paired:
+                yield f"{each.title(numbers[id(each)])} {verb}: {value_text(each.value)}"
+
+
+def pair_changes(left: Placeholder, right: Placeholder, *, moved: bool) -> Iterator[str]:
+    """Yield how two placeholders differ; `moved` says that groups of overlapping constants have other numbers."""
+    if left.value != right.value:
+        yield value_change(left.value, right.value)
+    old, new = left.row, right.row
+    if old[0] != new[0]:
+        yield change_text(*(str(row[0]).lower().replace("_", " ") for row in (old, new)))
+    elif old[0] not in CONSTANT_KINDS:
+        if old != new:
+            yield "another value"
+    elif old[MUTATED] != new[MUTATED]:
+        yield "a call changes it now" if new[MUTATED] else "no call changes it any more"
+    elif old[PERSISTENT] != new[PERSISTENT]:
+        yield "in the state dict now" if new[PERSISTENT] else "no longer in the state dict"
+    elif left.value == right.value and old != new and not moved:
+        yield "lies otherwise in memory"

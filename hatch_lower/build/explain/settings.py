@@ -1,0 +1,137 @@
+"""What differs between the keys of two builds, in words: settings first, then the versions of tools.
+
+A key is the components of an `ExportKey` or a `ManifestKey`. A field that is not known here is named by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hatch_lower.build.explain.words import change_text
+
+__all__ = ["consequences", "key_changes"]
+
+EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
+"""Fields that the export itself fills: they are told from the methods, one by one."""
+CONSEQUENCES = {
+    "sharing": "which tensors share memory",
+    "eager": "what the module itself returns",
+}
+"""Fields that follow from the weights and the graph, unless they are all that differs."""
+TOOLS = {
+    "torch": "torch",
+    "interpreter": "Python",
+    "system": "system",
+    "machine": "",
+    "tools": "",
+    "backends": "backends of",
+    "code": "hatch-lower's own code",
+    "schema": "hatch-lower's stored form",
+}
+"""Fields that are no settings, in words; their parts are named after them."""
+NAMES_ALONE = {
+    "entry_points": "the project's entry points",
+    "roots": "import roots",
+    "links": "import roots",
+    "variables": "variable",
+    "later_hooks": "later build hooks",
+}
+"""Settings of which the values say nothing, or must not be shown."""
+PARTS = {"cpu": "the processor's instruction sets", "libc": "C library", "python": "Python", "machine": "machine"}
+DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
+
+Path = tuple[str, ...]
+
+
+def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting and tool that differs, settings first.
+
+    What only one of the two keys has differs too.
+    """
+    settings: list[str] = []
+    tools: list[str] = []
+    for name in {**before, **after}:
+        if name in EXPORTED or name in CONSEQUENCES:
+            continue
+        for path, left, right in leaves((name,), before.get(name), after.get(name)):
+            if name in TOOLS:
+                tools.append(tool_line(path, left, right))
+            else:
+                settings.append(setting_line(path, left, right))
+    return list(dict.fromkeys([*settings, *tools]))
+
+
+def consequences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a line for each part of the key that follows from others and differs."""
+    return [text for name, text in CONSEQUENCES.items() if before.get(name) != after.get(name)]
+
+
+def leaves(path: Path, before: Any, after: Any) -> Iterator[tuple[Path, Any, Any]]:
+    """Yield the places at which two values differ, each as deep as both of them go."""
+    before, after = (list(each) if isinstance(each, tuple) else each for each in (before, after))
+    if before == after:
+        return
+    old, new = ({} if each == [] else by_name(each) for each in (before, after))
+    if old is None or new is None or not {**old, **new}:
+        yield path, before, after
+        return
+    for name in {**old, **new}:
+        yield from leaves((*path, name), old.get(name), new.get(name))
+    if isinstance(before, list) and old.keys() == new.keys() and list(old) != list(new):
+        yield path, list(old), list(new)
+
+
+def by_name(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, a list of named things, or of rows that begin with a name, by name; else `None`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, list):
+        return None
+    if all(isinstance(each, Mapping) and "name" in each for each in value):
+        return {each["name"]: {key: part for key, part in each.items() if key != "name"} for each in value}
+    if all(isinstance(each, (list, tuple)) and len(each) > 1 and isinstance(each[0], str) for each in value):
+        return {name: rest[0] if len(rest) == 1 else " ".join(map(str, rest)) for name, *rest in value}
+    return None
+
+
+def tool_line(path: Path, before: Any, after: Any) -> str:
+    """Return `torch 2.13.0 → 2.14.0`; what has the same version and other code is only named."""
+    name = " ".join([TOOLS[path[0]], *(PARTS.get(each, each) for each in path[1:])]).strip()
+    old, new = (version_text(each) for each in (before, after))
+    if old == new or len(old) + len(new) > 80:
+        return name
+    return f"{name} {change_text(old, new)}"
+
+
+def version_text(value: Any) -> str:
+    """Return a version without the digests in it."""
+    if isinstance(value, list):
+        return ", ".join(map(version_text, value))
+    return "none" if value is None else DIGEST.sub("", str(value)).strip()
+
+
+def setting_line(path: Path, before: Any, after: Any) -> str:
+    """Return `recipe default, backend aoti: option isa "native" → "x86-64-v3"`."""
+    if path[0] in NAMES_ALONE:
+        parts = path[1:] if path[0] == "variables" else ()
+        return " ".join([NAMES_ALONE[path[0]], *parts])
+    place, rest = [], list(path)
+    for plural, noun in (("recipes", "recipe"), ("backends", "backend")):
+        if rest[:1] == [plural] and len(rest) > 1:
+            place.append(f"{noun} {rest[1]}")
+            rest = rest[2:]
+    if rest[:1] == ["options"] and len(rest) > 1:
+        rest = [f"option {rest[1]}", *rest[2:]]
+    where = ", ".join(place)
+    if not rest:
+        return f"{where} {'added' if before is None else 'removed' if after is None else 'changed'}"
+    change = f"{' '.join(rest).replace('_', '-')} {change_text(setting_text(before), setting_text(after))}"
+    return f"{where}: {change}" if where else change
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as pyproject.toml writes it, or `default`."""
+    return "default" if value is None else json.dumps(value, ensure_ascii=False)

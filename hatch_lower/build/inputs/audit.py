@@ -1,0 +1,196 @@
+"""Python's audit events: files, folders, modules, processes and the network, as notes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.parse
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from hatch_lower.build.inputs.c_library import CLibrary
+from hatch_lower.build.inputs.notes import Notes
+
+__all__ = ["AuditEvents"]
+
+IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
+ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+NO_FOLDER = -1
+"""What events have in place of a folder's descriptor if there is none."""
+
+
+class AuditEvents:
+    """Takes notes of audit events while it is active.
+
+    Args:
+        notes: where they are taken.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self.active = False
+        self._notes = notes
+        self._c_library = CLibrary(notes.log is not None)
+        self._handlers: dict[str, Callable[..., None]] = {
+            "open": self._on_open,
+            "os.listdir": self._on_list,
+            "os.scandir": self._on_list,
+            "os.mkdir": self._on_mkdir,
+            "os.remove": self._on_remove,
+            "os.rename": self._on_rename,
+            "os.link": self._on_link,
+            "import": self._on_import,
+            "ctypes.dlopen": self._on_dlopen,
+            "ctypes.dlsym": self._on_dlsym,
+            "ctypes.dlsym/handle": self._on_dlsym,
+            "sqlite3.connect": self._on_sqlite,
+            "subprocess.Popen": self._on_start,
+            "os.posix_spawn": self._on_start,
+            "os.exec": self._on_exec,
+            "os.system": self._on_system,
+            "os.fork": self._on_fork,
+            "os.forkpty": self._on_fork,
+            "socket.bind": self._on_bind,
+            "socket.connect": self._on_connect,
+            "socket.sendto": self._on_connect,
+            "socket.getaddrinfo": self._on_host,
+            "socket.gethostbyname": self._on_host,
+            "socket.gethostbyaddr": self._on_host,
+            "socket.gethostname": self._on_gethostname,
+            "urllib.Request": self._on_request,
+        }
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Take notes of an event; to be given to `sys.addaudithook`."""
+        if self.active:
+            handler = self._handlers.get(event)
+            if handler is not None:
+                handler(*arguments)
+
+    def _on_open(self, path: Any, mode: Any, flags: int, *_: Any) -> None:
+        access = flags & ACCESS
+        # `os.open` may be given the folder to which its path is relative, of which its event does not tell
+        doubtful = mode is None and not isinstance(path, int) and not os.path.isabs(path)
+        if flags & os.O_TRUNC and not doubtful:
+            self._notes.note_made(path)
+        elif flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path):
+            self._notes.note_made(path, created=True)
+        elif access != os.O_WRONLY:
+            self._notes.note_read(path)
+
+    def _on_list(self, path: Any, *_: Any) -> None:
+        text = "" if self._notes.paused else self._notes.absolute("." if path is None else path)
+        if not text:
+            return
+        lister = outside(sys._getframe(1)).f_code.co_filename
+        if lister == IMPORT_SYSTEM:
+            self._notes.note_list(text, self._notes.listed_by_import)
+        elif any(each in lister for each in METADATA_READERS):
+            self._notes.listed_by_metadata.add(text)
+        else:
+            self._notes.note_list(text, self._notes.listed)
+
+    def _on_mkdir(self, path: Any, mode: Any, folder: int = NO_FOLDER) -> None:
+        if folder == NO_FOLDER and not self._notes.is_there(path):
+            self._notes.note_made(path)
+            self._notes.folders_made.add(self._notes.absolute(path))
+
+    def _on_remove(self, path: Any, *_: Any) -> None:
+        text = self._notes.absolute(path)
+        if text and text not in self._notes.made:
+            self._notes.removed.add(text)
+
+    def _on_rename(self, source: Any, target: Any, *folders: int) -> None:
+        if set(folders) <= {NO_FOLDER}:
+            if self._notes.absolute(source) not in self._notes.made:
+                self._notes.note_read(source)
+                self._on_remove(source)
+            self._notes.note_made(target)
+
+    def _on_link(self, source: Any, target: Any, *folders: int) -> None:
+        if set(folders) <= {NO_FOLDER}:
+            self._notes.note_read(source)
+            self._notes.note_made(target)
+            self._notes.note_link(source)
+
+    def _on_import(self, name: str, *_: Any) -> None:
+        self._notes.modules.add(name.partition(".")[0])
+
+    def _on_dlopen(self, name: Any, *_: Any) -> None:
+        if "/" in text_of(name):  # others are found in the list of mapped libraries
+            self._notes.note_read(name)
+
+    def _on_dlsym(self, library: Any, name: Any) -> None:
+        if self._c_library.is_unseen(library, name):
+            self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
+
+    def _on_sqlite(self, database: Any, *_: Any) -> None:
+        text = os.fsdecode(database) if isinstance(database, (str, bytes)) else os.fspath(database)
+        if text.startswith("file:"):
+            text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
+        if text and text != ":memory:":
+            for path in (text, f"{text}-wal", f"{text}-journal"):
+                if self._notes.is_there(path):
+                    self._notes.note_read(path)
+                elif path == text:
+                    self._notes.note_made(path, created=True)
+
+    def _on_exec(self, path: Any, *_: Any) -> None:
+        self._notes.doubt(f"the process became another: {os.path.basename(os.fsdecode(path))}")
+
+    def _on_system(self, *_: Any) -> None:
+        self._on_start("/bin/sh")
+
+    def _on_fork(self, *_: Any) -> None:
+        if self._notes.log is None:
+            self._notes.doubt("a subprocess ran: a fork of the build's process")
+        self._notes.handed_on = self._notes.handed_on or not self._notes.paused
+
+    def on_fork_exec(self, arguments: Any) -> None:
+        """Take notes of a process that is started without an event."""
+        self._on_start(arguments[0])
+
+    def _on_start(self, executable: Any, *_: Any) -> None:
+        """Note that a process is started; what becomes of it, the preloaded library knows."""
+        if not self._notes.paused:
+            self._notes.handed_on = True
+            if self._notes.log is None:
+                self._notes.doubt(f"a subprocess ran: {os.path.basename(text_of(executable))}")
+
+    def _on_bind(self, socket: Any, address: Any) -> None:
+        if not isinstance(address, tuple):
+            self._notes.sockets.add(text_of(address))
+
+    def _on_connect(self, socket: Any, address: Any) -> None:
+        is_local = isinstance(address, (str, bytes))
+        # which process has opened the other end, the preloaded library knows
+        if is_local and (self._notes.log is not None or text_of(address) in self._notes.sockets):
+            return
+        if isinstance(address, tuple) and len(address) > 1:
+            host = text_of(address[0])
+            address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+        self._notes.doubt(f"the network was used: {text_of(address)}")
+
+    def _on_host(self, host: Any, *_: Any) -> None:
+        self._notes.doubt(f"the network was used: {text_of(host)}")
+
+    def _on_gethostname(self, *_: Any) -> None:
+        self._notes.doubt("the machine's name was asked for")
+
+    def _on_request(self, url: Any, *_: Any) -> None:
+        parts = urllib.parse.urlsplit(text_of(url))
+        if parts.scheme != "file":
+            self._notes.doubt(f"the network was used: {parts.hostname or url}")
+
+
+def text_of(value: Any) -> str:
+    """Return a host, address or path as text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def outside(frame: FrameType) -> FrameType:
+    """Return the nearest frame that is not in this file."""
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

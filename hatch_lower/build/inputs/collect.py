@@ -1,0 +1,374 @@
+"""What was observed of an export, as recorded inputs: located, told apart from noise, and hashed.
+
+Left out is what a record holds already in another way, and what the process made itself:
+
+- Files of installed distributions stand for their version and RECORD. Metadata is no input because it was read (who
+  asks for entry points reads that of every distribution), unless it is the project's own; a distribution that was asked
+  for by name is.
+- A look below an entry of the search path that found nothing, for the import system tries many names: `modules` and
+  `importable` tell where each module is found.
+- A folder that leads to one of the roots, for it is there wherever the project is built.
+
+What therefore escapes: another distribution that puts a module, a data file or an entry point where an earlier build
+found none, if the model's code takes whatever is installed; a file in `site-packages` edited by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import source_from_cache
+
+from hatch_lower.build.environment import LOADER
+from hatch_lower.build.inputs.environment_inputs import globs_of, variables_of
+from hatch_lower.build.inputs.inputs import ABSENT, RecordedInputs
+from hatch_lower.build.inputs.modules import SUFFIX_RANKS, list_folder
+from hatch_lower.build.inputs.observations import Observations
+from hatch_lower.build.inputs.owners import Owners
+from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
+from hatch_lower.build.inputs.roots import Roots
+from hatch_lower.build.inputs.variables import UNSET
+from hatch_lower.cache.states import State
+from hatch_lower.cache.stats import StatCache
+
+__all__ = ["collect"]
+
+NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
+GRAIN_NS = 20_000_000
+"""A file system's clock may be behind by a tick of the kernel."""
+COARSE_GRAIN_NS = 2_000_000_000
+SECOND_NS = 1_000_000_000
+METADATA = (".dist-info", ".egg-info")
+NOTHING = State(0, 0, 0, 0, 0, 0)
+"""What is at a path where nothing is."""
+
+
+def collect(
+    observations: Observations,
+    roots: Roots,
+    *,
+    began_ns: int,
+    globs: Sequence[str],
+    tools: Sequence[str],
+    secret: bytes,
+    stats: StatCache,
+    project: Mapping[str, str] = {},
+) -> RecordedInputs:
+    """Return what was observed as recorded inputs.
+
+    Args:
+        observations: of the recorder.
+        roots: by which paths are located.
+        began_ns: when the export began, as `time.time_ns` has it: what has changed since is not known.
+        globs: declared inputs; matching files are inputs by content.
+        tools: names of the commands on which the result depends.
+        secret: keys the digests of variables.
+        stats: remembers the digests of files.
+        project: what `marks_of_project` returned.
+    """
+    present = Present(roots, observations.environment, secret, stats, project)
+    collector = Collector(observations, roots, present, began_ns)
+    collector.add_files((*observations.read, *observations.loaded))
+    collector.add_globs(globs)
+    collector.add_listings()
+    collector.add_looks((*observations.looked, *collector.not_files))
+    collector.add_times()
+    collector.add_modules()
+    for name in observations.distributions:
+        collector.add_distribution(name)
+    collector.add_commands()
+    return RecordedInputs(
+        files=collector.files,
+        absent=tuple(sorted(collector.absent)),
+        looks=collector.looks,
+        times=collector.times,
+        listings=collector.listings,
+        importable=collector.importable,
+        modules=collector.modules,
+        distributions=collector.distributions,
+        environment={
+            **dict.fromkeys(globs_of(observations), UNSET),
+            **{name: present.variable(name) for name in variables_of(observations)},
+        },
+        tools={**collector.tools, **{name: present.tool(name) for name in tools}},
+        globs={glob: present.glob(glob) for glob in globs},
+        unknown=tuple(sorted({*observations.unknown, *collector.reasons})),
+    )
+
+
+@dataclass(slots=True)
+class Collector:
+    """The parts of a record while it grows."""
+
+    observations: Observations
+    roots: Roots
+    present: Present
+    began_ns: int
+    owners: Owners = field(init=False)
+    installed: tuple[str, ...] = field(init=False)
+    """Folders with a final slash: the entries of the search path into which distributions are installed."""
+    not_files: list[str] = field(default_factory=list)
+    """Paths that were opened and are folders, special, or not there."""
+    files: dict[str, str] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    looks: dict[str, str] = field(default_factory=dict)
+    times: dict[str, str] = field(default_factory=dict)
+    listings: dict[str, str] = field(default_factory=dict)
+    importable: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    distributions: dict[str, str] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    reasons: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        entries = [str(entry) for entry in self.roots.search_path]
+        self.owners = Owners(self.present.distributions, entries)
+        self.installed = tuple(f"{entry}/" for entry in entries if self.owners.below(entry))
+
+    def add_files(self, paths: Iterable[str]) -> None:
+        """Record the contents of files; what is no file is kept for later."""
+        interpreter = os.path.realpath(sys.executable)
+        loaded = frozenset(self.observations.loaded)
+        for path in paths:
+            source = source_of(path)
+            if is_metadata(source) and os.path.basename(source) == "METADATA" and self.roots.locate(source) is None:
+                self.distributions.update(self.present.project)  # it was laid out for the build
+            if source in self.observations.made or is_metadata(source) or source == interpreter:
+                continue
+            owner = self.owners.owner(source)
+            if owner is not None:
+                self.add_distribution(owner)
+                continue
+            located = self.roots.locate(source)
+            if located is None or located in self.files or os.path.basename(source).startswith("libpython"):
+                continue
+            if os.path.isfile(source):
+                self.add_file(source, located)
+            elif os.path.exists(source) and not os.path.isdir(source):
+                self.doubt(located, "is no regular file")
+            elif source not in loaded:
+                self.not_files.append(source)
+            elif not is_in_archive(source):
+                self.doubt(located, "was removed while the export ran")
+
+    def add_file(self, path: str, located: str) -> None:
+        """Record the contents of one file, and whether they are those that the export read."""
+        try:
+            before = os.stat(path)
+            digest = self.present.file(located)
+            after = os.stat(path)
+        except OSError:
+            return self.doubt(located)
+        if not digest:
+            return self.doubt(located, "could not be read again")
+        if self.is_young(before) or not all(self.is_same(seen, State.of(after)) for seen in self.seen(path, before)):
+            self.doubt(located)
+        self.files[located] = digest
+        return None
+
+    def add_globs(self, globs: Sequence[str]) -> None:
+        """Record the contents of declared inputs."""
+        for glob in globs:
+            matches = self.roots.project.glob(glob)
+            found = {below for match in matches for below in (match, *match.rglob("*"))}
+            self.add_files(str(path) for path in sorted(found) if path.is_file())
+
+    def add_looks(self, paths: Iterable[str]) -> None:
+        """Record what is there, where no more than that was asked."""
+        interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
+        leading = [*self.roots.search_path, self.roots.project, self.roots.home, *self.roots.ignored, *interpreters]
+        above = {parent for path in leading for parent in parents(str(path))}
+        for path in paths:
+            if path.startswith(self.installed) or path in above:
+                continue
+            located = self.roots.locate(path)
+            if located is None or (located in self.files and not os.path.islink(path)):
+                continue
+            if is_metadata(path) or path.startswith(tuple(f"{each}/" for each in interpreters)):
+                continue
+            found = self.present.look(located)
+            if path in self.observations.removed:
+                self.doubt(located, "was removed while the export ran")
+            elif path in self.observations.folders_made:
+                continue
+            elif path in self.observations.made:
+                if not self.is_initial(located):
+                    self.absent.add(located)
+            elif self.was_another(path, found):
+                self.doubt(located)
+            elif not found:
+                if not self.is_initial(located):
+                    self.absent.add(located)
+            else:
+                self.looks[located] = found
+                asked = (os.lstat, os.stat) if found.startswith("file ") else () if found == "folder" else (os.lstat,)
+                if any(self.is_young(ask(path)) for ask in asked):
+                    self.doubt(located)
+
+    def was_another(self, path: str, found: str) -> bool:
+        """Return whether something else was at a path when it was looked at; `found` is what a look says of it now."""
+        states = (State.read(each).kind() if each else ABSENT for each in self.observations.states.get(path, ()))
+        return any(seen != "other" and seen != found.partition(LINK)[0] for seen in states)
+
+    def add_times(self) -> None:
+        """Record the times of files and folders of which they were asked."""
+        for path in self.observations.timed:
+            located = self.roots.locate(path)
+            if located is None or path in self.observations.made or self.owners.owner(path) is not None:
+                continue
+            times = self.present.time(located)
+            if times and not path.startswith(self.installed):
+                self.times[located] = times
+                if self.is_young(os.stat(path)):
+                    self.doubt(located)
+
+    def is_initial(self, located: str) -> bool:
+        """Return whether a path is one that the import system tries in a package; those are told by `importable`."""
+        folder, _, name = located.rpartition("/")
+        stem, _, suffix = name.partition(".")
+        return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.importable
+
+    def add_listings(self) -> None:
+        """Record the names in folders that were listed; what distributions installed is known already."""
+        observed = self.observations
+        for folder in (*observed.listed, *loader_folders(observed.environment)):
+            located = self.roots.locate(folder)
+            owners = self.owners.below(folder) if located is not None and located.startswith("site/") else ()
+            for owner in owners:
+                self.add_distribution(owner)
+            if located is None or owners or folder in observed.folders_made:
+                continue
+            names = self.present.listing(located)
+            if not names:
+                self.absent.add(located)
+                continue
+            found = os.stat(folder)
+            if self.is_young(found) or self.was_exchanged(folder, found):
+                self.doubt(located)
+            self.listings[located] = names
+        entries = frozenset(map(str, self.roots.search_path))
+        for folder in observed.listed_by_import:
+            located = self.roots.locate(folder)
+            if located is None or not os.path.isdir(folder):
+                continue
+            if self.was_exchanged(folder, os.stat(folder)):
+                self.doubt(located)
+            installed = not located.startswith("project") and (folder in entries or self.owners.below(folder))
+            if not installed:
+                self.importable[located] = self.present.importable(located)
+                self.look_for_new_modules(folder)
+
+    def look_for_new_modules(self, folder: str) -> None:
+        """Doubt a folder's importable names if a module in it came while the export ran."""
+        listing = list_folder(folder) if self.is_young(os.stat(folder)) else None
+        for name, suffix in (listing.modules if listing is not None else {}).items():
+            path = os.path.join(folder, name + suffix.rstrip("/"))
+            located = self.roots.locate(path)
+            if located is not None and path not in self.observations.made and self.is_young(os.stat(path)):
+                self.doubt(located)
+
+    def add_modules(self) -> None:
+        """Record where each top-level module is found."""
+        for name in self.observations.modules:
+            if name in NEVER_MODULES:
+                continue
+            place = self.present.module(name)
+            owners = [owner for each in place.split(PORTIONS) for owner in self.owners_of_module(each)]
+            place = self.present.module(name, owners)
+            self.modules[name] = place
+
+    def owners_of_module(self, place: str) -> list[str]:
+        """Return the distributions that installed what is at a module's place."""
+        path = self.roots.find(place) if place.startswith(("site/", "/", "home/")) else None
+        if path is None:
+            return []
+        owner = self.owners.owner(str(path))
+        return [owner] if owner is not None else sorted(self.owners.below(str(path)))
+
+    def add_distribution(self, name: str) -> None:
+        """Record a distribution's version and RECORD; of this project, laid out for the build, its metadata."""
+        if name not in self.distributions:
+            self.distributions[name] = self.present.distribution(name)
+
+    def add_commands(self) -> None:
+        """Record the executables that were run: by name if that finds them."""
+        for path in self.observations.commands:
+            name = os.path.basename(path)
+            located = self.roots.locate(path) if "/" in path else None
+            if (located is None and "/" in path) or os.path.realpath(path) == os.path.realpath(sys.executable):
+                continue
+            if located is None or self.present.tool(name) == self.present.file(located):
+                self.tools[name] = self.present.tool(name)
+            else:
+                self.add_files([path])
+
+    def seen(self, path: str, at_last: os.stat_result) -> Iterator[State]:
+        """Yield what was at a path at each look, where it was no link, and in the end."""
+        for text in self.observations.states.get(path, ()):
+            state = State.read(text) if text else NOTHING
+            if not stat.S_ISLNK(state.mode):
+                yield state
+        yield State.of(at_last)
+
+    def is_same(self, before: State, after: State) -> bool:
+        """Return whether nobody wrote a file between two looks; only one more name is a change of none but its time."""
+        if before[:2] in self.observations.linked:
+            before = before._replace(changed=after.changed)
+        return before == after
+
+    def was_exchanged(self, folder: str, found: os.stat_result) -> bool:
+        """Return whether another folder was at a path when it was listed."""
+        states = [State.read(each) for each in self.observations.states.get(folder, ()) if each]
+        return any(stat.S_ISDIR(each.mode) and each[:2] != (found.st_dev, found.st_ino) for each in states)
+
+    def is_young(self, found: os.stat_result) -> bool:
+        """Return whether a file was written since the export began, as far as its times tell."""
+        now = time.time_ns()
+        times = [(found.st_mtime_ns, now)]
+        if (found.st_dev, found.st_ino) not in self.observations.linked:
+            times.append((found.st_ctime_ns, sys.maxsize))
+        return any(
+            moment + (COARSE_GRAIN_NS if moment % SECOND_NS == 0 else GRAIN_NS) >= self.began_ns and moment <= latest
+            for moment, latest in times
+        )
+
+    def doubt(self, located: str, why: str = "changed while the export ran") -> None:
+        """Note that an input may not be what the export read."""
+        self.reasons.add(f"{located.removeprefix('project/').removeprefix('site/')} {why}")
+
+
+def loader_folders(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders in which the dynamic loader looks first, with system calls of its own."""
+    return [folder for name in LOADER for folder in environment.get(name, "").split(os.pathsep) if folder]
+
+
+def source_of(path: str) -> str:
+    """Return the source file for compiled code in a `__pycache__`, and any other path as it is."""
+    if "/__pycache__/" in path and path.endswith(".pyc"):
+        try:
+            return source_from_cache(path)
+        except ValueError:
+            return path
+    return path
+
+
+def is_metadata(path: str) -> bool:
+    """Return whether a path is in a distribution's metadata."""
+    return any(part.endswith(METADATA) for part in path.split("/"))
+
+
+def is_in_archive(path: str) -> bool:
+    """Return whether a path that is not there leads into a file."""
+    return any(os.path.isfile(parent) for parent in parents(path))
+
+
+def parents(path: str) -> list[str]:
+    """Return a path and all folders above it."""
+    found = [path]
+    while found[-1] != os.path.dirname(found[-1]):
+        found.append(os.path.dirname(found[-1]))
+    return found

@@ -1,0 +1,128 @@
+"""What the child process takes notes of while it exports and lowers a model, and what becomes of the notes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hatch_lower.build.inputs.collect import collect
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.variables import secret
+from hatch_lower.build.inputs.watch import Recorder
+from hatch_lower.build.lookup import roots_of, stats_path
+from hatch_lower.build.protocol import Request
+from hatch_lower.cache.entry import Record
+from hatch_lower.cache.shared import Keep, RemoteCache
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.config.settings import Recipe
+from hatch_lower.events import Event, Reporter
+
+__all__ = ["PausingRemote", "PausingReporter", "Watch", "tools_of"]
+
+UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
+"""Stages in which backends are asked or run, and which distribution has a class: the key tells what they read."""
+
+
+class Watch:
+    """The notes of one export; nothing is noted for a request whose result is not remembered.
+
+    Args:
+        request: of the process.
+        store: the cache.
+    """
+
+    def __init__(self, request: Request, store: Store) -> None:
+        self._request = request
+        self._store = store
+        self._began = time.time_ns()
+        self.environment = dict(os.environ)
+        self.recorder = Recorder((request.settings.root, *request.import_roots), request.log)
+        self.recorder.start()
+
+    def inputs(self) -> RecordedInputs:
+        """Return what the export read."""
+        self.recorder.stop()
+        request, store = self._request, self._store
+        ignored = (request.work or request.folder, store.directory)
+        roots = roots_of(request.settings.root, request.recorded_path, self.environment, ignored)
+        stats = StatCache(stats_path(store))
+        model = next(each for each in request.settings.models if each.name == request.model)
+        recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
+        inputs = collect(
+            self.recorder.observations(),
+            roots,
+            began_ns=self._began,
+            globs=request.settings.inputs,
+            tools=tools_of(recipes),
+            secret=secret(store.directory),
+            stats=stats,
+            project=request.project,
+        )
+        stats.save()
+        return inputs
+
+
+class PausingReporter:
+    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key.
+
+    Args:
+        reporter: gets the events.
+        recorder: takes the notes.
+    """
+
+    def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
+        self._reporter = reporter
+        self._recorder = recorder
+        self._pause = contextlib.ExitStack()
+
+    def report(self, event: Event) -> None:
+        """Hand one event on. What follows a stage belongs to it until the next one starts."""
+        if event.state == "start":
+            self._pause.close()
+            if event.stage in UNWATCHED:
+                self._pause.enter_context(self._recorder.unwatched())
+        self._reporter.report(event)
+
+    def close(self) -> None:
+        """Close the reporter behind."""
+        self._reporter.close()
+
+
+class PausingRemote:
+    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export.
+
+    Args:
+        remote: the shared cache.
+        recorder: takes the notes.
+    """
+
+    def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
+        self._remote = remote
+        self._recorder = recorder
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        """Return the record of a key."""
+        with self._recorder.unwatched():
+            return self._remote.fetch(key, keep)
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        """Take a record and its blobs."""
+        with self._recorder.unwatched():
+            self._remote.offer(key, record, blobs)
+
+
+def tools_of(recipes: Sequence[Recipe]) -> list[str]:
+    """Return the commands on which the blobs of the recipes' backends depend."""
+    from hatch_lower.exir.backend.registry import find_backend  # by now torch has been imported
+    from hatch_lower.pipeline.sandbox import backend_at_work
+
+    tools: set[str] = set()
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+                tools.update(find_backend(choice.name).tools(choice.options))
+    return sorted(tools)

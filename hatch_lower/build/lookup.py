@@ -1,0 +1,339 @@
+"""Level 1 of reuse: while nothing that a model's export has read is changed, its files are known and nothing is run.
+
+```text
+record of a `ManifestKey`   entries, newest first: what an export read, and the key of its report
+record of a report          the report; its files are blobs of the store
+```
+
+A cache that a team shares has the first record in another form, under another key: without what says nothing on another
+machine, or must not be said there (`recording/sharing.py`).
+
+The build's parent process looks up, without torch; the child process, which has seen what was read, remembers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.build.environment import COMPILER, LOADER, fixed_variables
+from hatch_lower.build.inputs.check import Change, Checker
+from hatch_lower.build.inputs.distributions import Distribution
+from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.machine import machine_facts
+from hatch_lower.build.inputs.own import own_digest
+from hatch_lower.build.inputs.roots import Roots
+from hatch_lower.build.inputs.sharing import received
+from hatch_lower.build.inputs.variables import secret
+from hatch_lower.build.project_view import Surroundings
+from hatch_lower.cache.manifest_key import ManifestKey
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
+
+if TYPE_CHECKING:
+    from hatch_lower.format.record import ModelReport
+
+__all__ = ["Known", "Unchanged", "remember", "roots_of", "stats_path"]
+
+SCHEMA = 3
+MOST_ENTRIES = 16
+"""Results that are kept of one model: between as many states of the project can be switched without an export."""
+BACKEND_GROUPS = (b"hatch_lower.backends", b"hatch_lower.delegates")
+PLACES = frozenset(
+    {
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
+        *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE"),
+    }
+)
+"""Variables of Python's that say where things are, on which no recorded input depends."""
+
+
+Entries = Sequence[tuple[RecordedInputs, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a model before anything is run.
+
+    Args:
+        key: components of the `ManifestKey` of its results.
+        store: holds its results.
+        result: the one that still holds; `None` if there is none.
+        changes: what is not as it was for the nearest earlier result; empty if there is none.
+        stored: the result as it is stored.
+        entry: what was read for it, and the key under which it is stored.
+    """
+
+    key: Mapping[str, Any]
+    store: Store
+    result: ModelResult | None
+    changes: tuple[Change, ...] = ()
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    entry: tuple[RecordedInputs, str] | None = None
+
+    @property
+    def report(self) -> ModelReport | None:
+        """The whole report of the result that still holds; putting it together takes longer than to look it up."""
+        if self.result is None:
+            return None
+        from hatch_lower.cache.reports import restore_report
+
+        return restore_report(self.store, self.stored["report"])
+
+
+class Unchanged:
+    """Looks for results that still hold. Every file is looked at once, for all models and all earlier results.
+
+    Args:
+        store: the cache.
+        roots: by which the child's inputs are located.
+        environment: of the child process that would export.
+        project: what is recorded of the project's metadata where it is read.
+    """
+
+    def __init__(
+        self, store: Store, roots: Roots, environment: Mapping[str, str], project: Mapping[str, str] = {}
+    ) -> None:
+        self._store = store
+        self._roots = roots
+        self._environment = environment
+        self._stats = StatCache(stats_path(store))
+        self._secret = secret(store.directory, keeps=store.writes)
+        self._checker = Checker(roots, environment, self._secret, self._stats, project)
+
+    def look_up(self, key: Mapping[str, Any]) -> Known:
+        """Return the newest result under a key that still holds, or what has changed.
+
+        Args:
+            key: components of a `ManifestKey`.
+        """
+        entries = readable_entries(self._store.find(digest_of(key), shared=False))
+        known = self._first_that_holds(key, entries) or self._look_elsewhere(key)
+        if known is not None:
+            return known
+        changes = [tuple(self._checker.changes(inputs)) for inputs, _ in entries]
+        return Known(key, self._store, None, min(changes, key=len, default=()))
+
+    def _first_that_holds(self, key: Mapping[str, Any], entries: Entries) -> Known | None:
+        for inputs, report_key in entries:
+            if self._checker.first_change(inputs) is None:
+                stored = self._store.find(report_key)
+                result = None if stored is None else restored(self._store, stored)
+                if result is not None:
+                    return Known(key, self._store, result, (), stored, (inputs, report_key))
+        return None
+
+    def _look_elsewhere(self, key: Mapping[str, Any]) -> Known | None:
+        """Ask the shared cache; what it has is known here from then on."""
+        if self._store.remote is None:
+            return None
+        found = readable_entries(self._store.fetch(shared_key(key)))
+        entries = [(received(inputs, self._environment, self._secret), report) for inputs, report in found]
+        known = self._first_that_holds(key, entries)
+        if known is not None and known.entry is not None:
+            add_entry(self._store, digest_of(key), described(key), *known.entry)
+        return known
+
+    def save(self) -> None:
+        """Keep the digests of files for the next build."""
+        if self._store.writes:
+            self._stats.save()
+
+    def key_of(self, settings: Settings, model: ModelSettings, surroundings: Surroundings, lower: str) -> ManifestKey:
+        """Return the key under which a model's results are kept.
+
+        Args:
+            settings: of the build.
+            model: one of its models.
+            surroundings: what exports see of the project.
+            lower: the function that lowers.
+        """
+        environment = self._environment
+        recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
+        machine = machine_facts()
+        fixed = fixed_variables(machine["cpu"])
+        counted = {name for name in environment if name.startswith("PYTHON") and name not in PLACES}
+        counted |= {name for name, value in environment.items() if fixed.get(name, value) != value}
+        counted |= set(LOADER) & environment.keys()
+        if any(recipe.backends for recipe in recipes):
+            counted |= set(COMPILER) & environment.keys()
+        return ManifestKey(
+            model=model.name,
+            export=model.export,
+            package=model.package,
+            distribution=settings.name,
+            recipes=tuple(asdict(recipe) for recipe in recipes),
+            order=tuple(name for name in settings.recipe_order if name in model.recipes),
+            check=settings.check,
+            seed=settings.seed,
+            inputs=settings.inputs,
+            strict=settings.strict,
+            entry_points=digest_of(surroundings.entry_points),
+            roots=tuple(self._located(root) for root in surroundings.import_roots),
+            links=tuple((path, self._located(target)) for path, target in surroundings.links),
+            later_hooks=surroundings.later_hooks,
+            lower=lower,
+            variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
+            machine=tuple(sorted(machine.items())),
+            backends=backends_of(self._checker.distributions.values()),
+            code=own_digest(self._stats),
+            schema=SCHEMA,
+        )
+
+    def _located(self, path: Path) -> str:
+        return self._roots.locate(path) or ""
+
+
+def remember(
+    store: Store,
+    key: Mapping[str, Any],
+    inputs: RecordedInputs,
+    report: ModelReport,
+    shared: RecordedInputs | None = None,
+) -> None:
+    """Keep a result together with what its export read, unless that is not known completely.
+
+    Args:
+        store: the cache.
+        key: components of the model's `ManifestKey`.
+        inputs: what the export read.
+        report: the result; its files are taken into the store.
+        shared: what the export read as other machines may know it; `None`: nothing is shared.
+    """
+    if not store.writes or inputs.unknown:
+        return
+    from hatch_lower.cache.reports import report_blobs, report_value
+    from hatch_lower.format.manifest import model_json
+
+    value = report_value(store, report)
+    if value is None:
+        return
+    stored = {"report": value, "entry": model_json(report.manifest)}
+    report_key = digest_of(["report", SCHEMA, stored])
+    store.put(report_key, {"kind": "report", "subject": report.model}, stored, report_blobs(value))
+    add_entry(store, digest_of(key), described(key), inputs, report_key)
+    if shared is not None and store.remote is not None:
+        add_entry(store, shared_key(key), described(key), shared, report_key, elsewhere=True)
+
+
+def add_entry(
+    store: Store,
+    digest: str,
+    components: Mapping[str, Any],
+    inputs: RecordedInputs,
+    report_key: str,
+    *,
+    elsewhere: bool = False,
+) -> None:
+    """Put an entry before those that are stored under a key.
+
+    Args:
+        store: the cache.
+        digest: of the key.
+        components: what the record is described with.
+        inputs: what the export read.
+        report_key: the key of its report.
+        elsewhere: whether the entries are those of the shared cache.
+    """
+    entry = {"inputs": inputs.to_json(), "report": report_key}
+
+    def add(known: Any) -> tuple[Any, tuple[str, ...]]:
+        value = store.fetch(digest) if elsewhere else known
+        older = value["entries"] if readable_entries(value) else []
+        others = [each for each in older if each["inputs"] != entry["inputs"]]
+        return {"entries": [entry, *others][:MOST_ENTRIES]}, ()
+
+    store.update(digest, components, add, shared=elsewhere)
+
+
+def shared_key(key: Mapping[str, Any]) -> str:
+    """Return the digest under which the shared cache has the entries of a `ManifestKey`."""
+    return digest_of(["shared", key])
+
+
+def described(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the components of a record of entries."""
+    return {"kind": "manifest", "subject": key["model"], **key}
+
+
+def restored(store: Store, stored: Mapping[str, Any]) -> ModelResult | None:
+    """Return a stored result with its files in the store.
+
+    Returns:
+        `None` if it is of another version of this package, or a file would come to lie in the wheel where the model's
+        files do not: another machine may have written it.
+    """
+    try:
+        report = stored["report"]
+        files = tuple(
+            PayloadFile(each["path"], store.blob_path(each["sha256"]), each["size"], each["sha256"])
+            for each in report["files"]
+        )
+        if not all(lies_within(file.path, report["model"]) for file in files):
+            return None
+        sources = {file.path: file.source for file in files}
+        rows = ({**row, "level": 1, "seconds": 0.0, "reused": row["partitions"], "note": ""} for row in report["rows"])
+        return ModelResult(
+            model=report["model"],
+            entry=stored["entry"],
+            files=files,
+            rows=tuple(MethodRow(**row) for row in rows),
+            native=tuple(sorted(sources[path] for path in report["native"])),
+            tools=report["tools"],
+            torch=report["torch"],
+            origin={"architecture": report["architecture"], "backends": report["backends"]},
+        )
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def lies_within(path: str, folder: str) -> bool:
+    """Return whether a path of the wheel's leads into a folder, and nowhere else on any system."""
+    first, *rest = path.split("/")
+    return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0"} & set(path)
+
+
+def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
+    """Return what was read and the key of the report, for each stored entry; nothing where there is no such value."""
+    try:
+        return [(RecordedInputs.from_json(entry["inputs"]), str(entry["report"])) for entry in value["entries"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def backends_of(distributions: Iterable[Distribution]) -> tuple[tuple[str, str, str], ...]:
+    """Return name, version and digest of the entry points of the distributions that bring backends or delegates."""
+    found = []
+    for distribution in distributions:
+        try:
+            with open(f"{distribution.information}/entry_points.txt", "rb") as file:
+                text = file.read()
+        except OSError:
+            continue
+        if any(group in text for group in BACKEND_GROUPS):
+            found.append((distribution.name, distribution.version, sha256_bytes(text)))
+    return tuple(sorted(found))
+
+
+def stats_path(store: Store) -> Path:
+    """Return where the digests of files are kept."""
+    return store.directory / "stats.json"
+
+
+def roots_of(root: Path, search_path: Sequence[Path], environment: Mapping[str, str], ignored: Sequence[Path]) -> Roots:
+    """Return the roots by which the child's inputs are located, the same in parent and child.
+
+    Args:
+        root: the project's folder.
+        search_path: `sys.path` of the child process, without the folders that this build makes for it.
+        environment: of the child process.
+        ignored: folders of this build, and the cache.
+    """
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    return Roots(root, tuple(search_path), home, tuple(ignored))

@@ -1,0 +1,161 @@
+"""How a child process of a build ended: its answer, or the error that makes sense of there being none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.build.worker import ANSWER, UNANSWERED, out_of_memory_error
+from hatch_lower.errors import LowerError, ProcessError, error_from_json
+from hatch_lower.format.codec import decode
+from hatch_lower.format.record import ModelReport
+
+__all__ = ["Answer", "Ending", "answer_of", "cut", "last_words", "without_errors"]
+
+SHOWN_LINES = 20
+SEARCHED_LINES = 60
+OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
+SHOWN_CHARACTERS = 500
+NO_MEMORY = (
+    "memoryerror",
+    "std::bad_alloc",
+    "defaultcpuallocator: ",
+    "cannot allocate memory",
+    "memory allocation",
+    "out of memory",
+)
+"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, OpenBLAS and Rust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a child process answers.
+
+    Args:
+        report: of its model.
+        unknown: reasons why what the export read is not known completely, so that the next build exports again.
+    """
+
+    report: ModelReport
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A child process that has ended.
+
+    Args:
+        folder: where it left its answer, if it did.
+        model: its name.
+        place: the model, and the stage in which the child was last seen.
+        status: its exit status; the signal as a negative number.
+        timed_out: whether it was ended because its time was up.
+        output: the last lines that it printed.
+    """
+
+    folder: Path
+    model: str
+    place: str
+    status: int
+    timed_out: bool
+    output: tuple[str, ...]
+
+
+def answer_of(ending: Ending, timeout: float) -> Answer | LowerError:
+    """Return a child's answer, or the error that says why there is none.
+
+    Args:
+        ending: of the child.
+        timeout: seconds that it had.
+    """
+    tail = last_words(ending.output)
+    if ending.timed_out:
+        return ProcessError(
+            f"the build process took longer than its time limit of {timeout:g} s",
+            where=ending.place,
+            found=tail,
+            hint="raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
+        )
+    path = ending.folder / ANSWER
+    if path.exists():
+        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in answer:
+            return error_from_json(answer["error"])
+        return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
+    status = ending.status
+    if status == UNANSWERED:
+        return ProcessError(
+            "the build process could not write its answer",
+            where=ending.place,
+            found=tail,
+            hint="make room for the folder of temporary files, which `TMPDIR` names",
+        )
+    memory = out_of_memory_error(ending.model, tail)
+    said = "\n".join(ending.output[-SEARCHED_LINES:]).lower()
+    if status == -signal.SIGKILL:
+        what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
+        return ProcessError(what, where=ending.place, found=tail, hint=memory.hint)
+    if any(words in said for words in NO_MEMORY):
+        return ProcessError(memory.what, where=ending.place, found=tail, hint=memory.hint)
+    if status < 0:
+        return ProcessError(
+            f"the build process crashed ({signal_name(-status)})",
+            where=ending.place,
+            found=tail,
+            hint="the last stage says which backend or operation was at work; lower the model without it to be sure",
+        )
+    return ProcessError(
+        f"the build process ended with exit status {status} and no result",
+        where=ending.place,
+        found=tail,
+        hint="something in the model's code or in a backend ended the process; the stage says which was at work",
+    )
+
+
+def last_words(output: Sequence[str]) -> str:
+    """Return the end of what a child printed, or where Python says in which call it crashed.
+
+    Of a traceback only the exception is of use, and of the calls only those that are not this package's own: the stage
+    says more of those.
+    """
+    fatal = next((i for i, line in enumerate(output) if line.startswith("Fatal Python error")), None)
+    traced = next((i for i, line in enumerate(output) if line.startswith("Traceback (most recent call last)")), None)
+    if fatal is not None:
+        shown = [line for line in output[fatal:] if not line.lstrip().startswith(OWN_CALLS)][:SHOWN_LINES]
+    elif traced is not None:
+        shown = [line for line in output[traced + 1 :] if not line.startswith(" ")][-SHOWN_LINES:]
+    else:
+        shown = list(output[-SHOWN_LINES:])
+    text = "\n".join(cut(line) for line in shown if not line.startswith("Extension modules:")).strip()
+    return text.removesuffix("Stack (most recent call first):").strip()
+
+
+def cut(line: str) -> str:
+    """Return a line as far as anybody reads it."""
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGSEGV`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def without_errors(answers: Sequence[Answer | LowerError]) -> list[Answer]:
+    """Return the answers, or raise the first error with the others listed in it."""
+    errors = [each for each in answers if isinstance(each, LowerError)]
+    if not errors:
+        return [each for each in answers if isinstance(each, Answer)]
+    first, *others = errors
+    if not others:
+        raise first
+    listed = "\n".join(f"{each.what} ({each.where})" for each in others)
+    found = f"{first.found}\nother models failed too:\n{listed}".strip()
+    raise type(first)(first.what, where=first.where, found=found, hint=first.hint)

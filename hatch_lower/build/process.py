@@ -1,0 +1,286 @@
+"""The child processes of a build: start them, show what they report, and end them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from hatch_lower.build.outcome import Answer, Ending, answer_of, cut, without_errors
+from hatch_lower.build.protocol import Request
+from hatch_lower.errors import LowerError, ProcessError
+from hatch_lower.events import Event, Reporter, event_from_json
+from hatch_lower.format.codec import write_record
+
+__all__ = ["run_children"]
+
+GRACE_SECONDS = 3.0
+"""How long a child may take to remove its temporary files when it is told to end."""
+TICK_SECONDS = 0.2
+LONG_SECONDS = 10.0
+"""How often a stage that takes long is spoken of: some frontends show nothing else for minutes."""
+TAIL_LINES = 200
+LINE_BYTES = 1 << 16
+"""The longest line that is kept whole: what is printed without an end must not fill the parent's memory."""
+REST_BYTES = 1 << 20
+"""What is read at most of a pipe once its child has ended: what it left behind may print for ever."""
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A running child process."""
+
+    request: Request
+    process: subprocess.Popen[bytes]
+    events: io.FileIO
+    began: float
+    open_stages: list[Event] = field(default_factory=list)
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    rests: dict[int, bytearray] = field(default_factory=dict)
+    timed_out: bool = False
+    heard: float = 0.0
+    told: float = 0.0
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return the reading ends of its pipes: events, and what it prints."""
+        assert self.process.stdout is not None
+        return self.events.fileno(), self.process.stdout.fileno()
+
+    def place(self) -> str:
+        """Return the model, and the stage in which it was last seen."""
+        where = f"model `{self.request.model}`"
+        if not self.open_stages:
+            return where
+        event = self.open_stages[-1]
+        return f"{where}, stage `{event.stage}` of `{event.subject()}`"
+
+    def ending(self) -> Ending:
+        """Return what is known of it once it has ended."""
+        status = self.process.returncode
+        return Ending(self.request.folder, self.request.model, self.place(), status, self.timed_out, tuple(self.output))
+
+
+def run_children(
+    requests: Sequence[Request],
+    *,
+    jobs: int,
+    timeout: float,
+    environment: Mapping[str, str],
+    reporter: Reporter,
+) -> list[Answer]:
+    """Run a child process for each request, up to `jobs` at once, and return their answers in order.
+
+    After a failure no other child is started, but those that run are waited for, as what they finish is kept in the
+    cache. No child outlives this call, whatever ends it.
+
+    Args:
+        requests: what each child does; its `events` are set here.
+        jobs: how many run at once.
+        timeout: seconds that one child may take.
+        environment: of the children.
+        reporter: is told of their events, and of each line that they print, as a note of the stage `output`.
+
+    Raises:
+        LowerError: the first error in the order of the requests; it lists the others.
+    """
+    waiting = deque(requests)
+    running: list[Child] = []
+    answers: dict[str, Answer | LowerError] = {}
+    with selectors.DefaultSelector() as selector:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    child = start(waiting.popleft(), environment)
+                    running.append(child)
+                    for descriptor in child.descriptors():
+                        selector.register(descriptor, selectors.EVENT_READ, child)
+                closing = any(child.events.fileno() not in selector.get_map() for child in running)
+                for key, _ in selector.select(TICK_SECONDS / 20 if closing else TICK_SECONDS):
+                    if not read_some(key.data, key.fd, reporter):
+                        selector.unregister(key.fd)
+                for child in list(running):
+                    tell_of_long_stage(child, reporter)
+                    if not child.timed_out and time.monotonic() - child.began > timeout:
+                        child.timed_out = True
+                        end([child])
+                    if has_ended(child):
+                        reap(child)
+                        answers[child.request.model] = close(child, selector, reporter, timeout)
+                        running.remove(child)
+                        if isinstance(answers[child.request.model], LowerError):
+                            waiting.clear()
+        finally:
+            end(running)
+            for child in running:
+                close_pipes(child)
+    return without_errors([answers[each.model] for each in requests if each.model in answers])
+
+
+def start(request: Request, environment: Mapping[str, str]) -> Child:
+    """Start a child in a session of its own, so that it can be ended together with the compilers that it runs."""
+    read_end, write_end = os.pipe()
+    try:
+        request = replace(request, events=write_end)
+        path = request.folder / "request.json"
+        write_record(path, request)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hatch_lower.build.worker", str(path)],
+            cwd=request.folder,
+            env={**environment, **request.variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.close(read_end)
+        raise ProcessError(
+            "the build process could not be started",
+            where=f"model `{request.model}`",
+            found=f"{type(error).__name__}: {error}",
+            hint="end other programs, or raise the limits of memory, disk and processes that this build runs under",
+        ) from error
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    child = Child(request, process, io.FileIO(read_end, "rb"), time.monotonic())
+    for descriptor in child.descriptors():
+        os.set_blocking(descriptor, False)
+    return child
+
+
+def read_some(child: Child, descriptor: int, reporter: Reporter) -> int:
+    """Take what has arrived on one of a child's pipes; return how much that was: nothing if no more can come."""
+    try:
+        data = os.read(descriptor, LINE_BYTES)
+    except BlockingIOError:
+        return 1
+    rest = child.rests.setdefault(descriptor, bytearray())
+    *lines, last = data.split(b"\n")
+    for line in lines:
+        take_line(child, descriptor, bytes(rest) + line, reporter)
+        rest.clear()
+    rest += last
+    if len(rest) > LINE_BYTES or (rest and not data):
+        take_line(child, descriptor, bytes(rest), reporter)
+        rest.clear()
+    return len(data)
+
+
+def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) -> None:
+    """Take one line of a child's events, or of what it prints."""
+    if descriptor == child.events.fileno():
+        take_event(child, line, reporter)
+        return
+    text = cut(as_on_a_terminal(line.decode("utf-8", "replace")))
+    child.output.append(text)
+    reporter.report(Event("output", "note", child.request.model, detail=text))
+
+
+def as_on_a_terminal(line: str) -> str:
+    """Return what is last seen of a line that overwrites itself, as a progress bar does."""
+    return next((part for part in reversed(line.rstrip().split("\r")) if part.strip()), "").rstrip()
+
+
+def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
+    """Show an event, and remember which stages have begun and not ended."""
+    event = read_event(line)
+    if event is None:
+        return
+    child.heard = time.monotonic()
+    if event.state == "start":
+        child.open_stages.append(event)
+    elif event.state == "end":
+        child.open_stages = [each for each in child.open_stages if not each.ends_with(event)]
+    reporter.report(event)
+
+
+def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
+    """Say every ten seconds which stage a child is still at."""
+    now = time.monotonic()
+    if child.open_stages and now - max(child.heard, child.told) >= LONG_SECONDS:
+        child.told = now
+        reporter.report(replace(child.open_stages[-1], state="going", seconds=now - child.heard))
+
+
+def read_event(line: bytes) -> Event | None:
+    """Return the event of a line, or `None`: half of one from a child that crashed, or what other code wrote there."""
+    try:
+        fields = json.loads(line)
+        event = event_from_json(fields)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    well_typed = isinstance(event.seconds, float) and all(
+        isinstance(value, str) for name, value in fields.items() if name != "seconds"
+    )
+    return event if well_typed else None
+
+
+def has_ended(child: Child) -> bool:
+    """Return whether a child has exited, without giving its process id back yet: it still names its group."""
+    if child.process.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):
+        return child.process.poll() is not None
+    return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def reap(child: Child) -> None:
+    """Kill whatever is left of a child's session, and give its process id back."""
+    if child.process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+
+
+def end(children: Sequence[Child]) -> None:
+    """End children and all that they started, gently first, and wait for them."""
+    alive = [child for child in children if not has_ended(child)]
+    for child in alive:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    try:
+        while time.monotonic() < deadline and not all(has_ended(child) for child in alive):
+            time.sleep(TICK_SECONDS / 20)
+    finally:
+        for child in children:
+            reap(child)
+
+
+def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, timeout: float) -> Answer | LowerError:
+    """Read the rest of a child's pipes, close them, and return its answer."""
+    for descriptor in child.descriptors():
+        if descriptor in selector.get_map():
+            selector.unregister(descriptor)
+            left = REST_BYTES
+            while left > 0 and readable(descriptor) and (count := read_some(child, descriptor, reporter)):
+                left -= count
+    close_pipes(child)
+    return answer_of(child.ending(), timeout)
+
+
+def close_pipes(child: Child) -> None:
+    """Close the parent's ends of a child's pipes."""
+    for stream in (child.events, child.process.stdin, child.process.stdout):
+        assert stream is not None
+        stream.close()
+
+
+def readable(descriptor: int) -> bool:
+    """Return whether a read would not have to wait."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))

@@ -1,0 +1,357 @@
+"""The build's child process: `python -m hatch_lower.build.worker request.json` lowers one model and writes `answer.json`.
+
+Events go to a pipe of their own as JSON lines, errors into the answer: whatever the model's own code prints disturbs
+neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hatch_lower.build.inputs.recorder import PausingRemote, PausingReporter, Watch
+from hatch_lower.build.inputs.sharing import shareable
+from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
+from hatch_lower.build.inputs.variables import secret
+from hatch_lower.build.inputs.watch import Recorder
+from hatch_lower.build.lookup import Unchanged, remember, roots_of
+from hatch_lower.build.protocol import Request
+from hatch_lower.cache.remote import open_remote
+from hatch_lower.cache.remote.policy import SECRETS
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.canonical import digest_of
+from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
+from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.format.codec import encode, read_record
+from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+
+__all__ = ["ANSWER", "UNANSWERED", "main", "out_of_memory_error"]
+
+ANSWER = "answer.json"
+UNANSWERED = 75
+"""The exit status of a process that could not write its answer."""
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, as Linux has it."""
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")
+"""What `multiprocessing` adds to the path of the temporary folder."""
+LIFELINE = "lifeline"
+ENDED = "the model's code or a backend tried to end the build process"
+ENDING = frozenset(
+    getattr(signal, name)
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
+    if hasattr(signal, name)
+)
+"""Signals that end or stop a process which does not handle them."""
+
+
+class PipeReporter:
+    """Sends events to the parent; several threads may report at once.
+
+    The model's code or a backend may close descriptors that are not its own, and what it opens next gets their numbers.
+    Then nothing is sent any more: the build does not need it, and the other file is not to be written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # a compiler must not keep it open
+        self._descriptor = descriptor
+        self._pipe = identity(descriptor)
+        self._lock = threading.Lock()
+
+    def report(self, event: Event) -> None:
+        """Write one line."""
+        with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
+            line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
+            while line and identity(self._descriptor) == self._pipe:
+                line = line[os.write(self._descriptor, line) :]
+
+    def close(self) -> None:
+        """Do nothing: the pipe closes with the process."""
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    """Return which file a descriptor is."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def main(arguments: list[str]) -> int:
+    """Lower the model of a request file; return the exit status."""
+    request = read_record(Request, Path(arguments[0]))
+    faulthandler.enable(all_threads=False)
+    signal.signal(signal.SIGTERM, leave)
+    end_with_parent()
+    shorten_sockets(tempfile.gettempdir())
+    refuse_signals(request.model)
+    # torch warns its users of what torch itself does when it copies a program
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+    # and of a package that it can do without
+    warnings.filterwarnings("ignore", r"Failed to initialize NumPy", UserWarning)
+    reporter = PipeReporter(request.events)
+    environment = take_environment()
+    try:
+        answer = answer_request(request, reporter, environment)
+    except BaseException as error:  # whatever the model's code and backends raise: they may not end the process
+        answer = {"error": error_of(request, error).to_json()}
+    temporary = request.folder / f"{ANSWER}.part"
+    try:
+        temporary.write_text(json.dumps(answer), encoding="utf-8")
+        temporary.replace(request.folder / ANSWER)
+    except OSError as error:
+        print(f"{error.strerror}: {temporary}")
+        return UNANSWERED
+    return 0 if "report" in answer else 1
+
+
+def take_environment() -> dict[str, str]:
+    """Return the variables of this process, and take those away that the model's code has no use for."""
+    environment = dict(os.environ)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    return environment
+
+
+def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the model's report as JSON, and why what it was made from is not known; remember it if it is.
+
+    Args:
+        request: what to do.
+        reporter: is told of the stages.
+        environment: for the cache: with the credentials of the shared one.
+    """
+
+    def warn(line: str) -> None:
+        reporter.report(Event("cache", "note", request.model, detail=line))
+
+    store = open_store(environment, warn, open_remote(environment, request.settings.cache, warn))
+    if request.settings.strict:
+        refuse_undeclared(request, store.directory.parent)
+    if not request.manifest:
+        enter_project(request)
+        return {"report": encode(lower(request, reporter, store)), "unknown": []}
+    with store.locked([digest_of(request.manifest)], "manifest"):
+        report = look_again(request, store)
+        if report is not None:
+            return {"report": encode(report), "unknown": []}
+        watch = Watch(request, store)
+        if store.remote is not None:
+            store = replace(store, remote=PausingRemote(store.remote, watch.recorder))
+        enter_project(request)
+        report = lower(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
+        inputs = watch.inputs()
+        shared = None
+        if store.remote is not None:
+            globs = request.settings.cache.shareable_env
+            shared = shareable(inputs, globs, watch.environment, secret(store.directory))
+        remember(store, request.manifest, inputs, report, shared)
+    if watch.recorder.clocks:
+        asked = ", ".join(watch.recorder.clocks)
+        warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
+    if inputs.unknown:
+        warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
+    return {"report": encode(report), "unknown": list(inputs.unknown)}
+
+
+def look_again(request: Request, store: Store) -> ModelReport | None:
+    """Return the result that another build on this machine has remembered since this one looked."""
+    ignored = (request.work or request.folder, store.directory)
+    roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
+    return Unchanged(store, roots, os.environ, request.project).look_up(request.manifest).report
+
+
+def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
+    """Find the model, capture its methods, and lower them."""
+    model = next(each for each in request.settings.models if each.name == request.model)
+    with stage(reporter, "discover", model.name):
+        # What importing makes stays for good: collecting while it is made, and looking through it in every later
+        # collection, took 0.6 s of a small build.
+        gc.disable()
+        import torch
+
+        from hatch_lower.pipeline.fresh_process import start_fresh
+
+        verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
+        with contextlib.nullcontext() if recorder is None else recorder.unwatched():
+            fresh = start_fresh() if verified else None
+        if recorder is not None:
+            recorder.wrap_torch()
+        from hatch_lower.pipeline.capture import capture_model
+        from hatch_lower.pipeline.discover import EntryPoint, discover
+        from hatch_lower.pipeline.sandbox import export_at_work
+
+        module, _, function = request.lower.partition(":")
+        lower_model = getattr(importlib.import_module(module), function)
+        gc.freeze()
+        gc.enable()
+        random.seed(request.settings.seed)
+        torch.manual_seed(request.settings.seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(request.settings.seed)
+        entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
+        with export_at_work(model.name):
+            exports = discover(entry)
+    with export_at_work(model.name):
+        source = capture_model(
+            model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
+        )
+    enter_folder(request.settings.root, model.name)
+    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
+    return report
+
+
+def enter_project(request: Request) -> None:
+    """Make the project importable as if it were installed, and its root the working directory."""
+    # `python -m` put the request's folder first
+    rest = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
+    root = request.settings.root
+    sys.path[:] = [*map(str, request.search_path), *rest, str(root)]
+    importlib.invalidate_caches()
+    os.chdir(root)
+
+
+def enter_folder(root: Path, model: str) -> None:
+    """Work in the project's folder again: the model's code may have entered another one, and removed it."""
+    try:
+        os.chdir(root)
+    except OSError as error:
+        raise CaptureError(
+            "the model's code has removed the project's folder, or moved it",
+            where=f"model `{model}`",
+            found=describe_exception(error),
+            hint="let it remove and move only what it has made itself",
+        ) from error
+
+
+def end_with_parent() -> None:
+    """End this process and all that it started as soon as the parent is gone: its end of our stdin closes then."""
+    lifeline = os.dup(0)
+    os.set_inheritable(lifeline, False)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+    def wait() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name=LIFELINE, daemon=True).start()
+
+
+def refuse_signals(model: str) -> None:
+    """Let no Python code end this process, its group or the parent by a signal: nobody could say who did."""
+    own = os.getpid()
+    targets = {0, -1, own, -own, os.getppid()}
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("os.kill", "os.killpg") or os.getpid() != own:  # a fork may end itself
+            return
+        target, number = arguments
+        if target not in targets or number not in ENDING or threading.current_thread().name == LIFELINE:
+            return
+        raise ProcessError(
+            ENDED,
+            where=f"model `{model}`",
+            found=f"{event}({target}, {signal.Signals(number).name})",
+            hint="let it raise an exception that says what is wrong",
+        )
+
+    sys.addaudithook(hear)
+
+
+def shorten_sockets(folder: str) -> None:
+    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one.
+
+    Otherwise a `DataLoader` with workers would wait for ever: the folder of a build is in the one that the user chose.
+    """
+    if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
+        from multiprocessing.process import current_process
+
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Unwind, so that temporary files are removed."""
+    sys.exit(128 + number)
+
+
+def out_of_memory_error(model: str, found: str) -> ProcessError:
+    """Return the error for a build that ran out of memory."""
+    return ProcessError(
+        "the build process ran out of memory",
+        where=f"model `{model}`",
+        found=found,
+        hint="set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or build on a"
+        " machine with more memory",
+    )
+
+
+def error_of(request: Request, error: BaseException) -> LowerError:
+    """Return what the parent is told of an exception."""
+    undeclared = undeclared_read(request, error) if request.settings.strict else None
+    if undeclared is not None:
+        return undeclared
+    if isinstance(error, LowerError):
+        # the error says what went wrong; whoever wants to see how looks at the output
+        if isinstance(error.__cause__, Exception):
+            show(error.__cause__)
+        return error
+    if is_out_of_memory(error):
+        return out_of_memory_error(request.model, describe_exception(error))
+    if not isinstance(error, Exception):
+        return ProcessError(
+            ENDED,
+            where=f"model `{request.model}`",
+            found=describe_exception(error),
+            hint="let it raise an exception that says what is wrong",
+        )
+    refused = refused_error(error, str(request.folder))
+    if refused is not None:
+        return refused
+    show(error)
+    return unexpected_error(request.model, error)
+
+
+def show(error: BaseException) -> None:
+    """Print a traceback, unless the model's code has closed what it would be printed to."""
+    with contextlib.suppress(Exception):
+        traceback.print_exception(error)
+
+
+def unexpected_error(model: str, error: BaseException) -> ProcessError:
+    """Return the error for an exception that nothing expected."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return ProcessError(
+        "the build process failed unexpectedly",
+        where=f"model `{model}`",
+        found="".join(lines[-4:]),
+        hint="this is a fault in hatch-lower or in a backend; please report it with the whole output",
+    )
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The answer is written; taking a large model's memory apart piece by piece would only keep the parent waiting.
+    os._exit(status)
