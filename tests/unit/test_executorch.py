@@ -24,6 +24,7 @@ import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
 from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
+from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
@@ -35,7 +36,6 @@ from hatch_lower.exir.lowering.inspect import get_control_flow_submodules, get_l
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.saving import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
-from hatch_lower.testing import Exports, backend_tests, trial_names
 
 pytest.importorskip("executorch")
 

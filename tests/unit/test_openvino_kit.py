@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from hatch_lower.testing import Exports, backend_tests, trial_names
+from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 
 if find_spec("openvino") is None:
     pytest.skip("OpenVINO is not installed", allow_module_level=True)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from support import sabotage
 
-import hatch_lower.testing
+import hatch_lower.backends.testing
+from hatch_lower.backends.testing import Exports, Report, check_backend, trial_names
+from hatch_lower.backends.testing.bench import Subject
+from hatch_lower.backends.testing.case import Tolerance
+from hatch_lower.backends.testing.kit import Kit
+from hatch_lower.backends.testing.running import first_difference, subnormals_flushed
+from hatch_lower.backends.testing.suite import backend_tests
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.testing import Exports, Report, check_backend, trial_names
-from hatch_lower.testing.bench import Subject
-from hatch_lower.testing.case import Tolerance
-from hatch_lower.testing.kit import Kit
-from hatch_lower.testing.running import first_difference, subnormals_flushed
-from hatch_lower.testing.suite import backend_tests
 
 pytestmark = pytest.mark.torch
 
@@ -238,7 +238,9 @@ def test_outputs_that_were_not_planned_are_found_in_each_program(delegate: type[
 
 
 def test_bytes_that_depend_on_the_hash_seed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.testing.determinism.SEEDS", ("1",))  # each is a process that imports torch
+    monkeypatch.setattr(
+        "hatch_lower.backends.testing.determinism.SEEDS", ("1",)
+    )  # each is a process that imports torch
     report = check_backend(
         "HashedBytes",
         delegate=sabotage.ReferenceDelegate,
@@ -290,12 +292,12 @@ def test_an_unknown_backend_is_refused() -> None:
 
 def test_the_page_names_all_that_is_public() -> None:
     page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
-    assert hatch_lower.testing.__all__ == sorted(hatch_lower.testing.__all__)
-    for name in hatch_lower.testing.__all__:
-        assert getattr(hatch_lower.testing, name) is not None
+    assert hatch_lower.backends.testing.__all__ == sorted(hatch_lower.backends.testing.__all__)
+    for name in hatch_lower.backends.testing.__all__:
+        assert getattr(hatch_lower.backends.testing, name) is not None
         assert f"\n| `{name}" in page
-    with pytest.raises(AttributeError, match=r"^module 'hatch_lower.testing' has no attribute 'Kit'$"):
-        hatch_lower.testing.Kit  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^module 'hatch_lower.backends.testing' has no attribute 'Kit'$"):
+        hatch_lower.backends.testing.Kit  # noqa: B018
 
 
 def test_the_page_has_all_groups_and_checks() -> None:

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from hatch_lower.testing import backend_tests, check_backend
-from hatch_lower.testing.bench import Subject
-from hatch_lower.testing.case import Tolerance
-from hatch_lower.testing.facts import Facts, subject_of
+from hatch_lower.backends.testing import backend_tests, check_backend
+from hatch_lower.backends.testing.bench import Subject
+from hatch_lower.backends.testing.case import Tolerance
+from hatch_lower.backends.testing.facts import Facts, subject_of
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,16 @@ def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run pytest in a folder with the plugin and no other; return its status and what it printed."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "hatch_lower.testing.plugin", "-p", "no:cacheprovider", "-rA"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "hatch_lower.backends.testing.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+    ]
     done = subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -34,7 +43,7 @@ def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
 def test_a_backend_on_the_command_line_and_one_line_in_a_test_module(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(
         "from support import sabotage\n"
-        "from hatch_lower.testing import backend_tests\n"
+        "from hatch_lower.backends.testing import backend_tests\n"
         "test_mine = backend_tests(\n"
         "    'ReferenceLike',\n"
         "    delegate=sabotage.WrongNumberDelegate,\n"
@@ -81,9 +90,9 @@ def test_facts_that_there_are_not_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_plugin_imports_nothing_heavy(modules_after: Callable[[str], set[str]]) -> None:
-    modules = modules_after("import hatch_lower.testing.plugin")
+    modules = modules_after("import hatch_lower.backends.testing.plugin")
     ours = {name for name in modules if name.startswith("hatch_lower")}
-    assert ours == {"hatch_lower", "hatch_lower.testing", "hatch_lower.testing.plugin"}
+    assert ours == {"hatch_lower", "hatch_lower.backends.testing", "hatch_lower.backends.testing.plugin"}
     assert "torch" not in modules
 
 

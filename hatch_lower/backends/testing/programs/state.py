@@ -12,7 +12,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
-from hatch_lower.testing.case import Case, Data, module, once, sizes
+from hatch_lower.backends.testing.case import Case, Data, module, once, sizes
 
 __all__ = ["EVERY_CONSTANT", "control_cases", "large_weight", "state_cases"]
 

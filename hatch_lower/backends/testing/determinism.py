@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.probes import sample
+from hatch_lower.backends.testing.report import Fault
 from hatch_lower.exir.graph.canonical import structure_digest
-from hatch_lower.testing.bench import Bench
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.probes import sample
-from hatch_lower.testing.report import Fault
 
 __all__ = ["check_elsewhere", "check_twice", "digests_of"]
 
@@ -73,7 +73,7 @@ def start(seed: str, folder: str) -> subprocess.Popen[str]:
     """Start a process that lowers programs elsewhere."""
     path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "TMPDIR": folder}
-    command = [sys.executable, "-m", "hatch_lower.testing.elsewhere"]
+    command = [sys.executable, "-m", "hatch_lower.backends.testing.elsewhere"]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.probes import probe
+from hatch_lower.backends.testing.report import Fault
+from hatch_lower.backends.testing.running import eager_calls, first_difference
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
-from hatch_lower.testing.bench import Bench
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.probes import probe
-from hatch_lower.testing.report import Fault
-from hatch_lower.testing.running import eager_calls, first_difference
 
 __all__ = ["check_surroundings"]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hatch_lower.testing.case import DTYPES, Case, Data, module
+from hatch_lower.backends.testing.case import DTYPES, Case, Data, module
 
 __all__ = ["operator_cases"]
 

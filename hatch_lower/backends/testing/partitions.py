@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from hatch_lower.backends.testing.bench import Bench, quiet
+from hatch_lower.backends.testing.case import Case, Data, module
+from hatch_lower.backends.testing.report import Fault, NotClaimedError
 from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.exir.graph.tensors import tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.testing.bench import Bench, quiet
-from hatch_lower.testing.case import Case, Data, module
-from hatch_lower.testing.report import Fault, NotClaimedError
 
 __all__ = ["check_graph_is_left", "check_handles", "check_linear"]
 

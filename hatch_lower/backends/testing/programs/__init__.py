@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.programs.operators import operator_cases
-from hatch_lower.testing.programs.shapes import shape_cases, value_cases
-from hatch_lower.testing.programs.state import control_cases, state_cases
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.programs.operators import operator_cases
+from hatch_lower.backends.testing.programs.shapes import shape_cases, value_cases
+from hatch_lower.backends.testing.programs.state import control_cases, state_cases
 
 __all__ = ["all_cases"]
 

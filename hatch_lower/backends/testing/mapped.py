@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.testing.bench import Bench, export, quiet
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.keys import change, changed
+from hatch_lower.backends.testing.probes import probe, watched
+from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT, large_values, large_weight
+from hatch_lower.backends.testing.report import Fault, NotClaimedError
+from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.testing.bench import Bench, export, quiet
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.keys import change, changed
-from hatch_lower.testing.probes import probe, watched
-from hatch_lower.testing.programs.state import EVERY_CONSTANT, large_values, large_weight
-from hatch_lower.testing.report import Fault, NotClaimedError
-from hatch_lower.testing.running import first_difference
 
 __all__ = ["check_bound", "check_mapped", "check_memory"]
 

@@ -1,7 +1,7 @@
 """A kit for whoever writes a backend: some hundred programs and checks, as a function and as a pytest plugin.
 
 ```py
-from hatch_lower.testing import backend_tests, check_backend
+from hatch_lower.backends.testing import backend_tests, check_backend
 
 test_backend = backend_tests("demo")  # one test for each program and check
 print(check_backend("demo"))  # the same as a table
@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hatch_lower.testing.bench import Exports
-    from hatch_lower.testing.case import Tolerance
-    from hatch_lower.testing.facts import Facts
-    from hatch_lower.testing.kit import check_backend, trial_names
-    from hatch_lower.testing.report import Outcome, Report
-    from hatch_lower.testing.suite import backend_tests
+    from hatch_lower.backends.testing.bench import Exports
+    from hatch_lower.backends.testing.case import Tolerance
+    from hatch_lower.backends.testing.facts import Facts
+    from hatch_lower.backends.testing.kit import check_backend, trial_names
+    from hatch_lower.backends.testing.report import Outcome, Report
+    from hatch_lower.backends.testing.suite import backend_tests
 
 __all__ = ["Exports", "Facts", "Outcome", "Report", "Tolerance", "backend_tests", "check_backend", "trial_names"]
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from hatch_lower.backends.testing.bench import Bench, export, quiet
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.probes import probe, sample
+from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
+from hatch_lower.backends.testing.report import Fault, NotClaimedError
+from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import Partitioner
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.exir.lowering.wishes import Wishes
-from hatch_lower.testing.bench import Bench, export, quiet
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.probes import probe, sample
-from hatch_lower.testing.programs.state import EVERY_CONSTANT
-from hatch_lower.testing.report import Fault, NotClaimedError
-from hatch_lower.testing.running import first_difference
 
 __all__ = ["change", "changed", "check_constants", "check_options", "check_unknown_option"]
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.case import Case, Tolerance
+from hatch_lower.backends.testing.report import Fault, NotClaimedError
 from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
-from hatch_lower.testing.bench import Bench
-from hatch_lower.testing.case import Case, Tolerance
-from hatch_lower.testing.report import Fault, NotClaimedError
 
 __all__ = ["Call", "eager_calls", "first_difference", "run_case", "subnormals_flushed", "words", "works"]
 

@@ -10,24 +10,22 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.errors import BackendError, InputError
-from hatch_lower.exir.backend.registry import find_backend
-from hatch_lower.testing.bench import Bench, Exports, Subject
-from hatch_lower.testing.calls import (
+from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+from hatch_lower.backends.testing.calls import (
     check_delegate_refuses,
     check_instances,
     check_later_calls,
     check_runtime_refuses,
     check_threads,
 )
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.determinism import check_elsewhere, check_twice
-from hatch_lower.testing.facts import Facts, subject_of
-from hatch_lower.testing.keys import check_constants, check_options, check_unknown_option
-from hatch_lower.testing.mapped import check_bound, check_mapped, check_memory
-from hatch_lower.testing.partitions import check_graph_is_left, check_handles, check_linear
-from hatch_lower.testing.programs import all_cases
-from hatch_lower.testing.report import (
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.determinism import check_elsewhere, check_twice
+from hatch_lower.backends.testing.facts import Facts, subject_of
+from hatch_lower.backends.testing.keys import check_constants, check_options, check_unknown_option
+from hatch_lower.backends.testing.mapped import check_bound, check_mapped, check_memory
+from hatch_lower.backends.testing.partitions import check_graph_is_left, check_handles, check_linear
+from hatch_lower.backends.testing.programs import all_cases
+from hatch_lower.backends.testing.report import (
     FAILED,
     NOT_CLAIMED,
     PASSED,
@@ -37,8 +35,10 @@ from hatch_lower.testing.report import (
     Outcome,
     Report,
 )
-from hatch_lower.testing.running import run_case, words
-from hatch_lower.testing.surroundings import check_surroundings
+from hatch_lower.backends.testing.running import run_case, words
+from hatch_lower.backends.testing.surroundings import check_surroundings
+from hatch_lower.errors import BackendError, InputError
+from hatch_lower.exir.backend.registry import find_backend
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.export import Dim
 
-from hatch_lower.testing.case import Case, Data, module, once, sizes
+from hatch_lower.backends.testing.case import Case, Data, module, once, sizes
 
 __all__ = ["shape_cases", "value_cases"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.report import NotClaimedError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
-from hatch_lower.testing.bench import Bench
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.report import NotClaimedError
 
 __all__ = ["probe", "sample", "watched"]
 

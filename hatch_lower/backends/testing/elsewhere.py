@@ -1,4 +1,4 @@
-"""`python -m hatch_lower.testing.elsewhere`: lowers programs in a process of its own, for `determinism`."""
+"""`python -m hatch_lower.backends.testing.elsewhere`: lowers programs in a process of its own, for `determinism`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.testing.bench import Bench, Exports, Subject
-from hatch_lower.testing.determinism import digests_of
-from hatch_lower.testing.programs import all_cases
+from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+from hatch_lower.backends.testing.determinism import digests_of
+from hatch_lower.backends.testing.programs import all_cases
 
 __all__ = ["main"]
 

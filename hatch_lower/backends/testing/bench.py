@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from hatch_lower.backends.testing.case import Case, Tolerance
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -30,7 +31,6 @@ from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.testing.case import Case, Tolerance
 
 __all__ = ["METHOD", "Bench", "Exports", "Subject", "export", "quiet", "result_digest"]
 

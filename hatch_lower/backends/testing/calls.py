@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.testing.bench import Bench
+from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.probes import probe, sample, watched
+from hatch_lower.backends.testing.report import Fault, NotClaimedError
+from hatch_lower.backends.testing.running import Call, eager_calls, first_difference, works
 from hatch_lower.errors import InputError
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.testing.bench import Bench
-from hatch_lower.testing.case import Case
-from hatch_lower.testing.probes import probe, sample, watched
-from hatch_lower.testing.report import Fault, NotClaimedError
-from hatch_lower.testing.running import Call, eager_calls, first_difference, works
 
 __all__ = [
     "check_delegate_refuses",

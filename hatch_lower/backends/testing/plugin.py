@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest -p hatch_lower.testing.plugin --hatch-lower-backend ID` runs the kit on a backend.
+"""The pytest plugin: `pytest -p hatch_lower.backends.testing.plugin --hatch-lower-backend ID` runs the kit on a backend.
 
 No entry point declares it. pytest would import it in every run of an environment in which hatch-lower is installed, and
 rewrite the assertions of all modules of the distribution.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from hatch_lower.testing.kit import Kit
+    from hatch_lower.backends.testing.kit import Kit
 
 __all__ = ["hatch_lower_kit", "pytest_addoption", "pytest_configure", "pytest_generate_tests"]
 
@@ -63,9 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
     backend_id = config.getoption("hatch_lower_backend")
     if not backend_id:
         return
+    from hatch_lower.backends.testing.kit import trial_names
     from hatch_lower.errors import LowerError
     from hatch_lower.exir.backend.registry import find_backend
-    from hatch_lower.testing.kit import trial_names
 
     try:
         find_backend(backend_id)
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test of each program and check."""
     if ARGUMENT in metafunc.fixturenames:
-        from hatch_lower.testing.kit import trial_names
+        from hatch_lower.backends.testing.kit import trial_names
 
         metafunc.parametrize(ARGUMENT, trial_names(metafunc.config.getoption("hatch_lower_only")))
 
@@ -90,8 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def hatch_lower_kit(request: pytest.FixtureRequest) -> Any:
     """The kit for the backend that the command line names."""
-    from hatch_lower.testing.bench import Subject
-    from hatch_lower.testing.kit import Kit
+    from hatch_lower.backends.testing.bench import Subject
+    from hatch_lower.backends.testing.kit import Kit
 
     option = request.config.getoption
     facts = option("hatch_lower_facts")

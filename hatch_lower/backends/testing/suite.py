@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hatch_lower.testing.bench import Exports
-from hatch_lower.testing.facts import Facts, subject_of
-from hatch_lower.testing.kit import Kit, trial_names
-from hatch_lower.testing.report import FAILED, PASSED, Outcome
+from hatch_lower.backends.testing.bench import Exports
+from hatch_lower.backends.testing.facts import Facts, subject_of
+from hatch_lower.backends.testing.kit import Kit, trial_names
+from hatch_lower.backends.testing.report import FAILED, PASSED, Outcome
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

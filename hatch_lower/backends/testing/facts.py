@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from hatch_lower.backends.testing.bench import Subject
+from hatch_lower.backends.testing.case import Tolerance
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.testing.bench import Subject
-from hatch_lower.testing.case import Tolerance
 
 __all__ = ["Facts", "subject_of"]
 
