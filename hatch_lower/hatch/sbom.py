@@ -18,7 +18,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.results import BuildResult
-from hatch_lower.provenance.subject import Subject
+from hatch_lower.hatch.provenance.subject import Subject
 
 __all__ = ["add_sbom", "check_hatchling"]
 
@@ -63,7 +63,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
     known = store.find(key)
     if known is not None and "document" in known:
         return str(known["document"])
-    from hatch_lower.provenance.document import document_text  # see there what it takes
+    from hatch_lower.hatch.provenance.document import document_text  # see there what it takes
 
     text = document_text(subject)
     store.put(key, {"kind": "sbom", "subject": subject.settings.name}, {"document": text})

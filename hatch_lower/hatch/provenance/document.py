@@ -33,8 +33,8 @@ from hatch_lower.config.card import Dataset
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
-from hatch_lower.provenance.card import dataset_ref, model_card
-from hatch_lower.provenance.subject import Subject
+from hatch_lower.hatch.provenance.card import dataset_ref, model_card
+from hatch_lower.hatch.provenance.subject import Subject
 
 __all__ = ["document_text"]
 
