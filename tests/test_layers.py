@@ -1,4 +1,4 @@
-"""The layers of DESIGN, checked from the imports: a module imports from lower layers and its own package only."""
+"""The rooms, checked from the imports: a module imports from its own room and from the rooms below it only."""
 
 from __future__ import annotations
 
@@ -12,95 +12,21 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 
 LAYERS = (
-    {"abandoned", "errors", "digest", "events"},
-    {"config", "config_card", "config_table", "config_schema"}
-    | {"debug", "environment", "format", "model", "surroundings"},
-    {"requirements", "results"},
-    {"provenance", "runtime", "cache", "records", "recording"},
-    {"graph", "explain"},
-    {"backend", "edge"},
-    {"lowering"},
-    {"export", "program"},
-    {
-        "assets",
-        "audit",
-        "backends",
-        "build",
-        "children",
-        "endings",
-        "exporting",
-        "fresh",
-        "guarded",
-        "pipeline",
-        "recapture",
-        "reports",
-        "reuse",
-    }
-    | {"saving", "strict", "suspects", "unchanged", "verifying", "watching", "worker"},
-    {"hatch", "testing"},
-    {"comparing", "rebuilding"},
+    {"errors", "events", "model", "canonical"},
+    {"config", "format"},
+    {"runtime", "cache"},
+    {"exir"},
+    {"pipeline"},
+    {"build", "backends"},
+    {"hatch"},
     {"cli"},
 )
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
-# modules of one layer that are no folders may use each other, without circles; folders of one layer may not
-SINGLE_MODULES = {
-    "config",
-    "config_card",
-    "config_table",
-    "config_schema",
-    "model",
-    "build",
-    "children",
-    "pipeline",
-    "worker",
-}
-SINGLE_MODULES |= {
-    "assets",
-    "audit",
-    "endings",
-    "exporting",
-    "fresh",
-    "guarded",
-    "recapture",
-    "reports",
-    "reuse",
-    "strict",
-    "suspects",
-    "unchanged",
-    "verifying",
-    "watching",
-}
+WORDS = LAYERS[0]
+"""Modules that every room uses; they may use each other."""
 # the run half of a shipped backend is loaded in the installed wheel: it stands on the runtime alone
-RUN_HALF_MAY_IMPORT = {"errors", "digest", "format", "runtime"}
-NO_TORCH = {
-    "abandoned",
-    "assets",
-    "errors",
-    "digest",
-    "events",
-    "config",
-    "config_card",
-    "config_table",
-    "config_schema",
-    "debug",
-}
-NO_TORCH |= {"environment", "format", "model", "surroundings", "cache", "records", "recording", "explain"}
-NO_TORCH |= {
-    "audit",
-    "build",
-    "children",
-    "endings",
-    "exporting",
-    "hatch",
-    "cli",
-    "reports",
-    "requirements",
-    "results",
-    "suspects",
-    "unchanged",
-}
-NO_TORCH |= {"watching"}
-NO_TORCH |= {"comparing", "provenance", "rebuilding"}
+RUN_HALF_MAY_IMPORT = {"errors", "canonical", "format", "runtime"}
+NO_TORCH = WORDS | {"config", "format", "cache", "build", "hatch", "cli"}
 
 
 def module_name(path: Path) -> str:
@@ -154,7 +80,7 @@ def test_every_module_has_a_layer() -> None:
 def test_a_module_imports_from_lower_layers(module: str) -> None:
     for name in own_imports(module, lazy=True):
         here, there = part(module), part(name)
-        neighbours = here == there or {here, there} <= SINGLE_MODULES
+        neighbours = here == there or {here, there} <= WORDS
         assert not there or LAYER[there] < LAYER[here] or (LAYER[there] == LAYER[here] and neighbours), (
             f"{module} (layer {LAYER[here]}) imports {name} (layer {LAYER[there]})"
         )
@@ -171,7 +97,9 @@ def test_one_owner_for_each_host(outer: str, owner: str) -> None:
     assert importers == {owner}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part(name) in NO_TORCH or name.endswith(".api")])
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if part(name) in NO_TORCH or name.endswith(".backend_details")]
+)
 def test_torch_is_not_imported_where_a_build_must_be_light(module: str) -> None:
     assert "torch" not in outer_imports(module, lazy=False)
 

@@ -29,30 +29,30 @@ ALLOWED = {
     "runtime/compile.py": GENERATED,
     # the package's own names, the project's code, an eager model's, and classes of installed packages for outputs
     "__init__.py": IMPORTS,
-    "worker.py": IMPORTS,
-    "export/discover.py": IMPORTS,
+    "build/worker.py": IMPORTS,
+    "pipeline/discover.py": IMPORTS,
     "runtime/eager.py": IMPORTS,
     "runtime/classes.py": IMPORTS,
     # the modules that register operators: torch's own, and those that an installed wheel names
     "runtime/operators.py": IMPORTS,
     "runtime/imports.py": IMPORTS,
-    "fresh.py": IMPORTS,
+    "pipeline/fresh_process.py": IMPORTS,
     # the module of torch that registers operators of a namespace
-    "edge/ops.py": IMPORTS,
+    "exir/dialects/_ops.py": IMPORTS,
     # asks the C library to give back what was freed
-    "testing/mapped.py": LIBRARIES,
+    "backends/testing/mapped.py": LIBRARIES,
     # whether the engine's libraries are there; the kit's own names, and the backend that its caller names
     "backends/onnxruntime/compile.py": IMPORTS,
-    "testing/__init__.py": IMPORTS,
-    "testing/elsewhere.py": IMPORTS,
+    "backends/testing/__init__.py": IMPORTS,
+    "backends/testing/elsewhere.py": IMPORTS,
     # the program of an installed wheel, its digest and the permissions of its place compared before
     "backends/aoti/run.py": {"torch._C._aoti"},
     # libraries that are in the process already, and a tensor's memory
     "backends/aoti/openmp.py": LIBRARIES,
-    "graph/tensors.py": LIBRARIES,
-    "recording/c_library.py": LIBRARIES,
-    "recording/landlock.py": LIBRARIES,
-    "recording/preload.py": LIBRARIES,
+    "exir/graph/tensors.py": LIBRARIES,
+    "build/inputs/c_library.py": LIBRARIES,
+    "build/inputs/landlock.py": LIBRARIES,
+    "build/inputs/preload.py": LIBRARIES,
 }
 """What may be where, and why."""
 

@@ -113,7 +113,7 @@ def export_models(
 def import_writer() -> None:
     """Import what writes the SBOM when the models are there: that takes 0.3 s, in which this process only waits."""
     with contextlib.suppress(ImportError):  # who needs it will say so
-        importlib.import_module("hatch_lower.hatch.provenance.document")
+        importlib.import_module("hatch_lower.build.sbom.document")
 
 
 def explained(

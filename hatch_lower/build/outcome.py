@@ -19,7 +19,7 @@ __all__ = ["Answer", "Ending", "answer_of", "cut", "last_words", "without_errors
 
 SHOWN_LINES = 20
 SEARCHED_LINES = 60
-OWN_CALLS = (f'File "{Path(__file__).parent}{os.sep}', 'File "<frozen ')
+OWN_CALLS = (f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
 NO_MEMORY = (
     "memoryerror",

@@ -1,4 +1,4 @@
-"""The build's child process: `python -m hatch_lower.build.worker request.json` lowers one model and writes `answer.json`.
+"""The build's child process: `python -m hatch_lower.build.worker request.json` lowers one model.
 
 Events go to a pipe of their own as JSON lines, errors into the answer: whatever the model's own code prints disturbs
 neither.

@@ -13,12 +13,12 @@ from typing import Any
 from hatchling.__about__ import __version__ as hatchling_version
 
 from hatch_lower.build.inputs.distributions import find_distributions
+from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.results import BuildResult
-from hatch_lower.hatch.provenance.subject import Subject
 
 __all__ = ["add_sbom", "check_hatchling"]
 
@@ -63,7 +63,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
     known = store.find(key)
     if known is not None and "document" in known:
         return str(known["document"])
-    from hatch_lower.hatch.provenance.document import document_text  # see there what it takes
+    from hatch_lower.build.sbom.document import document_text  # see there what it takes
 
     text = document_text(subject)
     store.put(key, {"kind": "sbom", "subject": subject.settings.name}, {"document": text})

@@ -96,7 +96,7 @@ def link_method(
 ) -> Callable[..., Any]:
     """Return a method's function for one instance: its constants, its delegates' `run`, its lock."""
     # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
-    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.pipeline.emit", **code.objects}
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **code.objects}
     namespace.update({identifier: constants[constant] for identifier, constant in code.constants.items()})
     namespace.update({identifier: runs[index] for identifier, index in code.delegates.items()})
     if code.lock:

@@ -14,6 +14,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from hatch_lower.build.sbom.document import document_text
+from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -28,8 +30,6 @@ from hatch_lower.format.plan import MethodPlan, Parameter, Plan, TargetEntry, wr
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
-from hatch_lower.hatch.provenance.document import document_text
-from hatch_lower.hatch.provenance.subject import Subject
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
@@ -309,7 +309,7 @@ def test_a_known_document_is_taken_from_the_cache(make: Make, tmp_path: Path) ->
 def test_what_a_build_of_the_known_imports_is_light(modules_after: Callable[[str], set[str]]) -> None:
     modules = modules_after("import hatch_lower.hatch.sbom")
     assert "hatchling" in modules
-    assert not modules & {"cyclonedx", "packageurl", "torch", "hatch_lower.hatch.provenance.document"}
+    assert not modules & {"cyclonedx", "packageurl", "torch", "hatch_lower.build.sbom.document"}
 
 
 def test_an_old_hatchling_is_refused_before_anything_is_lowered() -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_checked_in_schema_is_the_generated_one() -> None:
-    assert (ROOT / "hatch_lower" / "hatch-lower.schema.json").read_text() == schema_text()
+    assert (ROOT / "hatch_lower" / "config" / "hatch-lower.schema.json").read_text() == schema_text()
 
 
 def test_the_checked_in_reference_is_the_generated_one() -> None:

@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest -p hatch_lower.backends.testing.plugin --hatch-lower-backend ID` runs the kit on a backend.
+"""The pytest plugin: `-p hatch_lower.backends.testing.plugin --hatch-lower-backend ID` runs the kit on a backend.
 
 No entry point declares it. pytest would import it in every run of an environment in which hatch-lower is installed, and
 rewrite the assertions of all modules of the distribution.

@@ -11,7 +11,7 @@ from hatch_lower.canonical import digest_of
 
 __all__ = ["own_digest"]
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 CODE = (".c", ".json", ".py")
 
 

@@ -27,7 +27,7 @@ SHARED_MEMORY = re.compile(
     rf"{MEMORY_FOLDER}/(?:sem\.(?:mp|loky)-\w+|psm_[0-9a-f]+|torch_\d+_\d+_\d+|__KMP_REGISTERED_LIB_\d+(?:_\d+)?)"
 )
 """Semaphores, and memory that processes share, of Python, torch and OpenMP. Whatever else is there may be an input."""
-OWN_PACKAGE = str(Path(__file__).parents[1])
+OWN_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Roots:

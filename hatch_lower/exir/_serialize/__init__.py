@@ -1,0 +1,1 @@
+"""Where ExecuTorch keeps its named data store."""

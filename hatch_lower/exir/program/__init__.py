@@ -1,0 +1,1 @@
+"""`EdgeProgramManager`, and the functions that make one."""

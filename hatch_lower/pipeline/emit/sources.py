@@ -33,7 +33,7 @@ class SourceRoots:
         listed = {root.absolute() for root in known} | {root.resolve() for root in known}
         self._roots = sorted(listed, key=lambda root: (-len(root.parts), root))
         self._standard = {standard.absolute(), standard.resolve()}
-        self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[1])
+        self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
     def source(self, stack_trace: str | None) -> str:
         """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own.

@@ -1,0 +1,1 @@
+"""Operators that a backend puts in the place of a pattern."""

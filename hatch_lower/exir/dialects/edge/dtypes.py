@@ -1,7 +1,7 @@
 """Which dtypes an operator's tensors may have: constraints, and the table of those of the core ATen operators.
 
-The table, `dtypes.json`, is made by `python -m hatch_lower.exir.dialects.edge.generate_dtypes` from what torch itself accepts. It is
-read when an operator's dtypes are first asked for.
+`python -m hatch_lower.exir.dialects.edge.generate_dtypes` makes the table, `dtypes.json`, from what torch itself
+accepts. It is read when an operator's dtypes are first asked for.
 """
 
 from __future__ import annotations

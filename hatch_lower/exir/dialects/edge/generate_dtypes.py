@@ -1,7 +1,8 @@
 """Make `dtypes.json`: which dtypes torch accepts for the core ATen operators, and which it returns.
 
-`python -m hatch_lower.exir.dialects.edge.generate_dtypes` writes the table anew. Each operator is called with every combination of
-the regular dtypes, by torch's meta function and by its CPU kernel; a combination is in the table if both accept it.
+`python -m hatch_lower.exir.dialects.edge.generate_dtypes` writes the table anew. Each operator is called with every
+combination of the regular dtypes, by torch's meta function and by its CPU kernel; a combination is in the table if both
+accept it.
 """
 
 from __future__ import annotations

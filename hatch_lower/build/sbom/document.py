@@ -28,13 +28,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
+from hatch_lower.build.sbom.card import dataset_ref, model_card
+from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.card import Dataset
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
-from hatch_lower.hatch.provenance.card import dataset_ref, model_card
-from hatch_lower.hatch.provenance.subject import Subject
 
 __all__ = ["document_text"]
 
