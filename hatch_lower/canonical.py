@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["canonical_json", "digest_of", "open_file", "read_file", "sha256_bytes", "sha256_file"]
-
 PIECE = 1 << 20
 
 

@@ -13,17 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-__all__ = [
-    "CollapsedOutput",
-    "Event",
-    "LineReporter",
-    "LiveReporter",
-    "NullReporter",
-    "Reporter",
-    "event_from_json",
-    "stage",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -15,8 +15,6 @@ from hatch_lower.errors import ConfigError, LowerError
 from hatch_lower.format.reading import read_path
 from hatch_lower.format.results import ModelResult, PayloadFile
 
-__all__ = ["asset_entries", "asset_files", "find_assets", "with_assets"]
-
 WILDCARDS = frozenset("*?[")
 
 

@@ -24,8 +24,6 @@ from hatch_lower.errors import CacheError
 from hatch_lower.events import Reporter
 from hatch_lower.format.record import FORMS, ModelReport
 
-__all__ = ["Audit", "audit"]
-
 RECAPTURE = "hatch_lower.pipeline.recapture:recapture_model"
 HASH_SEEDS = 4_294_967_295
 """The largest that Python takes."""

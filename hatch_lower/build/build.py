@@ -25,9 +25,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
-from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile
-
-__all__ = ["BuildResult", "Lookup", "MethodRow", "PayloadFile", "build", "look_up"]
+from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
 
 LOWER_MODEL = "hatch_lower.pipeline.lower_model:lower_model"
 

@@ -33,8 +33,6 @@ from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
 
-__all__ = ["explained", "export_models"]
-
 SHOWN = 3
 """Reasons of a method that the summary of a build names."""
 TRIMMING_S = 10.0

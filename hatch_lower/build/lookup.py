@@ -39,8 +39,6 @@ from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
-__all__ = ["Known", "Unchanged", "remember", "roots_of", "stats_path"]
-
 SCHEMA = 3
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""

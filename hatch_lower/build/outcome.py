@@ -15,8 +15,6 @@ from hatch_lower.errors import LowerError, ProcessError, error_from_json
 from hatch_lower.format.codec import decode
 from hatch_lower.format.record import ModelReport
 
-__all__ = ["Answer", "Ending", "answer_of", "cut", "last_words", "without_errors"]
-
 SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ')

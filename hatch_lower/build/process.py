@@ -21,8 +21,6 @@ from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
 from hatch_lower.format.codec import write_record
 
-__all__ = ["run_children"]
-
 GRACE_SECONDS = 3.0
 """How long a child may take to remove its temporary files when it is told to end."""
 TICK_SECONDS = 0.2

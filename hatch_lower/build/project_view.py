@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DistributedFile", "Surroundings", "find_import_roots", "find_packages", "plan_links"]
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

@@ -9,8 +9,6 @@ from typing import Any
 
 from hatch_lower.config.settings import Settings
 
-__all__ = ["Request"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hatch_lower.build.project_view import Surroundings
 
-__all__ = ["lay_out_site"]
-
 
 def lay_out_site(surroundings: Surroundings, folder: Path, root: Path) -> tuple[Path, ...]:
     """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`.

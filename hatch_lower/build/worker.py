@@ -42,8 +42,6 @@ from hatch_lower.format.codec import encode, read_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
-__all__ = ["ANSWER", "UNANSWERED", "main", "out_of_memory_error"]
-
 ANSWER = "answer.json"
 UNANSWERED = 75
 """The exit status of a process that could not write its answer."""

@@ -11,8 +11,6 @@ from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
 from hatch_lower.canonical import read_file
 
-__all__ = ["Contents", "StoredBlob", "StoredRecord", "read_contents"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:

@@ -12,8 +12,6 @@ from hatch_lower.cache.files import make_folder
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
 
-__all__ = ["WRITING", "Mode", "choose_directory", "default_directory", "history_path", "reason_to_distrust"]
-
 MODES = ("on", "off", "read-only", "refresh", "frozen")
 WRITING = ("on", "refresh")
 Mode = str

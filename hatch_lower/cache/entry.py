@@ -17,8 +17,6 @@ from typing import Any
 
 from hatch_lower.canonical import digest_of
 
-__all__ = ["DIGEST", "Record", "check_record", "make_record", "parse_record"]
-
 Record = dict[str, Any]
 
 DIGEST = re.compile("[0-9a-f]{64}")

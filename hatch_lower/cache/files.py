@@ -15,17 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = [
-    "LEFTOVER",
-    "file_mode",
-    "in_folder",
-    "make_folder",
-    "move_file",
-    "remove_unused",
-    "temporary_beside",
-    "write_file",
-]
-
 LEFTOVER = ".part"
 """Suffix of files that are not finished; one that stays was left by a process that was killed."""
 

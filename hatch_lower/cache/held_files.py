@@ -16,8 +16,6 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["make_held", "make_held_folder", "remove_abandoned"]
-
 
 def make_held(path: Path) -> int:
     """Make a file that this process holds until the descriptor, which is returned, is closed.

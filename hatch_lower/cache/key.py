@@ -11,8 +11,6 @@ from typing import Any
 
 from hatch_lower.canonical import digest_of
 
-__all__ = ["ExportKey", "JointKey", "NoKeyError", "PartitionKey"]
-
 
 class NoKeyError(Exception):
     """Something about an exported model has no digest, so that it is not looked up as a whole."""

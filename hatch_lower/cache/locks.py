@@ -18,8 +18,6 @@ from hatch_lower.canonical import sha256_bytes
 if TYPE_CHECKING:
     import filelock
 
-__all__ = ["LEVELS", "hold"]
-
 LEVELS = ("manifest", "export", "partition", "record")
 """What can be locked. Who holds a lock may take those of later levels, so that builds never wait for each other in a
 circle; a second one of the same level must be taken together with the first."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from hatch_lower.canonical import digest_of
 
-__all__ = ["ManifestKey"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # made in every build; keys are compared by digest
 class ManifestKey:

@@ -6,8 +6,6 @@ import os
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["Times", "times_of_devices"]
-
 TABLE = Path("/proc/self/mountinfo")
 OF_THIS_SYSTEM = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}

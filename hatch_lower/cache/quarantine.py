@@ -13,8 +13,6 @@ from pathlib import Path
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import VerificationError
 
-__all__ = ["forget_suspects", "suspected"]
-
 NOTE = "suspects.json"
 
 

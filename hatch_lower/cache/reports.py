@@ -14,9 +14,8 @@ from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.reading import read_path
-from hatch_lower.format.record import ModelReport, PayloadFile
-
-__all__ = ["REPORT_SCHEMA", "report_blobs", "report_value", "restore_report"]
+from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import PayloadFile
 
 REPORT_SCHEMA = 2
 

@@ -11,8 +11,6 @@ from hatch_lower.cache.entry import Record, check_record
 from hatch_lower.cache.files import temporary_beside
 from hatch_lower.canonical import sha256_file
 
-__all__ = ["Keep", "RemoteCache", "fetch_record"]
-
 Keep = Callable[[str, Callable[[Path], bool]], bool]
 """`keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
 into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there."""

@@ -6,8 +6,6 @@ import os
 import stat
 from typing import NamedTuple
 
-__all__ = ["State"]
-
 
 class State(NamedTuple):
     """Device, inode, mode, size, and the times of modification and of change in nanoseconds."""

@@ -25,8 +25,6 @@ from typing import Protocol
 from hatch_lower.cache.mounts import Times, times_of_devices
 from hatch_lower.canonical import read_file
 
-__all__ = ["StatCache", "installed_rows"]
-
 VERSION = 2
 LIMIT = 2000
 """Files that are remembered; those used longest ago go first. Reading so many takes 2 ms."""

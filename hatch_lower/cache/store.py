@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.cache.directory import WRITING, Mode, choose_directory, default_directory
+from hatch_lower.cache.directory import WRITING, Mode, choose_directory
 from hatch_lower.cache.entry import DIGEST, Record, check_record, make_record, parse_record
 from hatch_lower.cache.files import move_file, write_file
 from hatch_lower.cache.locks import hold
@@ -29,8 +29,6 @@ from hatch_lower.cache.shared import RemoteCache, fetch_record
 from hatch_lower.cache.verified import Verified
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
 from hatch_lower.errors import CacheError
-
-__all__ = ["MARK_INTERVAL", "Mode", "RemoteCache", "Store", "default_directory", "open_store"]
 
 MARK_INTERVAL = 3600.0
 """Seconds between two marks of use on one record: a build does not write to all that it reads."""

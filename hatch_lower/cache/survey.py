@@ -11,8 +11,6 @@ from typing import Any
 from hatch_lower.cache.contents import Contents, StoredRecord, read_contents
 from hatch_lower.canonical import sha256_file
 
-__all__ = ["Damage", "Entry", "Survey", "survey", "verify"]
-
 KINDS = (
     ("compile_specs", "partition"),
     ("partitions", "partition"),

@@ -16,9 +16,7 @@ from pathlib import Path
 from hatch_lower.cache.contents import Contents, StoredBlob, StoredRecord, read_contents, walk
 from hatch_lower.cache.files import remove_unused, write_file
 from hatch_lower.cache.store import MARK_INTERVAL, Store
-from hatch_lower.config.settings import CacheSettings
-
-__all__ = ["Limits", "Trimmed", "clear", "limits_of", "maybe_trim", "trim"]
+from hatch_lower.config.tables import CacheSettings
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -16,8 +16,6 @@ from pathlib import Path
 from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file, sha256_file
 
-__all__ = ["LARGE", "Verified"]
-
 LARGE = 16 << 20
 """Bytes from which on it is noted that a blob is whole."""
 

@@ -15,8 +15,6 @@ from hatch_lower.cli.tables import count
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
 
-__all__ = ["audit"]
-
 
 @click.command()
 @click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cache.store import Store, default_directory, open_store
+from hatch_lower.cache.directory import default_directory
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.output import show, show_json, show_report
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.errors import CacheError
@@ -23,8 +24,6 @@ from hatch_lower.errors import CacheError
 if TYPE_CHECKING:
     from hatch_lower.cache.survey import Survey
     from hatch_lower.config.tables import CacheSettings
-
-__all__ = ["cache"]
 
 VERSION_FOLDER = re.compile(r"v\d+")
 """What this and other versions of hatch-lower call their part of the cache."""

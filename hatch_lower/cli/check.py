@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.check import CheckRow
     from hatch_lower.runtime.numbers import Tolerance
 
-__all__ = ["check"]
-
 Place = tuple[str, PackagedFolder, tuple[str, ...]]
 """What to call a folder, the folder, and the names of its models."""
 

@@ -24,8 +24,6 @@ from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 from hatch_lower.runtime.recorded import Recorded
 
-__all__ = ["Contents", "choose_model", "choose_recipe", "find_contents", "path_option", "target_of"]
-
 MANIFEST = "_lowered/manifest.json"
 
 MOST_BYTES = 1 << 26

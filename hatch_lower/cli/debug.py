@@ -15,8 +15,6 @@ from hatch_lower.cli.tables import table_lines
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 
-__all__ = ["debug"]
-
 Row = dict[str, Any]
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hatch_lower.build.lookup import Known
     from hatch_lower.hatch.project import Project
 
-__all__ = ["explain"]
-
 Report = dict[str, Any]
 
 LEVELS = {

@@ -22,8 +22,6 @@ from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
 from hatch_lower.model import ENTRY_POINT_GROUP
 
-__all__ = ["init"]
-
 OWN_NAME = "hatch-lower"
 
 

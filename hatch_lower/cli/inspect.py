@@ -21,8 +21,6 @@ from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.signature import signature_text
 from hatch_lower.format.tree import leaf_paths, tree_text
 
-__all__ = ["inspect"]
-
 Report = dict[str, Any]
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")

@@ -13,8 +13,6 @@ from hatch_lower.cli.tables import table_lines
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
 
-__all__ = ["list_models"]
-
 Report = list[dict[str, Any]]
 
 

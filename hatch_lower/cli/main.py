@@ -20,8 +20,6 @@ from hatch_lower.cli.output import show_error, show_text
 from hatch_lower.cli.verify import verify
 from hatch_lower.errors import LowerError
 
-__all__ = ["main"]
-
 
 class Commands(click.Group):
     """A group of commands that end with status 1 and one message where hatch-lower raises."""

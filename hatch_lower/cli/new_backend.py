@@ -18,8 +18,6 @@ from hatch_lower.cli.output import show
 from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
-__all__ = ["Names", "new_backend", "render", "write_backend"]
-
 TEMPLATE = Path(__file__).with_name("template")
 DELEGATE_GROUP = "hatch_lower.delegates"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

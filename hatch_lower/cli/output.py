@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 
-__all__ = ["page", "printable", "show", "show_error", "show_json", "show_report", "show_text"]
-
 
 def printable(text: str) -> str:
     """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`.

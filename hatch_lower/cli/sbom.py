@@ -11,8 +11,6 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.runtime.installed import find_model
 
-__all__ = ["sbom_text"]
-
 PLACE = f".dist-info/{FOLDER}/{SBOM_FILE}"
 
 

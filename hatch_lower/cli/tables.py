@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["count", "size_text", "table_lines"]
-
 
 def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
     """Yield rows of cells as lines with aligned columns; the columns numbered in `right` are aligned to the right.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hatch_lower.build.diff.difference import Difference
     from hatch_lower.build.reproduce.rebuild import Rebuilt
 
-__all__ = ["verify"]
-
 LOG = "build.log"
 SHOWN = 5
 """Differences of one file that are shown to people."""

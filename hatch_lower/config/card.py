@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Author", "Card", "Dataset"]
-
 LICENSE = {"spdx": True, "words": "an SPDX expression such as `Apache-2.0`, or `LicenseRef-…` for any other licence"}
 SHA256 = {"pattern": "[0-9a-f]{64}", "words": "a sha256: 64 hexadecimal digits in lower case"}
 LINK = {

@@ -13,8 +13,6 @@ from packaging.version import InvalidVersion, Version
 
 from hatch_lower.errors import ConfigError
 
-__all__ = ["Unmet", "distributions_required", "find_unmet", "requirements_to_add"]
-
 OWN_NAME = "hatch-lower"
 
 

@@ -23,8 +23,6 @@ from hatch_lower.config.tables import (
     toml_key,
 )
 
-__all__ = ["json_schema", "reference_markdown", "schema_text"]
-
 INTRODUCTION = f"""\
 # Configuration
 

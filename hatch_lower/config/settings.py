@@ -17,17 +17,6 @@ from hatch_lower.config.tables import BackendChoice, CacheSettings, HookTable, M
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.model import ENTRY_POINT_GROUP
 
-__all__ = [
-    "BACKEND_GROUP",
-    "HOOK_PATH",
-    "BackendChoice",
-    "CacheSettings",
-    "ModelSettings",
-    "Recipe",
-    "Settings",
-    "read_settings",
-]
-
 BACKEND_GROUP = "hatch_lower.backends"
 HOOK_PATH = "tool.hatch.build.hooks.lower"
 ENTRY_POINTS_PATH = f'project.entry-points."{ENTRY_POINT_GROUP}"'

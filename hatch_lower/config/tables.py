@@ -18,19 +18,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.errors import nearest
 
-__all__ = [
-    "PUBLIC_KEY",
-    "REMOTE",
-    "RESERVED_KEYS",
-    "BackendChoice",
-    "CacheSettings",
-    "HookTable",
-    "ModelTable",
-    "RecipeTable",
-    "read_table",
-    "toml_key",
-]
-
 REMOTE = {
     # a scheme and a place; an `@` only where it names a container (`abfs://container@account`), never a user
     "pattern": r"(?!https?://[^/]*@)(?![^/]*//[^/]*:[^/]*@)[a-z][a-z0-9+.-]*://\S+",

@@ -9,8 +9,6 @@ from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.plan import Plan
 
-__all__ = ["backends_in", "check_agreement", "target_in"]
-
 
 def backends_in(plan: Plan) -> tuple[str, ...]:
     """Return the backends whose delegates a plan runs."""

@@ -10,19 +10,6 @@ from typing import Any, TypeAlias
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import read_integer, read_natural, read_pair, read_text, refuse
 
-__all__ = [
-    "Argument",
-    "ConstantName",
-    "Literal",
-    "Special",
-    "Value",
-    "argument_json",
-    "literal_text",
-    "read_argument",
-    "read_literal",
-    "references_in",
-]
-
 DEPTH_LIMIT = 8
 LAYOUTS = frozenset({"jagged", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "strided"})
 MEMORY_FORMATS = frozenset({"channels_last", "channels_last_3d", "contiguous_format", "preserve_format"})

@@ -10,8 +10,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["decode", "encode", "read_record", "write_record"]
-
 Record = TypeVar("Record")
 
 

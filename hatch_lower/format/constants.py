@@ -9,8 +9,6 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import read_bool, read_fields, read_list, read_natural, read_text, refuse
 
-__all__ = ["Constant", "Storage", "constant_json", "content_key", "read_constant", "read_storage", "storage_json"]
-
 
 @dataclass(frozen=True, slots=True)
 class Storage:

@@ -19,22 +19,6 @@ from hatch_lower.format.reading import (
     refuse,
 )
 
-__all__ = [
-    "BLOB_SUFFIX",
-    "PAGE_SIZE",
-    "DataFile",
-    "DataLayout",
-    "DelegateEntry",
-    "Head",
-    "TargetEntry",
-    "data_name",
-    "delegate_json",
-    "is_whole",
-    "read_delegate",
-    "read_target",
-    "target_json",
-]
-
 BLOB_SUFFIX = "blob"
 """Of files in no format of their own. Programs that look for pickles take a `.bin` for one, and fail on it."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["DTYPES", "StoredDtype"]
-
 
 class StoredDtype(NamedTuple):
     """Bytes per element, and safetensors' name (`None` where safetensors has none)."""

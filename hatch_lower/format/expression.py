@@ -11,17 +11,6 @@ from typing import Any, TypeAlias
 
 from hatch_lower.format.reading import read_fields, read_integer, read_list, refuse
 
-__all__ = [
-    "Compound",
-    "Expression",
-    "evaluate",
-    "expression_json",
-    "expression_text",
-    "read_expression",
-    "read_symbol",
-    "symbols_in",
-]
-
 DEPTH_LIMIT = 32
 POWER_LIMIT = 64
 ARITIES: Mapping[str, int | None] = MappingProxyType(

@@ -10,22 +10,6 @@ from typing import Any, TypeAlias
 from hatch_lower.format.arguments import Argument, argument_json
 from hatch_lower.format.inputs import Input, TensorInput, input_json
 
-__all__ = [
-    "PYTHON_OPS",
-    "Cond",
-    "DelegateCall",
-    "Graph",
-    "Instruction",
-    "Map",
-    "OpCall",
-    "PythonCall",
-    "Scan",
-    "While",
-    "arguments_of",
-    "graph_json",
-    "nested_graphs",
-]
-
 PYTHON_OPS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(

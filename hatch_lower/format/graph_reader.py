@@ -24,8 +24,6 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.inputs import Symbol, TensorInput, read_input
 from hatch_lower.format.reading import read_fields, read_list, read_natural, read_object, read_text, refuse
 
-__all__ = ["Scope", "read_graph"]
-
 DEPTH_LIMIT = 16
 OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 KEYWORD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -26,21 +26,6 @@ from hatch_lower.format.reading import (
     refuse,
 )
 
-__all__ = [
-    "Input",
-    "LiteralInput",
-    "Symbol",
-    "SymbolInput",
-    "TensorInput",
-    "input_json",
-    "input_text",
-    "is_contiguous",
-    "read_input",
-    "read_symbols",
-    "symbols_json",
-    "symbols_text",
-]
-
 RANK_LIMIT = 64
 
 

@@ -22,18 +22,6 @@ from hatch_lower.format.reading import (
     refuse,
 )
 
-__all__ = [
-    "MANIFEST_SCHEMA",
-    "FileEntry",
-    "Manifest",
-    "MethodEntry",
-    "ModelEntry",
-    "RecipeEntry",
-    "model_json",
-    "read_manifest",
-    "write_manifest",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:

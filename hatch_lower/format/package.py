@@ -7,8 +7,6 @@ from typing import Any
 
 from hatch_lower.canonical import canonical_json
 
-__all__ = ["MANIFEST_SCHEMA", "SBOM_FILE", "package_manifest"]
-
 MANIFEST_SCHEMA = 1
 SBOM_FILE = "hatch-lower.cdx.json"
 """The SBOM's name below `.dist-info/sboms` in each wheel that the hook took part in."""

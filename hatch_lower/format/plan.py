@@ -9,7 +9,7 @@ from typing import Any
 from hatch_lower.canonical import canonical_json
 from hatch_lower.format.arguments import Argument, ConstantName, Value, argument_json, read_argument
 from hatch_lower.format.constants import Constant, Storage, constant_json, read_constant, read_storage, storage_json
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry, delegate_json, read_delegate
+from hatch_lower.format.delegates import DelegateEntry, delegate_json, read_delegate
 from hatch_lower.format.graph import Graph, graph_json
 from hatch_lower.format.graph_reader import Scope, read_graph
 from hatch_lower.format.inputs import (
@@ -34,19 +34,6 @@ from hatch_lower.format.reading import (
     refuse,
 )
 from hatch_lower.format.tree import Tree, count_leaves, read_tree, tree_json
-
-__all__ = [
-    "PLAN_SCHEMA",
-    "Constant",
-    "DelegateEntry",
-    "MethodPlan",
-    "Parameter",
-    "Plan",
-    "Storage",
-    "TargetEntry",
-    "read_plan",
-    "write_plan",
-]
 
 PLAN_SCHEMA = 2
 

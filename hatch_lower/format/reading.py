@@ -9,26 +9,6 @@ from typing import Any, NoReturn
 
 from hatch_lower.errors import ProgramError
 
-__all__ = [
-    "GREATEST_INTEGER",
-    "check_schema",
-    "parse_json",
-    "read_bool",
-    "read_digest",
-    "read_fields",
-    "read_identifier",
-    "read_integer",
-    "read_list",
-    "read_module_name",
-    "read_natural",
-    "read_object",
-    "read_pair",
-    "read_path",
-    "read_qualified_name",
-    "read_text",
-    "refuse",
-]
-
 GREATEST_INTEGER = 2**63 - 1
 
 

@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
-
-__all__ = [
-    "FORMS",
-    "Architecture",
-    "BackendRecord",
-    "BuildResult",
-    "MethodRecord",
-    "MethodRow",
-    "ModelReport",
-    "PayloadFile",
-]
+from hatch_lower.format.results import MethodRow, PayloadFile
 
 FORMS = "forms"
 """Folder of an audited model: a store with the forms of the graphs that were exported again."""

@@ -9,8 +9,6 @@ from hatch_lower.format.inputs import Input, Symbol, SymbolInput, TensorInput, i
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import tree_text
 
-__all__ = ["signature_text"]
-
 
 def signature_text(name: str, method: MethodPlan) -> str:
     """Return `embed(image: float32[batch, 1, 8, 8], *, scale: the value 2); batch from 1 to 1024`."""

@@ -17,18 +17,6 @@ from hatch_lower.format.reading import (
     refuse,
 )
 
-__all__ = [
-    "Container",
-    "Leaf",
-    "Tree",
-    "count_leaves",
-    "leaf_paths",
-    "read_tree",
-    "step_into",
-    "tree_json",
-    "tree_text",
-]
-
 DEPTH_LIMIT = 32
 
 

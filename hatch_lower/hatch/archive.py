@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["ZIP64_LIMIT", "Archive", "copy_span", "read_archive", "write_bytes", "write_directory", "write_file"]
-
 ZIP64_LIMIT = 0xFFFFFFFF
 """Sizes and offsets from here on need 8 bytes."""
 CHUNK = 1 << 20

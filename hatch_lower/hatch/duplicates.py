@@ -15,8 +15,6 @@ from hatch_lower.build.project_view import DistributedFile
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
-__all__ = ["Repeated", "find_repeated", "repetition_warning"]
-
 SUFFIX = ".safetensors"
 SMALLEST = 1024
 """Bytes; smaller tensors are equal by chance."""

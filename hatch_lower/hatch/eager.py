@@ -13,8 +13,6 @@ from hatch_lower.config.settings import Settings
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
-__all__ = ["write_eager"]
-
 
 def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/eager.json` for each package under `work` and return the files."""

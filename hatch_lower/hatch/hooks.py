@@ -6,8 +6,6 @@ from hatchling.plugin import hookimpl
 
 from hatch_lower.hatch.plugin import LowerBuildHook
 
-__all__ = ["hatch_register_build_hook"]
-
 
 @hookimpl
 def hatch_register_build_hook() -> type[LowerBuildHook]:

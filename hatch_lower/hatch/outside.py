@@ -12,8 +12,6 @@ from hatch_lower.errors import ConfigError
 if TYPE_CHECKING:
     from hatch_lower.hatch.project import Project
 
-__all__ = ["open_project", "read_pyproject"]
-
 HOOK = "lower"
 
 

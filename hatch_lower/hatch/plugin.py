@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import Project
 
-__all__ = ["LowerBuildHook"]
-
 WORK_PREFIX = "hatch-lower-build-"
 """Of folders that are held: nobody holds those of `hatch-lower check`, say."""
 

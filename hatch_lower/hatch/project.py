@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hatch_lower.format.results import PayloadFile
 
-__all__ = ["Project", "input_files", "read_project", "set_tag"]
-
 HOOK = "lower"
 SHOWN = 5
 """Files that an error names."""

@@ -20,8 +20,6 @@ from hatch_lower.errors import PackageError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.results import BuildResult
 
-__all__ = ["add_sbom", "check_hatchling"]
-
 LIBRARY = "cyclonedx-python-lib"
 
 

@@ -12,8 +12,6 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile
 
-__all__ = ["write_sources"]
-
 PROJECT = "project/"
 """Recorded inputs that are the project's own begin with this."""
 

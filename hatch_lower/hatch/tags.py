@@ -18,8 +18,6 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 
-__all__ = ["POLICIES", "NativeFile", "platform_tag", "read_native_file", "remembering", "tag_of"]
-
 NATIVE_FILE_SCHEMA = 2
 
 POLICIES = Path(__file__).with_name("manylinux.json")

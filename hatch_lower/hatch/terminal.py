@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from hatch_lower.format.results import MethodRow
 
-__all__ = ["reporter_for", "summary_lines"]
-
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 TEXT_COLUMNS = frozenset({0, 1, 2, 8})
 LEVELS = {1: "unchanged", 2: "same graph"}

@@ -6,8 +6,6 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["remove_unfinished", "wheels_in"]
-
 
 def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
     """Return inode and modification time of each wheel in a folder, by its name."""

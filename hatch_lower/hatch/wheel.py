@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import PayloadFile
 
-__all__ = ["TEMPORARY_SUFFIX", "append_payload", "remove_temporaries"]
-
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
 LARGE = 16 << 20
 """Bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache."""

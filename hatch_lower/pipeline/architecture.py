@@ -13,8 +13,6 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.record import Architecture
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 
-__all__ = ["architecture_of"]
-
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 WITHOUT_A_NAME = "torch.fx."
 """Begins the names of classes that torch makes up for a graph that was traced before."""

@@ -32,8 +32,6 @@ from hatch_lower.pipeline.tensor_checks import (
     tensors_of,
 )
 
-__all__ = ["CapturedMethod", "CapturedModel", "capture_model"]
-
 NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
@@ -122,7 +120,7 @@ def capture_model(
 
 def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
     """Refuse names that a loaded model could not offer as attributes."""
-    from hatch_lower.runtime.load import RESERVED_METHOD_NAMES
+    from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES
 
     for name in methods:
         where = f"model `{model}`, method `{name}`"

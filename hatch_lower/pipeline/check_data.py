@@ -11,8 +11,6 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.random_inputs import example_case
 
-__all__ = ["CHECK_BYTES", "check_tensors", "example_tensors", "limited"]
-
 CHECK_BYTES = 1 << 20
 """Bytes of tensors up to which they are packaged."""
 

@@ -26,8 +26,6 @@ from hatch_lower.pipeline.exceptions import (
     user_line,
 )
 
-__all__ = ["EntryPoint", "Exports", "discover"]
-
 Exports = Model | dict[str, ExportedProgram]
 
 ACCEPTED = (

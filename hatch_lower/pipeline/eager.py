@@ -19,8 +19,6 @@ from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_c
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 
-__all__ = ["HALF_FACTORS", "Verification", "eager_factory", "random_operators", "verify_method", "widened"]
-
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
 """How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
 (float16) and 65000 (bfloat16) times that of float32, most of which both sides share."""

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-__all__ = ["EnvironmentReads"]
-
 BETWEEN = frozenset({__file__, *(each.__code__.co_filename for each in (os.getenv, PlainMapping.get, getpass.getuser))})
 """Files whose functions stand between whoever asks for a variable and this module."""
 TRACER = "/torch/_dynamo/variables/"

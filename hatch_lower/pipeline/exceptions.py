@@ -8,8 +8,6 @@ from pathlib import Path
 
 import hatch_lower
 
-__all__ = ["describe_exception", "is_out_of_memory", "message_of", "relative_to_roots", "trim", "user_line"]
-
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
 NO_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "can't start new thread")

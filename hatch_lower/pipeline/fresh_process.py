@@ -33,8 +33,6 @@ from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
 
-__all__ = ["FreshProcess", "Packaged", "start_fresh"]
-
 
 @dataclass(frozen=True, slots=True)
 class Packaged:

@@ -31,8 +31,6 @@ from hatch_lower.exir.graph.tensors import dtype_name, storage_key, tensor_diges
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
 
-__all__ = ["ExportedMethod", "constants_of", "describe_method", "form_bytes", "sharing_of"]
-
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
 NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack"})

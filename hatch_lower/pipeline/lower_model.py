@@ -18,7 +18,8 @@ from hatch_lower.cache.quarantine import suspected
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.requirements import requirements_to_add
-from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
@@ -35,7 +36,8 @@ from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import MethodEntry, ModelEntry, RecipeEntry
-from hatch_lower.format.record import MethodRow, ModelReport
+from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.check_data import example_tensors, limited
@@ -60,8 +62,6 @@ from hatch_lower.pipeline.sandbox import backend_at_work
 from hatch_lower.pipeline.verify import verify_recipe
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.numbers import Tolerance
-
-__all__ = ["lower_model"]
 
 EXAMPLES = "examples.safetensors"
 """The example inputs and eager's outputs in full; only some are packaged."""

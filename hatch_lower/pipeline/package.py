@@ -19,12 +19,10 @@ from hatch_lower.format.debug_map import write_debug
 from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
-from hatch_lower.format.record import PayloadFile
+from hatch_lower.format.results import PayloadFile
 from hatch_lower.pipeline.emit.constants_file import ConstantsFile, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import EmittedProgram
-
-__all__ = ["CONSTANTS", "CONSTANTS_SCHEMA", "Packager", "ProgramFiles"]
 
 CONSTANTS = "constants.safetensors"
 

@@ -11,8 +11,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-__all__ = ["dimension_names", "positional_names", "user_values"]
-
 
 def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:
     """Return the Python names of the first `count` positional arguments; `*args` gives `args_0`, `args_1`, …"""

@@ -16,8 +16,6 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.tensor_checks import path_text
 
-__all__ = ["InputCase", "example_case", "random_case", "resized_cases"]
-
 Sizes = Mapping[sympy.Symbol, int]
 
 

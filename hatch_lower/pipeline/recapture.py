@@ -18,8 +18,6 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.reuse import describe_export
 
-__all__ = ["recapture_model"]
-
 
 def recapture_model(
     settings: Settings,

@@ -31,7 +31,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
-from hatch_lower.format.manifest import MANIFEST_SCHEMA
+from hatch_lower.format.package import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import BackendRecord, MethodRecord, ModelReport
 from hatch_lower.pipeline.capture import CapturedModel
@@ -42,17 +42,6 @@ from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA, Packager
 from hatch_lower.pipeline.sandbox import backend_at_work
-
-__all__ = [
-    "Export",
-    "Used",
-    "backends_of",
-    "describe_export",
-    "find_report",
-    "keep_report",
-    "plain_constants",
-    "used_backends",
-]
 
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
 

@@ -15,8 +15,6 @@ from hatch_lower.errors import BackendError, CaptureError, LowerError
 from hatch_lower.exir.lowering.process_state import arithmetic, library_restored, process_restored, torch_restored
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
-__all__ = ["backend_at_work", "export_at_work"]
-
 
 @contextmanager
 def backend_at_work(backend: str, where: str) -> Iterator[None]:

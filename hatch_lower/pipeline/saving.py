@@ -21,8 +21,6 @@ from hatch_lower.pipeline.emit.constants import merge_storages
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 from hatch_lower.pipeline.package import Packager
 
-__all__ = ["save_program"]
-
 RECIPE = "default"
 
 

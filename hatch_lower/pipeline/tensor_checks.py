@@ -12,16 +12,6 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError
 
-__all__ = [
-    "check_devices",
-    "check_no_fakes",
-    "check_unchanged",
-    "path_text",
-    "share_tensors",
-    "tensor_versions",
-    "tensors_of",
-]
-
 
 def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
     """Refuse tensors that are not in the CPU's memory."""

@@ -23,8 +23,6 @@ from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.selection import DelegateKinds
 
-__all__ = ["verify_recipe"]
-
 
 def verify_recipe(
     source: CapturedModel, recipe: Recipe, files: ProgramFiles, packager: Packager, seed: int, reporter: Reporter

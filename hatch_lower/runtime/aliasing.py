@@ -11,8 +11,6 @@ from hatch_lower.format.constants import Constant
 from hatch_lower.format.graph import Graph, Instruction, Map, OpCall, PythonCall, arguments_of, nested_graphs
 from hatch_lower.runtime.operators import Operators, may_return_alias
 
-__all__ = ["Aliasing", "Root", "Roots"]
-
 
 @dataclass(frozen=True, slots=True)
 class Root:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from hatch_lower.format.expression import Compound, Expression, symbols_in
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput
 
-__all__ = ["SIZE", "Binding", "bind_symbols", "sizes_of"]
-
 SIZE = "<size>"
 """Stands for what is found; no symbol has this name."""
 

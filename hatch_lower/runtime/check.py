@@ -28,8 +28,6 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 from hatch_lower.runtime.stale import changed_sources, stale_text
 
-__all__ = ["HALF_FACTORS", "CheckRow", "check_method", "check_model"]
-
 HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
 """How much wider the tolerances are for half precision, as where a build verifies."""
 

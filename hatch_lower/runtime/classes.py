@@ -25,8 +25,6 @@ from urllib.parse import unquote, urlsplit
 from hatch_lower.format.tree import Container
 from hatch_lower.runtime.installed import read_field
 
-__all__ = ["NoClassError", "find_maker", "owner_of"]
-
 OUTPUT_BASES = frozenset({"transformers.utils.generic:ModelOutput", "diffusers.utils.outputs:BaseOutput"})
 """Dictionaries that are dataclasses: all that their `__post_init__` does is to put the fields into the dictionary."""
 

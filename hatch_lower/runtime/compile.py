@@ -16,8 +16,6 @@ from hatch_lower.format.plan import Plan
 from hatch_lower.format.signature import signature_text
 from hatch_lower.runtime.writer import MethodWriter
 
-__all__ = ["MethodCode", "compile_method", "link_method"]
-
 
 @dataclass(frozen=True, slots=True)
 class MethodCode:

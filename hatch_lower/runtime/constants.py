@@ -18,8 +18,6 @@ from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.reading import parse_json, read_fields, read_list, read_natural, read_object, read_pair, refuse
 
-__all__ = ["ConstantsFile", "view_constant"]
-
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000
 """safetensors' own limit."""

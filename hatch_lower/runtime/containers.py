@@ -11,8 +11,6 @@ from hatch_lower.format.tree import Container, Leaf, Tree, step_into
 from hatch_lower.runtime.classes import NoClassError, find_maker
 from hatch_lower.runtime.names import Names
 
-__all__ = ["Record", "choose_builder", "output_code", "replaced_in", "take_apart"]
-
 
 class Record(Mapping[str, Any]):
     """An output object whose class is not to be had here: a read-only mapping with attribute access."""

@@ -15,8 +15,6 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DataFile
 from hatch_lower.format.plan import Plan
 
-__all__ = ["data_files", "map_data", "weight_files"]
-
 # the mapping does not need the file to stay open, and a program may have more data than files may be open
 KEEP_CLOSED: Mapping[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name == "posix" else {}
 

@@ -15,8 +15,6 @@ import torch
 from hatch_lower.errors import ProgramError
 from hatch_lower.model import Method, Model
 
-__all__ = ["EagerModel", "make_eager"]
-
 
 class EagerModel:
     """The methods of the modules that an entry point returned, called without gradients."""

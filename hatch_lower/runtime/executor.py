@@ -20,8 +20,6 @@ from hatch_lower.runtime.constants import view_constant
 from hatch_lower.runtime.data import data_files, map_data
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
-__all__ = ["Executor", "Runnable", "execute_plan"]
-
 
 class Runnable(Protocol):
     """What a loaded model runs: a plan's `Executor`, or the eager module of an editable install."""

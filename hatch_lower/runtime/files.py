@@ -14,8 +14,6 @@ from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.runtime.recorded import Recorded
 
-__all__ = ["EAGER", "FOLDER", "MANIFEST", "PackagedFolder", "open_folder", "read_bytes", "unreadable"]
-
 FOLDER = "_lowered"
 MANIFEST = "manifest.json"
 EAGER = "eager.json"

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from hatch_lower.errors import ProgramError
 
-__all__ = ["import_modules"]
-
 
 def import_modules(names: Iterable[str], where: str, *, installed: bool) -> None:
     """Import what is not imported yet.

@@ -24,8 +24,6 @@ from hatch_lower.runtime.binding import SIZE, bind_symbols
 from hatch_lower.runtime.names import Names, expression_code
 from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
-__all__ = ["InputWriter", "delegate_input_lines", "expressions_of", "tuple_code"]
-
 
 class InputWriter:
     """Writes the checks of one method's leaves.

@@ -23,8 +23,6 @@ from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
-__all__ = ["EagerEntry", "InstalledModel", "find_model", "normal_name", "read_field"]
-
 EAGER_SCHEMA = 1
 
 

@@ -26,11 +26,9 @@ from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.files import FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.imports import import_modules
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
-from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel, Provenance
+from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
 from hatch_lower.runtime.stale import warn_if_stale
-
-__all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "load", "load_folder"]
 
 
 def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False) -> LoadedModel:

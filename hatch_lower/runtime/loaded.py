@@ -11,8 +11,6 @@ from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.runtime.executor import Runnable
 
-__all__ = ["RESERVED_METHOD_NAMES", "LoadedModel", "Provenance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Provenance:

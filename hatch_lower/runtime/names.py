@@ -11,8 +11,6 @@ from typing import Any
 
 from hatch_lower.format.expression import Compound, Expression
 
-__all__ = ["Names", "divide", "expression_code", "modulo"]
-
 
 class Names:
     """The identifiers of one method's code.

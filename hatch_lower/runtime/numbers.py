@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Tolerance", "number_difference"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:

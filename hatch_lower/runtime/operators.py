@@ -18,18 +18,6 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.graph import Graph, OpCall, nested_graphs
 from hatch_lower.runtime.names import Names
 
-__all__ = [
-    "PYTHON_FUNCTIONS",
-    "PYTHON_TEMPLATES",
-    "TORCH_LIBRARIES",
-    "Operators",
-    "function_of",
-    "may_return_alias",
-    "python_code",
-    "resolve_operators",
-    "size_code",
-]
-
 Operators: TypeAlias = "Mapping[str, OpOverload[..., Any]]"
 
 PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(

@@ -13,8 +13,6 @@ from hatch_lower.format.expression import Expression, evaluate, symbols_in
 from hatch_lower.format.inputs import TensorInput
 from hatch_lower.runtime.refusals import same_layout
 
-__all__ = ["OutputCheck"]
-
 
 class OutputCheck:
     """Compares the outputs of one delegate call; bound into the method's code.

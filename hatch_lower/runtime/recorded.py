@@ -19,8 +19,6 @@ from hatch_lower.errors import ProgramError
 if TYPE_CHECKING:
     from hatch_lower.format.manifest import FileEntry
 
-__all__ = ["Recorded", "record_digest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:

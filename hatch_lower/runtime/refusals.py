@@ -18,8 +18,6 @@ from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorIn
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.binding import SIZE, Binding
 
-__all__ = ["Refusals", "as_plain_tensor", "call_failed", "describe_value", "same_layout"]
-
 
 class Refusals:
     """Raises the `InputError` that fits; one object for each method, bound into its code.

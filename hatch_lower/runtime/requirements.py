@@ -14,8 +14,6 @@ import hatch_lower
 from hatch_lower.format.reading import refuse
 from hatch_lower.runtime.installed import normal_name, read_field
 
-__all__ = ["is_within", "requirement_reason"]
-
 RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9})*"
 BOUND = rf"(?:(?:<=|>=|==|<){RELEASE}|=={RELEASE}\.\*)"
 PLAIN_REQUIREMENT = re.compile(rf"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)((?:{BOUND}(?:,{BOUND})*)?)")

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from hatch_lower.errors import InputError
 
-__all__ = ["map_rows", "scan_rows"]
-
 Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
 

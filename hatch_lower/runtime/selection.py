@@ -15,8 +15,6 @@ from hatch_lower.runtime.delegates import DELEGATE_GROUP, Delegate
 from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.target import unsupported_reason
 
-__all__ = ["DelegateKinds", "choose_recipe"]
-
 
 class DelegateKinds:
     """The run halves of backends: those given, else the installed ones, imported one by one when asked for.

@@ -19,8 +19,6 @@ from hatch_lower.format.reading import (
 from hatch_lower.runtime.classes import editable_folder
 from hatch_lower.runtime.files import PackagedFolder, read_bytes
 
-__all__ = ["changed_sources", "stale_text", "warn_if_stale"]
-
 SOURCES = "sources.json"
 SOURCES_SCHEMA = 1
 

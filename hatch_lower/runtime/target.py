@@ -6,8 +6,6 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["unsupported_reason"]
-
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),

@@ -9,8 +9,6 @@ from hatch_lower.format.expression import symbols_in
 from hatch_lower.format.graph import DelegateCall, Graph, arguments_of, nested_graphs
 from hatch_lower.runtime.inputs import expressions_of
 
-__all__ = ["last_uses", "references_to_values", "symbols_of"]
-
 
 def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
     """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""

@@ -55,8 +55,6 @@ from hatch_lower.runtime.refusals import Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
 from hatch_lower.runtime.uses import last_uses, references_to_values, symbols_of
 
-__all__ = ["MethodWriter"]
-
 
 class MethodWriter:
     """Writes the source of one method: a function for each graph, the method's own last.

@@ -66,7 +66,8 @@ from hatch_lower.exir.lowering.checked import wrong_field
 from hatch_lower.exir.lowering.preprocess import read_result
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan
-from hatch_lower.format.record import MethodRecord, ModelReport, PayloadFile
+from hatch_lower.format.record import MethodRecord, ModelReport
+from hatch_lower.format.results import PayloadFile
 from hatch_lower.pipeline.lower_model import lower_model
 from hatch_lower.runtime.compile import compile_method
 from hatch_lower.runtime.containers import Record

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.events import Event
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel, capture_model

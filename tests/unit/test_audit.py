@@ -5,16 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.audit import (
-    FORMS,
-    Audit,
-    Exports,
-    audit,
-    folder_of_links,
-    is_chosen,
-    stale_error,
-    varied_environment,
-)
+from hatch_lower.build.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
 from hatch_lower.build.build import build
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.project_view import Surroundings
@@ -25,7 +16,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.format.record import MethodRecord, ModelReport
+from hatch_lower.format.record import FORMS, MethodRecord, ModelReport
 
 MODELS = """
 import os, time

@@ -37,7 +37,8 @@ from hatch_lower.errors import CaptureError, EntryPointError, LowerError, Proces
 from hatch_lower.events import Event, NullReporter
 from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
-from hatch_lower.format.record import MethodRow, ModelReport, PayloadFile
+from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import MethodRow, PayloadFile
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 MODELS = """

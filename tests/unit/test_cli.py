@@ -18,20 +18,13 @@ from hatch_lower.cli.output import page
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.config.schema import reference_markdown, schema_text
 from hatch_lower.format.arguments import ConstantName, Value
+from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug
+from hatch_lower.format.delegates import DelegateEntry, TargetEntry
 from hatch_lower.format.graph import DelegateCall, Graph, OpCall, PythonCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
-from hatch_lower.format.plan import (
-    Constant,
-    DelegateEntry,
-    MethodPlan,
-    Parameter,
-    Plan,
-    Storage,
-    TargetEntry,
-    write_plan,
-)
+from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
 
 IMAGE = TensorInput("float32", ("s0", 8), (8, 1))

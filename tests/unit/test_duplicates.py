@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hatch_lower.build.project_view import DistributedFile
-from hatch_lower.format.record import PayloadFile
+from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
 
 ONE, TWO = b"1" * 4096, b"2" * 4096

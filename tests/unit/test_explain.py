@@ -23,7 +23,8 @@ from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
 from hatch_lower.exir.graph.canonical import canonical_form
-from hatch_lower.format.record import MethodRecord, MethodRow
+from hatch_lower.format.record import MethodRecord
+from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.graph_key import form_bytes
 

@@ -20,7 +20,8 @@ from support.exports import Events, key_of, settings_of
 
 import hatch_lower
 from hatch_lower.cache.key import ExportKey, PartitionKey
-from hatch_lower.config.settings import BackendChoice, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.exir.backend.backend_api import to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, DelegationSpec
 from hatch_lower.exir.lowering import preprocess

@@ -39,7 +39,8 @@ from hatch_lower.errors import InputError, LowerError, ProgramError
 from hatch_lower.runtime.check import check_model
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
-from hatch_lower.runtime.load import RESERVED_METHOD_NAMES, LoadedModel, load, load_folder
+from hatch_lower.runtime.load import load, load_folder
+from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel
 from hatch_lower.runtime.operators import TORCH_LIBRARIES
 from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.selection import DelegateKinds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.config.settings import BackendChoice
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import ConfigError
 from hatch_lower.hatch.outside import open_project
 

@@ -22,11 +22,12 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.codec import encode
+from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.graph import Graph, OpCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
 from hatch_lower.format.package import SBOM_FILE
-from hatch_lower.format.plan import MethodPlan, Parameter, Plan, TargetEntry, write_plan
+from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf

@@ -133,7 +133,8 @@ def test_what_a_recipe_will_require_is_checked_before_anything_is_lowered(
 ) -> None:
     from support.exports import Workshop, settings_of
 
-    from hatch_lower.config.settings import BackendChoice, Recipe
+    from hatch_lower.config.settings import Recipe
+    from hatch_lower.config.tables import BackendChoice
 
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
     monkeypatch.setattr("hatch_lower.pipeline.lower_model.lower_recipe", lambda *args: pytest.fail("it was lowered"))

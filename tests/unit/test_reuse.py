@@ -15,7 +15,8 @@ from support.exports import SOURCE, Workshop, files_of, key_of, settings_of
 from torch.export import ExportedProgram
 
 from hatch_lower.cache.key import ExportKey
-from hatch_lower.config.settings import BackendChoice, Recipe
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.exir.backend.backend_details import (
     BackendDetails,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.key import JointKey, PartitionKey
-from hatch_lower.cache.store import MARK_INTERVAL, Store, default_directory, open_store
+from hatch_lower.cache.store import MARK_INTERVAL, Store, open_store
 from hatch_lower.cache.verified import Verified
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import CacheError

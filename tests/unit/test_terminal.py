@@ -6,7 +6,7 @@ import pytest
 from hatchling.bridge.app import Application
 
 from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter
-from hatch_lower.format.record import MethodRow
+from hatch_lower.format.results import MethodRow
 from hatch_lower.hatch.terminal import reporter_for, summary_lines
 
 

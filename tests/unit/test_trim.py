@@ -11,7 +11,7 @@ from hatch_lower.cache.files import in_folder, remove_unused
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import Limits, Trimmed, clear, limits_of, maybe_trim, trim
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config.settings import CacheSettings
+from hatch_lower.config.tables import CacheSettings
 
 NOW = time.time()
 HOUR = 3600.0

@@ -18,9 +18,11 @@ from hatch_lower.build.lookup import Unchanged, remember, roots_of
 from hatch_lower.build.project_view import Surroundings
 from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.remote import open_remote
-from hatch_lower.cache.store import RemoteCache, Store, open_store
+from hatch_lower.cache.shared import RemoteCache
+from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
-from hatch_lower.config.settings import BackendChoice, CacheSettings, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import BackendChoice, CacheSettings
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, PayloadFile

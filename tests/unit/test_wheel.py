@@ -23,7 +23,7 @@ import pytest
 from hatch_lower.cache import verified
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.errors import PackageError
-from hatch_lower.format.record import PayloadFile
+from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch import wheel as wheel_module
 from hatch_lower.hatch.archive import read_archive
 from hatch_lower.hatch.wheel import TEMPORARY_SUFFIX, append_payload, remove_temporaries

@@ -42,8 +42,6 @@ from hatch_lower.exir.backend.backend_details import (
     Target,
 )
 
-__all__ = ["AotiBackend"]
-
 VERSION = "2"
 
 

@@ -20,18 +20,6 @@ from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
 
-__all__ = [
-    "DEFAULT_ISAS",
-    "ISAS",
-    "Isa",
-    "Options",
-    "inductor_isolated",
-    "inductor_settings",
-    "options_from_specs",
-    "parse_options",
-    "settings_digest",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Isa:

@@ -19,8 +19,6 @@ from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import Compiler
 from hatch_lower.canonical import digest_of
 
-__all__ = ["LibraryPool"]
-
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 # The members of this template take a third of the time; the shared object defines them, the others refer to it.
 TEMPLATE = "template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;\n"

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OPENMP_FUNCTIONS", "foreign_openmp", "is_openmp", "missing_openmp"]
-
 OPENMP_NAME = re.compile(r"lib(gomp|iomp|omp)[-\w.]*", re.ASCII)
 """Names of OpenMP libraries: GCC's, Intel's and LLVM's."""
 

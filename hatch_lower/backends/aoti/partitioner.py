@@ -30,8 +30,6 @@ from hatch_lower.exir.backend.backend_details import (
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
 from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
-__all__ = ["AotiPartitioner"]
-
 BACKEND_ID = "aoti"
 ONLY_VIEWS = "it computes nothing, and nothing beside it is compiled"
 ONLY_SIZES = "it computes a size that is needed elsewhere"

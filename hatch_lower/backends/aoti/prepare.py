@@ -23,8 +23,6 @@ from hatch_lower.exir.backend.canonical_partitioners.indices import without_nega
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 
-__all__ = ["ORIGIN", "Prepared", "prepare"]
-
 ORIGIN = "hatch_lower.node"
 HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
 CHECKS = frozenset({"aten._assert_scalar", "aten._assert_tensor_metadata"})

@@ -15,8 +15,6 @@ from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.tensors import span_length
 
-__all__ = ["Generated", "generate"]
-
 CONSTANT = re.compile(r"c(\d+)")
 
 

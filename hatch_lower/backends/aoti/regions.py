@@ -10,8 +10,6 @@ import re
 
 from hatch_lower.errors import BackendError
 
-__all__ = ["contain_errors"]
-
 KEEPER = """\
 #include <atomic>
 #include <exception>

@@ -15,8 +15,6 @@ from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
-__all__ = ["AotiDelegate"]
-
 
 class AotiDelegate(Delegate):
     """A compiled partition, bound to its constants without a copy.

@@ -14,8 +14,6 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
-__all__ = ["KEPT_OPERATORS", "is_symbolic", "why_not"]
-
 DTYPES = frozenset(
     {
         torch.bool,

@@ -14,8 +14,6 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-__all__ = ["SymbolSource", "find_sources", "is_resolvable", "rebuild_expression"]
-
 
 @dataclass(frozen=True, slots=True)
 class SymbolSource:

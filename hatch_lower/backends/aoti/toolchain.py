@@ -18,8 +18,6 @@ import torch
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.errors import BackendError
 
-__all__ = ["Compiler", "find_compiler"]
-
 ERROR_LINES = 12
 ERROR_CHARACTERS = 300
 ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", re.IGNORECASE)

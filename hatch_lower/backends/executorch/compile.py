@@ -21,8 +21,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
 from hatch_lower.exir.backend.options import extra_hint
 
-__all__ = ["ExecutorchBackend"]
-
 VERSION = "1"
 
 REQUIREMENT = "executorch>=1.4,<1.5"

@@ -15,8 +15,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, extra_hint, is_number_from
 
-__all__ = ["BACKEND_ID", "KNOWN", "Options", "executorch", "options_from_specs", "parse_options"]
-
 BACKEND_ID = "executorch"
 KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 

@@ -17,8 +17,6 @@ from hatch_lower.exir.backend.canonical_partitioners import Partition, group_nod
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.surgery import graph_modules
 
-__all__ = ["ExecutorchPartitioner"]
-
 ONLY_VIEWS = "it computes nothing, and nothing beside it is taken"
 
 

@@ -11,8 +11,6 @@ from hatch_lower.backends.executorch.prepare import Prepared
 from hatch_lower.backends.executorch.support import float_partitioner
 from hatch_lower.errors import BackendError
 
-__all__ = ["Lowered", "lower"]
-
 METHOD = "forward"
 ALIGNMENT = 128
 """Bytes: where the segments of a `.pte` begin, counted from its own beginning."""

@@ -26,8 +26,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
-__all__ = ["Prepared", "prepare"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

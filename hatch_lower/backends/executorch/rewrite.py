@@ -14,8 +14,6 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
-__all__ = ["BINARY", "SHAPED", "full_arguments", "inferred_shape", "is_bounded", "upper_bound"]
-
 BINARY: Mapping[str, OpOverload] = {
     f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
     for name in ("add", "div", "mul", "sub")

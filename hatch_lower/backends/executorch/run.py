@@ -14,8 +14,6 @@ from torch import Tensor, contiguous_format
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
-__all__ = ["ExecutorchDelegate"]
-
 EXTRA = 'pip install "hatch-lower[executorch]"'
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")
 """Modules by which others load programs."""

@@ -31,8 +31,6 @@ from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
 
-__all__ = ["OTHER_SPECIAL_VALUES", "VIEWS", "Support", "float_partitioner", "guards_suppressed"]
-
 OTHER_SPECIAL_VALUES = frozenset(
     {
         "aten._native_batch_norm_legit_no_training.default",

@@ -18,8 +18,6 @@ from hatch_lower.exir.backend.backend_details import (
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["NullBackend", "NullPartitioner"]
-
 
 class NullBackend(BackendDetails):
     """Takes everything as one partition and makes empty bytes of it."""

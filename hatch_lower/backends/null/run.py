@@ -11,8 +11,6 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NullDelegate"]
-
 
 class NullDelegate(Delegate):
     """Loads, and refuses to run."""

@@ -17,8 +17,6 @@ from hatch_lower.exir.backend.options import extra_hint
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["OnnxruntimeBackend"]
-
 VERSION = "2"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
 ALIGNMENT = 64

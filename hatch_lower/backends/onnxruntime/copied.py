@@ -16,8 +16,6 @@ from hatch_lower.exir.backend.canonical_partitioners.indices import INDEX_POSITI
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
-__all__ = ["CanonicalCopy", "count_dimensions"]
-
 
 class CanonicalCopy:
     """The graph of a program with canonical names, for torch's exporter.

@@ -40,8 +40,6 @@ from hatch_lower.backends.onnxruntime.support import DTYPES, FIRST_ONLY, KEPT, L
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError
 
-__all__ = ["Findings", "examine", "examine_samples", "operators", "write_table"]
-
 SAMPLED = (torch.float32, torch.float64, torch.float16, None, *DTYPES[:6])
 """The parts of the work, the longest first; `None` stands for the calls that torch's samples lack."""
 TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["import_onnxruntime"]
-
 SWITCH = "ORT_DISABLE_TELEMETRY"
 
 

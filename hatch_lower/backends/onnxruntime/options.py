@@ -11,8 +11,6 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
 
-__all__ = ["Options", "options_from_specs", "parse_options"]
-
 CPU = "CPUExecutionProvider"
 KNOWN = ("exclude", "finite-only", "providers", "threads")
 

@@ -22,8 +22,6 @@ from hatch_lower.exir.backend.canonical_partitioners import (
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
 from hatch_lower.exir.backend.canonical_partitioners.strategies import KeptOperators
 
-__all__ = ["BACKEND_ID", "OnnxruntimePartitioner"]
-
 BACKEND_ID = "onnxruntime"
 ONLY_VIEWS = "it computes nothing, and nothing beside it is taken"
 ONLY_SIZES = "it computes a size of what is outside"

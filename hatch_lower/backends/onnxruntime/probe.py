@@ -18,8 +18,6 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["Prober", "call_model", "make_session"]
-
 
 class Prober:
     """Tries calls, each kind of call once."""

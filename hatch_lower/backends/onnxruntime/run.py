@@ -16,8 +16,6 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_er
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["OnnxruntimeDelegate"]
-
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 

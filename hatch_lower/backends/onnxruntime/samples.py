@@ -20,17 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hatch_lower.backends.onnxruntime.support import DTYPES, combination_of, walk, why_not_arguments
 
-__all__ = [
-    "Call",
-    "calls_without_elements",
-    "has_elements",
-    "is_compared",
-    "own_calls",
-    "sample_calls",
-    "special_calls",
-    "spread",
-]
-
 Call: TypeAlias = tuple[OpOverload, Any, Any]
 """An operator, its arguments, and those by name."""
 

@@ -24,20 +24,6 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, R
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
-__all__ = [
-    "DTYPES",
-    "FIRST_ONLY",
-    "KEPT",
-    "LIMITS",
-    "combination_of",
-    "is_size",
-    "not_empty",
-    "operator_table",
-    "walk",
-    "why_not",
-    "why_not_arguments",
-]
-
 DTYPES = (
     torch.bool,
     torch.uint8,

@@ -29,17 +29,6 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import data_name
 
-__all__ = [
-    "IR_VERSION",
-    "OPSET",
-    "Translated",
-    "allow_zero_sizes",
-    "registry",
-    "translate",
-    "translate_graph",
-    "write_result",
-]
-
 OPSET = 20
 """The operator set of the models: the newest for which torch's exporter is tested by default."""
 IR_VERSION = 10

@@ -12,8 +12,6 @@ from onnxscript import BOOL
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
-__all__ = ["TRANSLATIONS"]
-
 # ONNX's own types are wider than what these functions take.
 op: Any = opset20
 

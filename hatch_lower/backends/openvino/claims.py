@@ -13,24 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-__all__ = [
-    "ATTENTION",
-    "AVERAGES",
-    "BOOLEAN",
-    "CHOICES",
-    "CLAIMS",
-    "CONDITIONS",
-    "FLOATING",
-    "INDICES",
-    "KEPT_OPERATORS",
-    "KEPT_WHOLE",
-    "NAN_LOSING",
-    "TABLES",
-    "VARIANCE",
-    "WEIGHTS",
-    "Claim",
-]
-
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})
 NUMBERS = FLOATING | {torch.int32}

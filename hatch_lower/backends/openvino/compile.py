@@ -21,8 +21,6 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec
 from hatch_lower.exir.backend.options import extra_hint
 from hatch_lower.format.debug_map import DelegateMappingBuilder
 
-__all__ = ["REQUIREMENT", "OpenvinoBackend"]
-
 VERSION = "3"
 REQUIREMENT = "openvino>=2026.0,<2027"
 """The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated."""

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["COMPOSITES", "WITH_INDICES", "taken_apart"]
-
 aten = torch.ops.aten
 Call = tuple[OpOverload, tuple[Any, ...]]
 

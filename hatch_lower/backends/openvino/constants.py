@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-__all__ = ["ALIGNMENT", "arrange"]
-
 ALIGNMENT = 64
 WEIGHT_BYTES = 1 << 14
 """Axes, shapes and numbers to compute with are smaller; much of a model's smallest weights are compared with them."""

@@ -22,8 +22,6 @@ from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import Prepared
 from hatch_lower.errors import BackendError
 
-__all__ = ["Converted", "convert"]
-
 NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
 CONSTANTS = "constants"
 OPERATION = re.compile(r"n(\d+)")

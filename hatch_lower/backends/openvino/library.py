@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-__all__ = ["INSTALL", "engine", "import_openvino"]
-
 INSTALL = 'install it: `pip install "hatch-lower[openvino]"`'
 TELEMETRY = "openvino_telemetry"
 

@@ -12,8 +12,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_number_from
 
-__all__ = ["Options", "options_from_specs", "parse_options"]
-
 KNOWN = ("device", "exclude", "finite-only", "threads")
 
 

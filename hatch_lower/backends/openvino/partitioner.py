@@ -25,8 +25,6 @@ from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
 from hatch_lower.exir.graph.surgery import nested_graph_modules
 
-__all__ = ["BACKEND_ID", "OpenvinoPartitioner"]
-
 BACKEND_ID = "openvino"
 ONLY_MOVES = "it only moves values, and nothing beside it is taken"
 

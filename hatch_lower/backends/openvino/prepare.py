@@ -18,8 +18,6 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
-__all__ = ["Prepared", "prepare"]
-
 aten = torch.ops.aten
 MIRRORED = {
     aten.gt.Tensor: aten.lt.Tensor,

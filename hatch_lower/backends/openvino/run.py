@@ -15,8 +15,6 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
-__all__ = ["OpenvinoDelegate"]
-
 
 class OpenvinoDelegate(Delegate):
     """A compiled model.

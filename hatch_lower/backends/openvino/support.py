@@ -38,17 +38,6 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import (
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
-__all__ = [
-    "Support",
-    "arguments",
-    "is_move",
-    "is_result",
-    "is_square",
-    "lookup",
-    "source_of",
-    "why_not_operation",
-]
-
 CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
 

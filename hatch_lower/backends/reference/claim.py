@@ -16,8 +16,6 @@ from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationS
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
 
-__all__ = ["claim", "is_operation", "refuse_options"]
-
 
 def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
     """Refuse any option.

@@ -23,8 +23,6 @@ from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["METHOD", "ReferenceBackend", "ReferencePartitioner"]
-
 METHOD = "forward"
 
 

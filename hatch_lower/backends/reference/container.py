@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hatch_lower.errors import ProgramError
 
-__all__ = ["join_blob", "split_blob"]
-
 LENGTH_BYTES = 8
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hatch_lower.format.plan import Plan
     from hatch_lower.runtime.executor import Executor
 
-__all__ = ["ReferenceDelegate"]
-
 
 class ReferenceDelegate(Delegate):
     """A partition's plan with its weights, and the state of the buffers inside."""

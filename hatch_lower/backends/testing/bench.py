@@ -32,8 +32,6 @@ from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.selection import DelegateKinds
 
-__all__ = ["METHOD", "Bench", "Exports", "Subject", "export", "quiet", "result_digest"]
-
 METHOD = "forward"
 
 

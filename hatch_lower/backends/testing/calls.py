@@ -20,14 +20,6 @@ from hatch_lower.errors import InputError
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
 
-__all__ = [
-    "check_delegate_refuses",
-    "check_instances",
-    "check_later_calls",
-    "check_runtime_refuses",
-    "check_threads",
-]
-
 PROBES = ("operators/perceptron", "operators/arithmetic float32", "operators/fused")
 
 

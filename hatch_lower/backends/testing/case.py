@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "Case", "Data", "Tolerance", "module", "once", "sizes"]
-
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         name: getattr(torch, name)

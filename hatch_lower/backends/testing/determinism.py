@@ -16,8 +16,6 @@ from hatch_lower.backends.testing.probes import sample
 from hatch_lower.backends.testing.report import Fault
 from hatch_lower.exir.graph.canonical import structure_digest
 
-__all__ = ["check_elsewhere", "check_twice", "digests_of"]
-
 SEEDS = ("1", "2")
 LIMIT = 900
 """Seconds after which another process is given up."""

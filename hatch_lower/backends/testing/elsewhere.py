@@ -13,8 +13,6 @@ from hatch_lower.backends.testing.bench import Bench, Exports, Subject
 from hatch_lower.backends.testing.determinism import digests_of
 from hatch_lower.backends.testing.programs import all_cases
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Read which backend lowers which programs; write the digests of partitions and results, all as JSON."""

@@ -9,8 +9,6 @@ from hatch_lower.backends.testing.bench import Subject
 from hatch_lower.backends.testing.case import Tolerance
 from hatch_lower.runtime.delegates import Delegate
 
-__all__ = ["Facts", "subject_of"]
-
 
 class Facts(TypedDict, total=False):
     """Keyword arguments, none of which is needed; `None` is as good as leaving one out."""

@@ -23,8 +23,6 @@ from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.exir.lowering.wishes import Wishes
 
-__all__ = ["change", "changed", "check_constants", "check_options", "check_unknown_option"]
-
 UNKNOWN = "hatch_lower_no_such_option"
 
 

@@ -43,8 +43,6 @@ from hatch_lower.exir.backend.registry import find_backend
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Kit", "check_backend", "trial_names"]
-
 Check = Callable[[Bench, Sequence[Case]], str]
 """Takes the bench and the selected programs; returns what it looked at, or raises `Fault` or `NotClaimedError`."""
 

@@ -21,8 +21,6 @@ from hatch_lower.backends.testing.report import Fault, NotClaimedError
 from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
-__all__ = ["check_bound", "check_mapped", "check_memory"]
-
 SMAPS = Path("/proc/self/smaps_rollup")
 RESET = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")

@@ -23,8 +23,6 @@ from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.exir.graph.tensors import tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 
-__all__ = ["check_graph_is_left", "check_handles", "check_linear"]
-
 SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
 TAGS = frozenset({DELEGATION_TAG, SHARED_TAGS})
 STEPS = 8

@@ -15,8 +15,6 @@ import pytest
 if TYPE_CHECKING:
     from hatch_lower.backends.testing.kit import Kit
 
-__all__ = ["hatch_lower_kit", "pytest_addoption", "pytest_configure", "pytest_generate_tests"]
-
 SUITE = Path(__file__).with_name("suite.py")
 ARGUMENT = "hatch_lower_trial"
 FACTS = ("variations", "computes", "checks_inputs", "packed_copies", "keeps_files", "flushes_subnormals")

@@ -12,8 +12,6 @@ from hatch_lower.backends.testing.case import Case
 from hatch_lower.backends.testing.report import NotClaimedError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
-__all__ = ["probe", "sample", "watched"]
-
 SAMPLE = (
     "operators/fused",
     "operators/perceptron",

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FAILED", "NOT_CLAIMED", "PASSED", "REFUSED", "Fault", "NotClaimedError", "Outcome", "Report"]
-
 PASSED = "passed"
 NOT_CLAIMED = "not claimed"
 REFUSED = "refused"

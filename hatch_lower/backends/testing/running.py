@@ -21,8 +21,6 @@ from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 
-__all__ = ["Call", "eager_calls", "first_difference", "run_case", "subnormals_flushed", "words", "works"]
-
 
 def run_case(bench: Bench, case: Case) -> str:
     """Run a program; return how much of it the backend took.

@@ -17,8 +17,6 @@ from hatch_lower.backends.testing.report import FAILED, PASSED, Outcome
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["backend_tests", "test_backend"]
-
 
 def backend_tests(
     backend_id: str,

@@ -18,8 +18,6 @@ from hatch_lower.backends.testing.running import eager_calls, first_difference
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
-__all__ = ["check_surroundings"]
-
 NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"})
 FILES = frozenset({"open", "os.listdir", "os.scandir"})
 HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")

@@ -19,8 +19,6 @@ from hatch_lower.build.diff.reasons import ORDER
 from hatch_lower.build.diff.window import PIECE, Window
 from hatch_lower.errors import PackageError
 
-__all__ = ["Wheel", "compare_archives", "open_member", "read_wheel"]
-
 LOCAL_HEADER = 30
 END_RECORD = 22
 TAIL = END_RECORD + 0xFFFF

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NOTHING", "Difference", "Known", "shortened", "value_text"]
-
 NOTHING = "(not there)"
 """What is shown for a side that lacks something."""
 SHOWN = 96

@@ -11,8 +11,6 @@ from hatch_lower.build.diff.difference import NOTHING, Difference, Known, value_
 from hatch_lower.build.diff.reasons import ORDER, reason_for_field
 from hatch_lower.canonical import digest_of
 
-__all__ = ["compare_documents", "document_strings", "is_equal"]
-
 MISSING = object()
 DIGITS = 20
 """Numbers in texts with as many are no sizes."""

@@ -13,8 +13,6 @@ from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tens
 from hatch_lower.build.diff.texts import compare_bytes, compare_texts
 from hatch_lower.build.diff.window import Window, pieces
 
-__all__ = ["CHECK_FILE", "compare_members"]
-
 CHECK_FILE = "/check.safetensors"
 OTHER_FORM = "the same values, written otherwise: by another version of what writes the file"
 

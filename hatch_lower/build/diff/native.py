@@ -12,8 +12,6 @@ from hatch_lower.build.diff.reasons import reason_for_texts
 from hatch_lower.build.diff.texts import first_difference, printable
 from hatch_lower.build.diff.window import Window
 
-__all__ = ["CODE", "Library", "compare_libraries", "read_library"]
-
 MAGIC = b"\x7fELF"
 COMMENT = ".comment"
 COMPILER = f"compiler ({COMMENT})"

@@ -15,8 +15,6 @@ from hatch_lower.build.diff.difference import Known
 from hatch_lower.build.diff.documents import document_strings
 from hatch_lower.build.diff.tensors import CONSTANTS, header_of
 
-__all__ = ["DOCUMENT_LIMIT", "document_of", "known_of", "pair_members", "record_rows"]
-
 DOCUMENT_LIMIT = 1 << 26
 """Bytes of a document that is read whole."""
 FOLDER = "/_lowered/"

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ORDER", "OTHER_SOURCES", "reason_for_field", "reason_for_numbers", "reason_for_texts"]
-
 ORDER = (
     "the same values in another order: of a set, which follows the hash seed, or of a folder's files; "
     "sort them where they are made"

@@ -15,8 +15,6 @@ from hatch_lower.build.diff.reasons import reason_for_numbers, relative
 from hatch_lower.build.diff.texts import first_difference
 from hatch_lower.build.diff.window import Window, pieces
 
-__all__ = ["CONSTANTS", "TensorFile", "compare_tensors", "header_of", "read_tensor_file"]
-
 CONSTANTS = "/constants.safetensors"
 HEADER_LIMIT = 100_000_000
 FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "I16": "h", "I8": "b"}

@@ -9,8 +9,6 @@ from hatch_lower.build.diff.difference import Difference, Known, shortened
 from hatch_lower.build.diff.reasons import ORDER, OTHER_SOURCES, reason_for_texts
 from hatch_lower.build.diff.window import Window, pieces
 
-__all__ = ["compare_bytes", "compare_texts", "first_difference", "printable"]
-
 LINES = 20
 LINES_COMPARED = 5000
 CONTEXT = 256

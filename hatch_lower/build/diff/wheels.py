@@ -16,8 +16,6 @@ from hatch_lower.build.diff.pairing import known_of, pair_members, record_rows
 from hatch_lower.build.diff.texts import compare_bytes, compare_texts
 from hatch_lower.build.diff.window import Window, pieces
 
-__all__ = ["compare_wheels"]
-
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"
 

@@ -6,8 +6,6 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PIECE", "Window", "pieces"]
-
 PIECE = 1 << 20
 
 

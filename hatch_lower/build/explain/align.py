@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["Gap", "align", "gaps"]
-
 MOST_EDITS = 1000
 """Beyond this the sequences count as different: time and memory grow with its square."""
 

@@ -13,9 +13,8 @@ from hatch_lower.build.explain.form import Form, read_form
 from hatch_lower.build.explain.forms import differences
 from hatch_lower.build.explain.settings import consequences, key_changes
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.format.record import MethodRecord, MethodRow
-
-__all__ = ["FIRST_BUILD", "NOTHING", "Exported", "ReadBlob", "explain_methods", "method_changes"]
+from hatch_lower.format.record import MethodRecord
+from hatch_lower.format.results import MethodRow
 
 FIRST_BUILD = "first build"
 NOTHING = "nothing changed"

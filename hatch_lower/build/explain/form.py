@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Form", "read_form"]
-
 LARGEST_FORM = 1 << 28
 """Bytes of JSON that a stored form may have; the largest graphs of today have a tenth."""
 

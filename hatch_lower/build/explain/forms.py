@@ -15,8 +15,6 @@ from hatch_lower.build.explain.operators import Comparison, Pairs
 from hatch_lower.build.explain.placeholders import compare_placeholders
 from hatch_lower.build.explain.words import change_text, range_text
 
-__all__ = ["differences"]
-
 
 def differences(before: Form, after: Form) -> list[str]:
     """Return a line for each difference, the most telling first; equal lines once.

@@ -20,9 +20,8 @@ from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file
 from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.record import MethodRecord, MethodRow
-
-__all__ = ["BuildHistory", "ModelHistory", "read_history", "write_history"]
+from hatch_lower.format.record import MethodRecord
+from hatch_lower.format.results import MethodRow
 
 SCHEMA = 1
 MOST_FILES = 400

@@ -14,8 +14,6 @@ from typing import Any
 from hatch_lower.build.explain.align import align, gaps
 from hatch_lower.build.explain.words import change_text, literal_text, operator_text, value_change
 
-__all__ = ["Comparison", "Pairs"]
-
 GRAPH = "graph"
 """What stands for a nested graph when operators are aligned: it is compared by itself."""
 ABSENT = "default"

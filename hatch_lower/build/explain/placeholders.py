@@ -11,8 +11,6 @@ from hatch_lower.build.explain.align import align
 from hatch_lower.build.explain.form import Form
 from hatch_lower.build.explain.words import change_text, value_change, value_text
 
-__all__ = ["PlaceholderChanges", "compare_placeholders"]
-
 CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
 MUTATED, PERSISTENT = 6, 7
 """Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset."""

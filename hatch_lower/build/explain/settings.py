@@ -12,8 +12,6 @@ from typing import Any
 
 from hatch_lower.build.explain.words import change_text
 
-__all__ = ["consequences", "key_changes"]
-
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
 """Fields that the export itself fills: they are told from the methods, one by one."""
 CONSEQUENCES = {

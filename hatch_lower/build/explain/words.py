@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["change_text", "literal_text", "operator_text", "range_text", "value_change", "value_text"]
-
 LONGEST_LITERAL = 60
 SCHEMA = re.compile(r":(?P<namespace>\w+)::(?P<name>\w+)\.(?P<overload>\w*)$")
 

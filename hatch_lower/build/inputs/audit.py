@@ -12,8 +12,6 @@ from typing import Any
 from hatch_lower.build.inputs.c_library import CLibrary
 from hatch_lower.build.inputs.notes import Notes
 
-__all__ = ["AuditEvents"]
-
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CLibrary"]
-
 NAME = "libc.so.6"
 NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
 """What the preloaded library does not stand before, and what reads can be made with."""

@@ -11,8 +11,6 @@ from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 
-__all__ = ["Change", "Checker"]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -16,8 +16,6 @@ from typing import Any
 
 from hatch_lower.build.inputs.readers import Exchanged
 
-__all__ = ["wrap_clocks"]
-
 CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
 RANDOM: tuple[tuple[ModuleType, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
 BETWEEN = frozenset({"random", "secrets", "uuid"})

@@ -35,8 +35,6 @@ from hatch_lower.build.inputs.variables import UNSET
 from hatch_lower.cache.states import State
 from hatch_lower.cache.stats import StatCache
 
-__all__ = ["collect"]
-
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
 GRAIN_NS = 20_000_000
 """A file system's clock may be behind by a tick of the kernel."""

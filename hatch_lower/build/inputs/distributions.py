@@ -13,15 +13,6 @@ from typing import NamedTuple
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
 
-__all__ = [
-    "Distribution",
-    "distribution_in",
-    "find_distributions",
-    "installed_files",
-    "mark_of_distribution",
-    "marks_of_project",
-]
-
 SEPARATORS = re.compile(r"[-_.]+")
 PYTHON_TAG = re.compile(r"-py\d[\d.]*$")
 RECORDS = ("RECORD", "METADATA", "PKG-INFO")

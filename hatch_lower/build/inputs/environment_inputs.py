@@ -16,8 +16,6 @@ from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 if TYPE_CHECKING:
     from hatch_lower.build.inputs.observations import Observations
 
-__all__ = ["RECORDING_VARIABLES", "globs_of", "new_variables", "variables_of"]
-
 RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")
 """The variables that make a process write the log."""
 PASSING = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})

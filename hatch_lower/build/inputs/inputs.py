@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["ABSENT", "RecordedInputs"]
-
 ABSENT = ""
 """What is recorded of what is not there: a variable, a command, a module, a distribution, a folder."""
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from hatch_lower.build.inputs.preload import read_log
 
-__all__ = ["READABLE_SYSTEM", "denied_paths", "is_available", "restrict_reads"]
-
 SYSTEM_NAMES = ("bin", "dev", "etc", "gnu/store", "lib", "lib32", "lib64", "nix/store", "proc", "sbin", "sys", "usr")
 READABLE_SYSTEM = tuple(Path("/", name) for name in SYSTEM_NAMES)
 """Folders without which no program starts; what is in them is no model's input."""

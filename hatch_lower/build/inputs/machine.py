@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["CPU_INFORMATION", "cpu_capability", "machine_facts"]
-
 CPU_INFORMATION = Path("/proc/cpuinfo")
 FLAG_ROWS = (b"flags", b"Features")
 """Row of `/proc/cpuinfo` that names instruction sets: on x86, on aarch64."""

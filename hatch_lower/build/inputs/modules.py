@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FrozenImporter
 from typing import NamedTuple
 
-__all__ = ["Listing", "importable_kinds", "is_built_in", "list_archive", "list_folder", "places_of"]
-
 FOLDER = "/"
 """Stands for a suffix where a name is that of a folder."""
 SUFFIX_RANKS = {suffix: rank for rank, suffix in enumerate((*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES))}

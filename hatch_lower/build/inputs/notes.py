@@ -13,8 +13,6 @@ from typing import Any
 from hatch_lower.build.inputs.preload import RecordingSwitch
 from hatch_lower.cache.states import State
 
-__all__ = ["Notes"]
-
 plain_lstat, plain_stat = os.lstat, os.stat
 """The functions themselves: those of `os` may be exchanged for ones that take notes."""
 

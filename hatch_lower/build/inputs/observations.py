@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Observations", "folders_of_finders", "loaded_modules", "mapped_libraries"]
-
 
 @dataclass(frozen=True, slots=True)
 class Observations:

@@ -9,8 +9,6 @@ from hatch_lower import __version__
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import digest_of
 
-__all__ = ["own_digest"]
-
 PACKAGE = Path(__file__).parents[2]
 CODE = (".c", ".json", ".py")
 

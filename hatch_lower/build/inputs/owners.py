@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from hatch_lower.build.inputs.distributions import Distribution, installed_files
 
-__all__ = ["Owners"]
-
 
 class Owners:
     """The owners of installed files; the lists are read when the first file is asked for.

@@ -27,15 +27,6 @@ from pathlib import Path
 
 from hatch_lower.canonical import digest_of, sha256_file
 
-__all__ = [
-    "Observed",
-    "RecordingSwitch",
-    "built_library",
-    "find_compiler",
-    "preload_environment",
-    "read_log",
-]
-
 SOURCE = Path(__file__).with_name("preload.c")
 RECORD = "HATCH_LOWER_RECORD"
 COMPILERS = ("cc", "gcc", "clang")

@@ -27,8 +27,6 @@ from hatch_lower.cache.states import State
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import sha256_bytes
 
-__all__ = ["LINK", "PORTIONS", "Present"]
-
 PORTIONS = " + "
 """Between the places of a namespace package."""
 LINK = " through "

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hatch_lower.build.inputs.preload import Observed
 
-__all__ = ["is_static", "unrecorded_programs"]
-
 
 def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
     """Return, for each program that was started without the library in it, its path and why."""

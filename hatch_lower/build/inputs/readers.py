@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Exchanged", "exchange", "wrap_forks", "wrap_looks", "wrap_metadata", "wrap_safetensors", "wrap_torch"]
-
 Note = Callable[[Any], None]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
 

@@ -21,8 +21,6 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 
-__all__ = ["PausingRemote", "PausingReporter", "Watch", "tools_of"]
-
 UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
 """Stages in which backends are asked or run, and which distribution has a class: the key tells what they read."""
 

@@ -18,8 +18,6 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["Roots", "standard_library"]
-
 SITE_NAMES = ("site-packages", "dist-packages")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 MEMORY_FOLDER = "/dev/shm"

@@ -16,8 +16,6 @@ from hatch_lower.build.environment import matches
 from hatch_lower.build.inputs.inputs import RecordedInputs
 from hatch_lower.build.inputs.variables import UNSET, is_credential, mark_of
 
-__all__ = ["received", "shareable"]
-
 PLAIN = "sha256:"
 """Begins a digest that is not keyed. Such a mark equals none of this machine's own, so it is never met by mistake."""
 COMMON = ("/bin/", "/etc/", "/lib/", "/lib64/", "/opt/", "/sbin/", "/usr/")

@@ -23,8 +23,6 @@ from hatch_lower.build.protocol import Request
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import EntryPointError, ProcessError
 
-__all__ = ["refuse_undeclared", "undeclared_read"]
-
 MODULES = (".py", *EXTENSION_SUFFIXES)
 LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
 

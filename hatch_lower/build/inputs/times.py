@@ -15,8 +15,6 @@ from typing import Any
 from hatch_lower.build.inputs.readers import Exchanged, exchange
 from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
 
-__all__ = ["wrap_scans", "wrap_times"]
-
 GETTERS = frozenset({"getctime", "getmtime", "lstat", "stat"})
 """Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`."""
 PATHS = "pathlib"

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from hatch_lower.canonical import read_file
 
-__all__ = ["UNSET", "is_credential", "mark_of", "secret"]
-
 UNSET = ""
 CREDENTIALS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 SECRET_BYTES = 32

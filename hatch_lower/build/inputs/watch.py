@@ -41,8 +41,6 @@ from hatch_lower.build.inputs.times import wrap_scans, wrap_times
 from hatch_lower.cache.states import State
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed.

@@ -16,8 +16,6 @@ from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.build.reproduce.variation import Variation, one_core, vary
 from hatch_lower.errors import ConfigError, ProcessError
 
-__all__ = ["Rebuilt", "rebuilt"]
-
 LONGER = "another-folder-with-a-longer-name"
 GRACE_SECONDS = 10.0
 """How long a build may take to end after an interruption, which reaches it as it does this process."""

@@ -17,8 +17,6 @@ from hatch_lower.errors import ConfigError, PackageError
 if sys.platform == "linux":
     import fcntl
 
-__all__ = ["copy_tree", "unpack_sdist"]
-
 CACHE_MARK = "CACHEDIR.TAG"
 ENVIRONMENT_MARK = "pyvenv.cfg"
 LEFT_OUT = frozenset(

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Variation", "one_core", "vary"]
-
 CHOICES: Mapping[str, tuple[str, str]] = {
     "TZ": ("NPT-5:45", "NST3:30"),
     "LC_ALL": ("C", "C.UTF-8"),

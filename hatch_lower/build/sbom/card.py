@@ -10,8 +10,6 @@ from hatch_lower.format.inputs import input_text
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.format.tree import leaf_paths, tree_text
 
-__all__ = ["dataset_ref", "model_card"]
-
 
 def dataset_ref(model: str, position: int) -> str:
     """Return the reference of a dataset's component."""

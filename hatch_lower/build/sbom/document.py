@@ -36,8 +36,6 @@ from hatch_lower.config.settings import ModelSettings
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
 
-__all__ = ["document_text"]
-
 PREFIX = "hatch-lower"
 SERIAL = "urn:hatch-lower:sbom:sha256:"
 

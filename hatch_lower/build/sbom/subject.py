@@ -10,8 +10,6 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 
-__all__ = ["FOLDER", "Subject"]
-
 SCHEMA = 1
 """Counts the forms of the document: of this code's, not of CycloneDX."""
 FOLDER = "sboms"

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 
 from hatch_lower.cache.remote.client import RemoteClient
 from hatch_lower.cache.remote.policy import read_policy
-from hatch_lower.config.settings import CacheSettings
-
-__all__ = ["open_remote"]
+from hatch_lower.config.tables import CacheSettings
 
 
 def open_remote(

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from hatch_lower.cache import entry
 
-__all__ = ["OutputFile", "decode_action_result", "encode_action_result"]
-
 WORKER = b"hatch-lower"
 """Stands where bazel-remote would write the client's address otherwise."""
 OUTPUT_FILES, EXECUTION_METADATA = 2, 9

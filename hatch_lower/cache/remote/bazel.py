@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 from hatch_lower.cache.remote.transport import Limits, TransferError, UnreachableError
 
-__all__ = ["HttpTransport"]
-
 PIECE = 1 << 16
 FOUND, TAKEN = (200,), (200, 201, 202, 204)
 

@@ -33,8 +33,6 @@ from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.shared import Keep
 from hatch_lower.canonical import sha256_bytes
 
-__all__ = ["RemoteClient"]
-
 Result = TypeVar("Result")
 ENVELOPE = "entry.json"
 EMPTY = sha256_bytes(b"")

@@ -17,8 +17,6 @@ from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.remote.signing import SigningKey
 from hatch_lower.canonical import canonical_json
 
-__all__ = ["SharedEntry", "Signature", "is_native", "is_native_blob", "read_envelope", "write_envelope"]
-
 SCHEMA = 1
 NATIVE_SUFFIXES = frozenset({"a", "dll", "dylib", "o", "pt2", "pte", "pyd", "so"})
 NATIVE_HEADS = (

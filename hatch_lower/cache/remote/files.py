@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 
 from hatch_lower.cache.remote.transport import Limits, TransferError, UnreachableError
 
-__all__ = ["FilesTransport"]
-
 PIECE = 1 << 20
 
 

@@ -16,8 +16,6 @@ from urllib.parse import SplitResult, urlsplit
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, can_sign, needs_library, read_key, read_keys
 from hatch_lower.errors import CacheError, ConfigError, LowerError
 
-__all__ = ["SECRETS", "RemotePolicy", "read_policy"]
-
 CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATCH_LOWER_REMOTE_PUSH"
 TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
 SIGNING_KEY, PUBLIC_KEYS = "HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_PUBLIC_KEYS"

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CacheError
 
-__all__ = ["KeyPair", "SigningKey", "VerifyingKeys", "can_sign", "key_id", "new_key_pair", "read_key"]
-
 PURPOSE = b"hatch-lower cache entry 1\n"
 """Stands before every signed text, so that a signature made for something else is none here."""
 KEY_BYTES = 32

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-__all__ = ["Limits", "TransferError", "Transport", "UnreachableError", "within"]
-
 Result = TypeVar("Result")
 
 

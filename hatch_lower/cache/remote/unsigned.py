@@ -15,8 +15,6 @@ from typing import Any
 
 from hatch_lower.cache.entry import DIGEST
 
-__all__ = ["PARTITION", "foreign_requirement", "is_partition", "reason_to_refuse"]
-
 PARTITION = frozenset(
     {"blob", "data", "debug_handle_map", "delegate_info_meta", "suffix", "requirements", "target", "info"}
 )

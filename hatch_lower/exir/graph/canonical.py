@@ -26,8 +26,6 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_s
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import dtype_name, tensor_digest
 
-__all__ = ["SymbolNames", "canonical_form", "encode_literal", "encode_target", "encode_value", "structure_digest"]
-
 
 def structure_digest(program: ExportedProgram) -> str:
     """Return the sha256 of a program's canonical form."""

@@ -11,18 +11,6 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from hatch_lower.exir.graph.tensors import span_length, storage_key
 
-__all__ = [
-    "CONSTANT_KINDS",
-    "STATE_MUTATIONS",
-    "Layout",
-    "constant_of",
-    "constant_specs",
-    "layouts",
-    "mutated_targets",
-    "shared_state",
-    "stand_ins",
-]
-
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 

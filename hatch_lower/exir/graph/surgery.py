@@ -15,17 +15,6 @@ from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = [
-    "attribute_of",
-    "copy_graph_module",
-    "copy_node",
-    "copy_program",
-    "count_operations",
-    "graph_modules",
-    "nested_graph_modules",
-    "rebuild_program",
-]
-
 MapTarget = Callable[[Any], Any]
 
 

@@ -12,18 +12,6 @@ import torch
 
 from hatch_lower.canonical import sha256_bytes
 
-__all__ = [
-    "combined_digest",
-    "dtype_name",
-    "is_plain",
-    "span_bytes",
-    "span_length",
-    "storage_checksums",
-    "storage_key",
-    "tensor_digest",
-    "tensor_digests",
-]
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return `float32` for `torch.float32`."""

@@ -14,8 +14,6 @@ from torch.utils import _pytree as pytree
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 
-__all__ = ["adopt_lowered", "highest_debug_handle"]
-
 
 def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
     """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place.

@@ -9,8 +9,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
 
-__all__ = ["wrong_field"]
-
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 

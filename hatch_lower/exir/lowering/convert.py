@@ -22,15 +22,6 @@ from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 
-__all__ = [
-    "assign_debug_handles",
-    "decompose",
-    "fill_debug_handles",
-    "generate_missing_debug_handles",
-    "to_aten",
-    "to_edge",
-]
-
 KEPT = "hatch_lower_kept"
 """Says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere."""
 

@@ -30,8 +30,6 @@ from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.lowered_backend_module import flat_signature
 from hatch_lower.exir.lowering.partition import Partition
 
-__all__ = ["LocalProgram", "argument_of", "extract", "localise"]
-
 MUTATIONS = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,

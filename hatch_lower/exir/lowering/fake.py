@@ -11,8 +11,6 @@ from torch.export import ExportedProgram
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import copy_graph_module, rebuild_program
 
-__all__ = ["FakeModeError", "get_fake_program", "update_to_real_program"]
-
 
 class FakeModeError(EdgeError, AssertionError):
     """The inputs of a program have no fake tensors as their values."""

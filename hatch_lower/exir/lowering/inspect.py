@@ -8,25 +8,12 @@ from typing import Any
 import torch
 from torch._higher_order_ops.executorch_call_delegate import (
     executorch_call_delegate,
-    get_lowered_module_name,
-    is_lowered_module,
 )
 from torch.fx import GraphModule, Node
 
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-
-__all__ = [
-    "format_delegated_graph",
-    "get_control_flow_submodules",
-    "get_delegated_payload",
-    "get_lowered_backend_modules",
-    "get_lowered_module_name",
-    "get_lowered_submodules",
-    "is_lowered_module",
-    "print_delegated_graph",
-]
 
 CONTROL_FLOW_GRAPHS = {"cond": (1, 2), "map_impl": (0,), "scan": (0,), "while_loop": (0, 1)}
 

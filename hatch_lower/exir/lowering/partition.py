@@ -20,8 +20,6 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, consta
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import storage_key
 
-__all__ = ["Partition", "Plan", "plan_partitions"]
-
 
 @dataclass(slots=True, eq=False)
 class Partition:

@@ -19,8 +19,6 @@ from hatch_lower.exir.dialects.backend._ops import BackendOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import to_edge
 
-__all__ = ["ReplacePattern", "trace_pattern"]
-
 
 class ReplacePattern(PassBase):
     """Replaces each occurrence of a pattern by one call of a backend operator, in control flow too.

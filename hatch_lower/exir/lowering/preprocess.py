@@ -30,8 +30,6 @@ from hatch_lower.exir.lowering.checked import wrong_field
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 
-__all__ = ["Request", "Response", "key_of", "lowers_jointly", "preprocess_all"]
-
 RESULT_SCHEMA = 2
 
 

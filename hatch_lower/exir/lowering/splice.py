@@ -26,8 +26,6 @@ from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.exir.lowering.partition import Partition, Plan
 
-__all__ = ["splice"]
-
 
 @dataclass(slots=True)
 class Splicer:

@@ -16,8 +16,6 @@ from torch.fx import Graph, GraphModule, Node
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.graph.surgery import attribute_of
 
-__all__ = ["arrange_graph_outputs", "arrange_graph_placeholders", "create_submodule_from_nodes"]
-
 FORGOTTEN = ("nn_module_stack", "source_fn_stack")
 
 

@@ -25,8 +25,6 @@ from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.lowering.extract import argument_of, make_program
 from hatch_lower.exir.lowering.submodules import arrange_graph_outputs, arrange_graph_placeholders
 
-__all__ = ["create_exported_program_from_submodule"]
-
 
 def create_exported_program_from_submodule(
     submodule: GraphModule, owning_program: ExportedProgram, tag: str, call_module_node: Node, is_submodule: bool

@@ -17,8 +17,6 @@ from hatch_lower.exir.dialects.edge.dtypes import full_name
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import Wanted
 
-__all__ = ["NotDelegatedError", "Wishes", "refuse_undelegated"]
-
 NEVER_KEPT = ("aten::item", "aten::unbind.int")
 """Operators that an edge program cannot hold whole: they are decomposed, whoever asks for them."""
 

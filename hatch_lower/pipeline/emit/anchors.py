@@ -16,8 +16,6 @@ from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
 from hatch_lower.pipeline.emit.sources import SourceRoots, module_path
 
-__all__ = ["Anchors", "anchors_of", "re_anchor", "source_lines"]
-
 Anchors = Mapping[str, Mapping[int, int | None]]
 """Method name to debug handle to the exported node's position; `None` where a node was made of none."""
 

@@ -16,8 +16,6 @@ from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.format.arguments import LAYOUTS, MEMORY_FORMATS, Argument, Literal, Special
 from hatch_lower.format.dtypes import DTYPES
 
-__all__ = ["PYTHON_FUNCTIONS", "convert_argument", "literal_argument", "op_name", "overload_of"]
-
 
 def overload_of(target: Any) -> OpOverload | None:
     """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""

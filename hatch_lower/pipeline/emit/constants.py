@@ -20,8 +20,6 @@ from hatch_lower.exir.graph.tensors import dtype_name, span_bytes, span_length, 
 from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.dtypes import DTYPES
 
-__all__ = ["ConstantUse", "Constants", "SpanDigests", "collect_constants", "merge_storages", "name_constants"]
-
 
 @dataclass(frozen=True, slots=True)
 class ConstantUse:

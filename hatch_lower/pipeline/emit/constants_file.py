@@ -15,8 +15,6 @@ import torch
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
 from hatch_lower.format.dtypes import DTYPES
 
-__all__ = ["ALIGNMENT", "ConstantsFile", "constants_bytes", "write_constants"]
-
 ALIGNMENT = 64
 """Bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this."""
 

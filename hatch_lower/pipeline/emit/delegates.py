@@ -20,8 +20,6 @@ from hatch_lower.format.delegates import (
     is_whole,
 )
 
-__all__ = ["Blob", "DelegateTable", "delegate_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class Blob:

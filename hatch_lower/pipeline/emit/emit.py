@@ -25,8 +25,6 @@ from hatch_lower.pipeline.emit.signature import input_of, parameters_of, tree_of
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
 
-__all__ = ["EmittedProgram", "LoweredMethod", "emit_program"]
-
 STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 

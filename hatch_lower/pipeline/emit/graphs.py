@@ -33,8 +33,6 @@ from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
 
-__all__ = ["GraphEmitter", "MethodContext"]
-
 NO_REASON = "no backend of the recipe took it"
 
 

@@ -13,8 +13,6 @@ from hatch_lower.format.graph import Instruction, OpCall, PythonCall
 from hatch_lower.pipeline.emit.arguments import PYTHON_FUNCTIONS, op_name, overload_of
 from hatch_lower.pipeline.emit.symbols import Symbols
 
-__all__ = ["ASSERTIONS", "SIZES", "clone_of", "conversion_of", "item_of", "name_of", "needed_nodes"]
-
 ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
 SIZES = frozenset(
     {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}

@@ -23,8 +23,6 @@ from hatch_lower.pipeline.emit.arguments import literal_argument
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
 
-__all__ = ["input_of", "parameters_of", "tree_of", "user_inputs"]
-
 
 def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:
     """Return a method's parameters with the containers around their leaves.

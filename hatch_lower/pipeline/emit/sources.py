@@ -12,8 +12,6 @@ from torch.fx import Node
 
 from hatch_lower.format.debug_map import Origin
 
-__all__ = ["SourceRoots", "exported_op", "module_path"]
-
 OPERATOR = re.compile(r"\w+\.\w+\.\w+")
 
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)

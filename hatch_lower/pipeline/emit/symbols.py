@@ -27,8 +27,6 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.format.expression import Compound, Expression, expression_json
 from hatch_lower.format.inputs import Symbol
 
-__all__ = ["Symbols"]
-
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 

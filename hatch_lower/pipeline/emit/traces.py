@@ -12,8 +12,6 @@ from pathlib import Path
 from hatch_lower.canonical import canonical_json
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
-__all__ = ["machine_words", "trace_in", "traces_of"]
-
 SHORTEST = 5
 """Characters of a name or digits of a number that nothing else is likely to hold."""
 BEGIN, END = rb"(?<![0-9A-Za-z.])", rb"(?![0-9A-Za-z.])"

@@ -9,8 +9,6 @@ from hatch_lower.backends.testing.programs.operators import operator_cases
 from hatch_lower.backends.testing.programs.shapes import shape_cases, value_cases
 from hatch_lower.backends.testing.programs.state import control_cases, state_cases
 
-__all__ = ["all_cases"]
-
 
 def all_cases() -> Iterator[Case]:
     """Yield every program."""

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from hatch_lower.backends.testing.case import DTYPES, Case, Data, module
 
-__all__ = ["operator_cases"]
-
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 

@@ -13,8 +13,6 @@ from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Case, Data, module, once, sizes
 
-__all__ = ["shape_cases", "value_cases"]
-
 
 def broadcasting(self: Any, x: Tensor, row: Tensor, column: Tensor, point: Tensor) -> Any:
     return x + row, x * column, row * column, x - point, torch.where(row > 0, x, column), point * 2

@@ -14,8 +14,6 @@ from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Case, Data, module, once, sizes
 
-__all__ = ["EVERY_CONSTANT", "control_cases", "large_weight", "state_cases"]
-
 EVERY_CONSTANT = "constants/every kind"
 """The program in which the kit changes one constant after the other."""
 SIDE = 2048
