@@ -15,7 +15,7 @@ from support.scenarios import Project, copy_project
 from support.venv import run
 
 ROUNDS = 15
-TABLES = re.compile(r"^\[tool\.hatch\.build\.targets\.\w+\.hooks\.lower\]", re.MULTILINE)
+TABLES = re.compile(r"^\[tool\.hatch\.build\.(?:targets\.\w+\.)?hooks\.lower\]", re.MULTILINE)
 FORCED = """
 [tool.hatch.build.targets.wheel.force-include]
 "payload/{package}/_lowered" = "{package}/_lowered"
@@ -97,7 +97,7 @@ def plain_copy(project: Project, wheel: Path, folder: Path) -> Project:
         archive.extractall(plain.root / "payload", names)
     package = names[0].partition("/")[0]
     configuration = plain.root / "pyproject.toml"
-    kept = TABLES.split(configuration.read_text())[0]
+    kept, _ = TABLES.split(configuration.read_text(), maxsplit=1)
     configuration.write_text(kept + FORCED.format(package=package))
     return plain
 
