@@ -41,15 +41,11 @@ if find_spec("onnxruntime") is None:
     pytest.skip("ONNX Runtime is not installed", allow_module_level=True)
 
 import onnx
+from onnxruntime_operators import examine, examine_samples, write_table
+from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
-from hatch_lower.backends.onnxruntime.generate_operators import (
-    examine,
-    examine_samples,
-    write_table,
-)
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
-from hatch_lower.backends.onnxruntime.samples import Call, spread
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
 
 pytestmark = [

@@ -1,7 +1,7 @@
 """Which operations ONNX Runtime computes as eager does.
 
 `operators.json` says for which combinations of dtypes the translation of an operator gives eager's results on its CPU
-kernels; `generate_operators.py` finds that out by running calls of every operator that torch's exporter translates.
+kernels. `tools/onnxruntime_operators.py` writes it: it runs calls of every operator that torch's exporter translates.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ DTYPES = (
 )
 """What ONNX Runtime's CPU kernels take. They have next to none for bfloat16."""
 
+OPERATORS = Path(__file__).with_name("operators.json")
 SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv)
 
 
@@ -169,7 +170,7 @@ def not_empty() -> frozenset[str]:
 
 def read_table() -> Any:
     """Return what the generator wrote."""
-    return json.loads(Path(__file__).with_name("operators.json").read_text(encoding="utf-8"))
+    return json.loads(OPERATORS.read_text(encoding="utf-8"))
 
 
 def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:

@@ -1,9 +1,12 @@
-"""Make `operators.json`: for which dtypes the translation of an operator gives eager's results.
+"""Make `operators.json` of the `onnxruntime` backend: for which dtypes an operator's translation gives eager's results.
 
-`python -m hatch_lower.backends.onnxruntime.generate_operators` writes the table anew. Calls of each operator that the
-exporter translates are run by eager and by ONNX Runtime, with NaN, infinities and the extremes of integers in them as
-well. A combination of dtypes is in the table if all its calls gave eager's results; apart from these stand those of
-which some did not with NaN or infinities alone.
+Run `python tools/onnxruntime_operators.py` after a change of torch, onnxscript or ONNX Runtime, or of the backend's own
+translations. It uses all processors for some minutes, writes the table where the backend reads it, and prints what is
+not in it and why.
+
+Calls of each operator that the exporter translates are run by eager and by ONNX Runtime, with NaN, infinities and the
+extremes of integers in them as well. A combination of dtypes is in the table if all its calls gave eager's results;
+apart from these stand those of which some did not with NaN or infinities alone.
 """
 
 from __future__ import annotations
@@ -21,13 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
-from torch.fx import Graph
-from torch.utils import _pytree as pytree
-
-from hatch_lower.backends.onnxruntime.probe import call_model, make_session
-from hatch_lower.backends.onnxruntime.samples import (
+from onnxruntime_samples import (
     Call,
     calls_without_elements,
     has_elements,
@@ -36,7 +33,21 @@ from hatch_lower.backends.onnxruntime.samples import (
     sample_calls,
     special_calls,
 )
-from hatch_lower.backends.onnxruntime.support import DTYPES, FIRST_ONLY, KEPT, LIMITS, combination_of, walk
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph
+from torch.utils import _pytree as pytree
+
+from hatch_lower.backends.onnxruntime.probe import call_model, make_session
+from hatch_lower.backends.onnxruntime.support import (
+    DTYPES,
+    FIRST_ONLY,
+    KEPT,
+    LIMITS,
+    OPERATORS,
+    combination_of,
+    walk,
+)
 from hatch_lower.backends.onnxruntime.translate import registry
 from hatch_lower.errors import BackendError
 
@@ -270,7 +281,7 @@ def write_table(path: Path, processes: int) -> Findings:
 
 
 if __name__ == "__main__":
-    everything = write_table(Path(__file__).with_name("operators.json"), os.cpu_count() or 1)
+    everything = write_table(OPERATORS, os.cpu_count() or 1)
     for (name, combination), reason in sorted(everything.failures.items()):
         print(f"{name} {combination}: {reason[:200]}")
     for (name, combination), reason in sorted(everything.refused.items()):
