@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +12,18 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hatch_lower"
 
-LAYERS = (
-    {"errors", "events", "model", "canonical"},
-    {"config", "format"},
-    {"runtime", "cache"},
-    {"exir"},
-    {"pipeline"},
-    {"build", "backends"},
-    {"hatch"},
-    {"cli"},
-)
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+
+
+def read_layers(page: str) -> tuple[set[str], ...]:
+    """Return the rooms of each floor, the lowest first, from the block `text floors` of the architecture page."""
+    (block,) = re.findall(r"```text floors\n(.*?)```", page, re.DOTALL)
+    rows = [line.split() for line in reversed(block.splitlines())]
+    assert [number for number, *_ in rows] == [str(number) for number in range(1, len(rows) + 1)]
+    return tuple(set(rooms) for _, *rooms in rows)
+
+
+LAYERS = read_layers(PAGE.read_text())
 LAYER = {name: height for height, names in enumerate(LAYERS) for name in names}
 WORDS = LAYERS[0]
 """Modules that every room uses; they may use each other."""
@@ -74,6 +77,11 @@ def outer_imports(module: str, *, lazy: bool) -> set[str]:
 
 def test_every_module_has_a_layer() -> None:
     assert {part(module) for module in MODULES} - {""} == set(LAYER)
+
+
+def test_the_architecture_page_describes_every_room() -> None:
+    described = set(re.findall(r"^\| `(\w+)/` \|", PAGE.read_text(), re.MULTILINE))
+    assert described == set(LAYER) - WORDS
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "hatch_lower"])
