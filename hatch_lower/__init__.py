@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.load import load
 
 __version__ = "0.1.0"
+# The groups of entry points by which distributions declare models, and the two halves of a backend.
+MODEL_GROUP = "hatch_lower.models"
+BACKEND_GROUP = "hatch_lower.backends"
+DELEGATE_GROUP = "hatch_lower.delegates"
 
 __all__ = [
     "BackendError",

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from hatch_lower.frozen import Frozen
 
-@dataclass(frozen=True, slots=True)
-class Event:
+
+class Event(Frozen):
     """Something that happened in a build.
 
     Args:

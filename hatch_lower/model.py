@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENTRY_POINT_GROUP", "Method", "Model"]
-
-ENTRY_POINT_GROUP = "hatch_lower.models"
+__all__ = ["Method", "Model"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower import __version__
@@ -26,12 +25,12 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
+from hatch_lower.frozen import Frozen
 
 LOWER_MODEL = "hatch_lower.pipeline.lower_model:lower_model"
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(Frozen):
     """What is known before anything is run.
 
     Args:

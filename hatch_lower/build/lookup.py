@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.build.environment import COMPILER, LOADER, fixed_variables
 from hatch_lower.build.inputs.check import Change, Checker
 from hatch_lower.build.inputs.distributions import Distribution
@@ -35,6 +36,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 SCHEMA = 3
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""
-BACKEND_GROUPS = (b"hatch_lower.backends", b"hatch_lower.delegates")
+BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
 PLACES = frozenset(
     {
         *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
@@ -55,8 +57,7 @@ PLACES = frozenset(
 Entries = Sequence[tuple[RecordedInputs, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Frozen):
     """What is known of a model before anything is run.
 
     Args:

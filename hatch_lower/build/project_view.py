@@ -6,12 +6,12 @@ The hook asks hatchling which file is packaged under which path; everything here
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from hatch_lower.frozen import Frozen
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+
+class Surroundings(Frozen):
     """What the child process is given, so that the project looks installed to the code that exports its models."""
 
     name: str
@@ -34,8 +34,7 @@ class Surroundings:
     """Build hooks that run after `lower`: what they write does not exist yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class DistributedFile:
+class DistributedFile(Frozen):
     """A file that goes into the wheel: where it is, and its posix path in the wheel."""
 
     path: Path

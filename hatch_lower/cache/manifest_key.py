@@ -5,14 +5,14 @@ Every field is hashed, as in the other keys. It is a module of its own for a bui
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from hatch_lower.canonical import digest_of
+from hatch_lower.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # made in every build; keys are compared by digest
-class ManifestKey:
+class ManifestKey(Frozen):
     """The key of the stored results of one model that may still hold: what an export is given, not what it reads.
 
     What it reads differs between these results, and is recorded with each of them.

@@ -29,6 +29,7 @@ from hatch_lower.cache.shared import RemoteCache, fetch_record
 from hatch_lower.cache.verified import Verified
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
 from hatch_lower.errors import CacheError
+from hatch_lower.frozen import Frozen
 
 MARK_INTERVAL = 3600.0
 """Seconds between two marks of use on one record: a build does not write to all that it reads."""
@@ -58,8 +59,7 @@ class Condition:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Frozen):
     """A directory of records and blobs.
 
     Args:

@@ -10,11 +10,11 @@ import json
 import os
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file, sha256_file
+from hatch_lower.frozen import Frozen
 
 LARGE = 16 << 20
 """Bytes from which on it is noted that a blob is whole."""
@@ -23,8 +23,7 @@ SETTLED = 2.0
 """Seconds after which another write shows in a file's times."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Frozen):
     """The notes about large blobs.
 
     Args:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hatch_lower import MODEL_GROUP
 from hatch_lower.cli.contents import (
     ARCHIVE_ERRORS,
     MANIFEST,
@@ -29,7 +30,6 @@ from hatch_lower.cli.output import show, show_json
 from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
-from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
@@ -119,8 +119,8 @@ def refuse_incomplete(wheel: Path, members: Sequence[str]) -> None:
         if not folder.endswith(".dist-info"):
             continue
         lines = read_member(wheel, member).decode("utf-8", "replace").splitlines()
-        if file == "entry_points.txt" and f"[{ENTRY_POINT_GROUP}]" in lines:
-            promise = f"entry points `{ENTRY_POINT_GROUP}`"
+        if file == "entry_points.txt" and f"[{MODEL_GROUP}]" in lines:
+            promise = f"entry points `{MODEL_GROUP}`"
         elif file == "RECORD" and any(f"/{MANIFEST}," in line for line in lines):
             promise = f"a RECORD that lists `{MANIFEST}`"
         elif file == "METADATA" and any(line.startswith("Requires-Dist: hatch-lower") for line in lines):

@@ -15,12 +15,11 @@ import click
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from hatch_lower import __version__
+from hatch_lower import BACKEND_GROUP, MODEL_GROUP, __version__
 from hatch_lower.cli.output import show
-from hatch_lower.config.settings import BACKEND_GROUP, HOOK_PATH
+from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
-from hatch_lower.model import ENTRY_POINT_GROUP
 
 OWN_NAME = "hatch-lower"
 
@@ -75,8 +74,8 @@ def refuse_present(table: Mapping[str, Any], path: Path) -> None:
     for prefix, part in (("", build), ("targets.wheel.", build.get("targets", {}).get("wheel", {}))):
         if "lower" in part.get("hooks", {}):
             raise ConfigError("the project uses hatch-lower already", where=f"tool.hatch.build.{prefix}hooks.lower")
-    if ENTRY_POINT_GROUP in table["project"].get("entry-points", {}):
-        raise ConfigError("the project declares models already", where=f'project.entry-points."{ENTRY_POINT_GROUP}"')
+    if MODEL_GROUP in table["project"].get("entry-points", {}):
+        raise ConfigError("the project declares models already", where=f'project.entry-points."{MODEL_GROUP}"')
     if (path.parent / "hatch.toml").is_file():
         raise ConfigError(
             "the project's settings for Hatch are in another file",
@@ -87,7 +86,7 @@ def refuse_present(table: Mapping[str, Any], path: Path) -> None:
 
 def new_lines(model: str, export: str, backends: Sequence[str]) -> Iterator[str]:
     """Yield the tables to append."""
-    yield f'[project.entry-points."{ENTRY_POINT_GROUP}"]'
+    yield f'[project.entry-points."{MODEL_GROUP}"]'
     yield f"{quote_key(model)} = {quoted([export])}"
     yield ""
     yield f"[{HOOK_PATH}]"

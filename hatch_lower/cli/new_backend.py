@@ -14,12 +14,11 @@ from types import MappingProxyType
 
 import click
 
+from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.cli.output import show
-from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
 TEMPLATE = Path(__file__).with_name("template")
-DELEGATE_GROUP = "hatch_lower.delegates"
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 """What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form."""
 FILES: Mapping[str, str] = MappingProxyType(

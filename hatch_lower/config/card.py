@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from hatch_lower.frozen import Frozen
 
 LICENSE = {"spdx": True, "words": "an SPDX expression such as `Apache-2.0`, or `LicenseRef-…` for any other licence"}
 SHA256 = {"pattern": "[0-9a-f]{64}", "words": "a sha256: 64 hexadecimal digits in lower case"}
@@ -15,8 +17,7 @@ LINK = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Author:
+class Author(Frozen):
     """Who made a model: a name, or a table of name and address."""
 
     name: str
@@ -25,8 +26,7 @@ class Author:
     """Where they can be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(Frozen):
     """What a model was trained on: a name, or a table of the name and what else is known of it."""
 
     name: str
@@ -41,8 +41,7 @@ class Dataset:
     """Of the file that was used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Frozen):
     """What is known of a model beside its code. It is passed through into the wheel's SBOM, and shapes no program: a
     change of it exports and lowers nothing."""
 

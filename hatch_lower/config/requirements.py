@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -12,12 +11,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from hatch_lower.errors import ConfigError
+from hatch_lower.frozen import Frozen
 
 OWN_NAME = "hatch-lower"
 
 
-@dataclass(frozen=True, slots=True)
-class Unmet:
+class Unmet(Frozen):
     """A requirement that the project's dependencies do not imply, and why."""
 
     requirement: str

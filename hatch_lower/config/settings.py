@@ -8,18 +8,18 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.card import Card
 from hatch_lower.config.tables import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, nearest
-from hatch_lower.model import ENTRY_POINT_GROUP
+from hatch_lower.frozen import Frozen
 
-BACKEND_GROUP = "hatch_lower.backends"
 HOOK_PATH = "tool.hatch.build.hooks.lower"
-ENTRY_POINTS_PATH = f'project.entry-points."{ENTRY_POINT_GROUP}"'
+ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
@@ -31,8 +31,7 @@ OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Frozen):
     """One lowered variant of each model: `default` at the top level of the table, more under `recipes.<name>`."""
 
     name: str
@@ -43,8 +42,7 @@ class Recipe:
     imports: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
+class ModelSettings(Frozen):
     """One model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
 
     name: str
@@ -60,8 +58,7 @@ class ModelSettings:
     """For the SBOM; it is in no key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Frozen):
     """All that a build needs to know, parsed and checked; paths absolute."""
 
     root: Path

@@ -12,11 +12,12 @@ import math
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.errors import nearest
+from hatch_lower.frozen import Frozen
 
 REMOTE = {
     # a scheme and a place; an `@` only where it names a container (`abfs://container@account`), never a user
@@ -38,8 +39,7 @@ RESERVED_KEYS = {
 Table = TypeVar("Table")
 
 
-@dataclass(frozen=True, slots=True)
-class BackendChoice:
+class BackendChoice(Frozen):
     """A backend in a recipe: its name, or a table of the name and the backend's own options."""
 
     name: str
@@ -48,8 +48,7 @@ class BackendChoice:
     """Every other key of the table; the backend checks them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeTable:
+class RecipeTable(Frozen):
     """One more lowered variant of the models. A recipe's name becomes a file name: letters, digits, `_` and `-`."""
 
     backends: tuple[BackendChoice, ...] | None = None
@@ -65,8 +64,7 @@ class RecipeTable:
     """Modules that `load` imports first. Default: the `imports` at the top."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTable:
+class ModelTable(Frozen):
     """One model: what differs from the defaults, or a model that is not an entry point of the package."""
 
     export: str | None = None
@@ -84,8 +82,7 @@ class ModelTable:
     """What is known of the model beside its code, described below: licence, training data, limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
+class CacheSettings(Frozen):
     """The cache of earlier results, and the one that a team shares."""
 
     max_gigabytes: float = field(default=10.0, metadata={"minimum": 0})
@@ -104,8 +101,7 @@ class CacheSettings:
     Of others only those that are unset can be shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class HookTable:
+class HookTable(Frozen):
     """The settings of the hook, under `[tool.hatch.build.hooks.lower]`."""
 
     backends: tuple[BackendChoice, ...] = ()

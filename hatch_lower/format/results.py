@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.frozen import Frozen
 
-@dataclass(frozen=True, slots=True)
-class PayloadFile:
+
+class PayloadFile(Frozen):
     """A file for the wheel.
 
     Args:
@@ -25,8 +26,7 @@ class PayloadFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class MethodRow:
+class MethodRow(Frozen):
     """A row of the summary table: what became of one method of one recipe.
 
     Args:
@@ -57,8 +57,7 @@ class MethodRow:
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelResult:
+class ModelResult(Frozen):
     """One model, as far as its package needs it.
 
     Args:
@@ -82,8 +81,7 @@ class ModelResult:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildResult:
+class BuildResult(Frozen):
     """What a build puts into the wheel, and what it says about it.
 
     Args:

@@ -9,9 +9,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +29,7 @@ ZIP64_EXTRA_ID = 1
 UTF8_NAME = 0x800
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(Frozen):
     """What is in an archive: members in the order of their bytes, and where each one's bytes end."""
 
     members: tuple[zipfile.ZipInfo, ...]

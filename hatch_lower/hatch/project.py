@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower import MODEL_GROUP
 from hatch_lower.build.project_view import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
 from hatch_lower.config.settings import Settings, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, PackageError
-from hatch_lower.model import ENTRY_POINT_GROUP
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -24,8 +24,7 @@ SHOWN = 5
 """Files that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
+class Project(Frozen):
     """One wheel build: its settings, and what goes into the wheel beside the payload."""
 
     settings: Settings
@@ -100,7 +99,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
         forced = distributed_files(config.builder.recurse_forced_files(there))
     files = (*selected, *forced)
     hooks = build_data["build_hooks"]
-    declared = core.entry_points.get(ENTRY_POINT_GROUP, {})
+    declared = core.entry_points.get(MODEL_GROUP, {})
     settings = read_settings(
         own_table(hook.config),
         root=root,

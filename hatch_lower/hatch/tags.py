@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
+from hatch_lower.frozen import Frozen
 
 NATIVE_FILE_SCHEMA = 2
 
@@ -38,8 +39,7 @@ ELF_MACHINES = {
 """ELF's name of a machine to the one in a wheel's tag."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeFile:
+class NativeFile(Frozen):
     """What a native library needs of the system that loads it."""
 
     machine: str
@@ -50,8 +50,7 @@ class NativeFile:
     """Library to the symbol versions needed of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Frozen):
     """What every system has that is at least as new as a manylinux."""
 
     glibc: int

@@ -14,9 +14,7 @@ from hatch_lower.format.delegates import DataLayout
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DELEGATE_GROUP", "Delegate", "DelegateBlob", "description_error"]
-
-DELEGATE_GROUP = "hatch_lower.delegates"
+__all__ = ["Delegate", "DelegateBlob", "description_error"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hatch_lower import MODEL_GROUP
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.reading import (
@@ -19,7 +20,6 @@ from hatch_lower.format.reading import (
     read_path,
     read_qualified_name,
 )
-from hatch_lower.model import ENTRY_POINT_GROUP
 from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
@@ -84,9 +84,9 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
     """
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions():
-        if ENTRY_POINT_GROUP not in (each.read_text("entry_points.txt") or ""):
+        if MODEL_GROUP not in (each.read_text("entry_points.txt") or ""):
             continue
-        if each.entry_points.select(group=ENTRY_POINT_GROUP, name=model):
+        if each.entry_points.select(group=MODEL_GROUP, name=model):
             found.setdefault(read_field(each, "Name"), each)
     return found
 
@@ -194,7 +194,7 @@ def not_found(
 ) -> ProgramError:
     """Return the error for a model that is not installed, or was not lowered."""
     for owner, distribution in sorted(declared.items()):
-        if any(each.name == model for each in distribution.entry_points.select(group=ENTRY_POINT_GROUP)):
+        if any(each.name == model for each in distribution.entry_points.select(group=MODEL_GROUP)):
             if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook had begun
                 what = f"the distribution `{owner}` is incomplete: it is without its lowered models"
                 hint = "its build was interrupted: build its wheel again"
@@ -214,7 +214,7 @@ def not_found(
 def known_names() -> list[str]:
     """Return the names of all installed models, `distribution:model` where two have the same."""
     owners: dict[str, set[str]] = {}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in importlib.metadata.entry_points(group=MODEL_GROUP):
         if point.dist is not None:
             owners.setdefault(point.name, set()).add(normal_name(point.dist.name))
     for owner, distribution in recording().items():

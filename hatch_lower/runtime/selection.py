@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.delegates import target_json
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
-from hatch_lower.runtime.delegates import DELEGATE_GROUP, Delegate
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.target import unsupported_reason
 

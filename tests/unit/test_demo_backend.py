@@ -16,9 +16,10 @@ import pytest
 import torch
 from support.lowered import install
 
+from hatch_lower import BACKEND_GROUP
 from hatch_lower.cache.store import open_store
 from hatch_lower.cli.debug import debug_lines, debug_report
-from hatch_lower.config.settings import BACKEND_GROUP, ModelSettings, Recipe, Settings
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError
 from hatch_lower.events import NullReporter

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from hatch_lower.build.inputs.distributions import Distribution
 from hatch_lower.build.inputs.inputs import ABSENT, RecordedInputs
 from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
+from hatch_lower.frozen import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Frozen):
     """An input that is not what it was.
 
     Args:

@@ -6,8 +6,10 @@ Paths are located (`roots`), so that a checkout in another folder, or a fresh en
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+from hatch_lower.frozen import Frozen
 
 ABSENT = ""
 """What is recorded of what is not there: a variable, a command, a module, a distribution, a folder."""
@@ -15,8 +17,7 @@ ABSENT = ""
 LISTS = frozenset({"absent", "unknown"})
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedInputs:
+class RecordedInputs(Frozen):
     """What one export read. Digests are sha256 in hexadecimal; mappings and tuples are sorted in JSON."""
 
     files: Mapping[str, str]

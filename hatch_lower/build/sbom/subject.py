@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from hatch_lower import __version__
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
+from hatch_lower.frozen import Frozen
 
 SCHEMA = 1
 """Counts the forms of the document: of this code's, not of CycloneDX."""
@@ -16,8 +17,7 @@ FOLDER = "sboms"
 """Of `.dist-info`, by PEP 770."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Frozen):
     """What an SBOM describes.
 
     Args:

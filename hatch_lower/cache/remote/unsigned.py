@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hatch_lower import BACKEND_GROUP
 from hatch_lower.cache.entry import DIGEST
 
 PARTITION = frozenset(
     {"blob", "data", "debug_handle_map", "delegate_info_meta", "suffix", "requirements", "target", "info"}
 )
 """Fields of the value that is stored for a partition."""
-BACKENDS = "hatch_lower.backends"
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
@@ -134,7 +134,7 @@ def known_versions() -> Iterator[tuple[str, str]]:
     from packaging.requirements import InvalidRequirement, Requirement
 
     names = {"torch", "hatch-lower"}
-    for point in importlib.metadata.entry_points(group=BACKENDS):
+    for point in importlib.metadata.entry_points(group=BACKEND_GROUP):
         if point.dist is not None:
             names.add(point.dist.name)
             for text in point.dist.requires or ():

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from hatch_lower import BACKEND_GROUP
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.cache.stats import installed_rows
 from hatch_lower.canonical import digest_of, sha256_bytes, sha256_file
-from hatch_lower.config.settings import BACKEND_GROUP
 from hatch_lower.exir.backend.backend_details import BackendDetails
 from hatch_lower.format.record import BackendRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
-from hatch_lower.config.settings import BACKEND_GROUP
+from hatch_lower import BACKEND_GROUP
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.backend_details import BackendDetails
 

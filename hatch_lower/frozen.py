@@ -1,0 +1,64 @@
+"""`Frozen`: frozen dataclasses that share their methods."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        """Return a decorator that does nothing; `typing` has its own since Python 3.11."""
+        return lambda cls: cls
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Frozen:
+    """The base of dataclasses that a build in which nothing has changed needs.
+
+    `@dataclass(frozen=True)` compiles six methods for each class. For the thirty classes of such a build that takes
+    longer than to find out that nothing has changed. A subclass of this one is a dataclass for `fields`, `replace` and
+    `is_dataclass`; making an instance takes longer, so data of which there are thousands are no subclasses of it.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(init=False, repr=False, eq=False)(cls)
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        declared = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        if len(values) > len(declared):
+            raise TypeError(f"{type(self).__name__} takes {len(declared)} values, and was given {len(values)}")
+        given = dict(zip((each.name for each in declared), values, strict=False))
+        if twice := given.keys() & named.keys():
+            raise TypeError(f"{type(self).__name__} was given `{min(twice)}` twice")
+        given |= named
+        for each in declared:
+            if each.name not in given:
+                if each.default is not MISSING:
+                    given[each.name] = each.default
+                elif each.default_factory is not MISSING:
+                    given[each.name] = each.default_factory()
+                else:
+                    raise TypeError(f"{type(self).__name__} was given no `{each.name}`")
+        if len(given) > len(declared):
+            unknown = min(given.keys() - {each.name for each in declared})
+            raise TypeError(f"{type(self).__name__} has no `{unknown}`")
+        self.__dict__.update(given)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__qualname__}({values})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
