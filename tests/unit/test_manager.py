@@ -144,6 +144,13 @@ def test_the_result_is_checked() -> None:
         assert targets(manager.exported_program()) == ["aten.linalg_vector_norm.default"]
 
 
+def test_a_list_of_exceptions_may_be_none() -> None:
+    config = EdgeCompileConfig(_core_aten_ops_exception_list=None)
+    assert targets(to_edge(exported(), compile_config=config).exported_program()) == targets(
+        to_edge(exported()).exported_program()
+    )
+
+
 def test_preserved_operators_stay_whole() -> None:
     manager = to_edge(exported(), compile_config=EdgeCompileConfig(preserve_ops=[LINEAR]))
     names = targets(manager.exported_program())
