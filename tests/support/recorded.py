@@ -95,7 +95,6 @@ class Project:
         """
         if code is not None:
             self.export(code)
-        time.sleep(0.05)  # what was written before is older than the build
         work = self.folder.parent / f"{self.folder.name}-work"
         work.mkdir(exist_ok=True)
         log = work / "log"
@@ -108,7 +107,9 @@ class Project:
         information.mkdir(parents=True, exist_ok=True)
         (information / "METADATA").write_text(self.metadata)
         log_path = self.library and str(log)
-        request = [str(self.folder), str(work), log_path, time.time_ns() + ahead_ns, globs, tools, self.metadata]
+        # what was written before is older than the build: the child takes longer than this to begin
+        began = time.time_ns() + 50_000_000 + ahead_ns
+        request = [str(self.folder), str(work), log_path, began, globs, tools, self.metadata]
         done = subprocess.run(
             [sys.executable, "-c", CHILD, json.dumps(request)],
             cwd=self.folder,

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import wait_for
 
 from hatch_lower.cache.held_files import make_held, make_held_folder, remove_abandoned
 
@@ -55,8 +55,7 @@ def test_nobody_loses_what_it_has_just_made_to_one_that_removes(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     remover = subprocess.Popen([sys.executable, "-c", REMOVER, str(tmp_path)])
     try:
-        while not (tmp_path / "running").exists():
-            time.sleep(0.01)
+        wait_for((tmp_path / "running").exists, "the other process removes")
         for _ in range(1000):
             folder, of_folder = make_held_folder("build-")
             of_file = make_held(tmp_path / "build-.whl")

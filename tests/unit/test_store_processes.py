@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -54,11 +55,14 @@ def test_eight_processes_that_want_one_thing_make_it_once(tmp_path: Path) -> Non
     code = f"""
 key = {KEY!r}
 assert store.get(key, "x") is None
+with open(directory / "arrived", "a") as file:
+    file.write("x")
 with store.locked([key, "cd" * 32]):
     if store.get(key, "x") is None:
         with open(directory / "made", "a") as file:
             file.write("made\\n")
-        time.sleep(0.3)
+        while len((directory / "arrived").read_text()) < 8:
+            pass
         store.put(key, {{}}, 1, [b"abc"])
 assert store.get(key, "x") == 1
 """
@@ -86,17 +90,25 @@ for _ in range(5):
     finish(start(code, tmp_path, 4))
 
 
-def test_who_waits_for_another_build_says_so_once(tmp_path: Path) -> None:
+def test_who_waits_for_another_build_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hatch_lower.cache.locks.MOMENT", 0.01)
     code = f"""
 with store.locked([{KEY!r}, "cd" * 32]):
     print("held", flush=True)
-    time.sleep(2.5)
+    sys.stdin.readline()
 """
     (holder,) = start(code, tmp_path, 1)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     lines: list[str] = []
-    with Store(tmp_path / "v1", "on", lines.append).locked([KEY, "cd" * 32]):
+
+    def say(line: str) -> None:
+        lines.append(line)
+        assert holder.stdin is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+
+    with Store(tmp_path / "v1", "on", say).locked([KEY, "cd" * 32]):
         assert lines == ["waiting for another build that is making the same"]
     finish([holder])
 
@@ -138,13 +150,14 @@ store.put("ff" * 32, {}, 1, [b"never finished"])
 def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path) -> None:
     directory = tmp_path / "v1"
     chance = random.Random(0)
-    for round_ in range(12):
+    for round_ in range(6):
         running = start(WRITER if round_ else KILLED_BEFORE_THE_RENAME, tmp_path, 2)
         if round_:
             for each in running:
                 assert each.stdout is not None
                 assert each.stdout.readline() == "wrote\n"
-            time.sleep(chance.uniform(0, 0.1))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].wait(chance.uniform(0, 0.1))
             for each in running:
                 each.kill()
         for each in running:

@@ -11,7 +11,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -286,12 +285,11 @@ def test_only_our_own_temporaries_are_removed(dist: Path) -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, PayloadFile]:
     """A large file in the cache, whose times are old enough."""
-    monkeypatch.setattr(verified, "SETTLED", 0.01)
+    monkeypatch.setattr(verified, "SETTLED", -60.0)
     monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
     store = open_store(os.environ, pytest.fail)
     data = bytes(range(256)) * (verified.LARGE // 256)
     digest = store.put_blob(data)
-    time.sleep(0.05)
     return store, PayloadFile("digits/weights", store.blob_path(digest), len(data), digest)
 
 
