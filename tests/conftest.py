@@ -1,6 +1,7 @@
-"""What all tests share: the order of the run, fresh interpreters to look at imports, and how much is drawn at random.
+"""What all tests share: the switch `--long`, the order of the run, its shared folder, and interpreters to look into.
 
-Property tests try a few examples, always the same; `--hypothesis-profile=thorough` tries many, ever new ones.
+A run without `--long` leaves out tests with the marker `long`; others try a part of what they could
+(`support.effort.LONG`), and property tests a few examples, always the same. A long one tries all, and new examples.
 """
 
 from __future__ import annotations
@@ -11,18 +12,40 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from support import effort
+from support.shared import Shared, shared_by_the_run
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile(
-    "quick", max_examples=60, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
+    "short", max_examples=24, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
 )
-settings.register_profile("thorough", max_examples=1500, print_blob=True, **COMMON)
-settings.load_profile("quick")
+settings.register_profile("long", max_examples=1500, print_blob=True, **COMMON)
+settings.load_profile("short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that install things last: whoever breaks a function hears of it first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="try everything: takes hours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.LONG = config.getoption("long")
+    if effort.LONG:
+        settings.load_profile("long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for long runs, and run last what installs things: who breaks a function hears of it first."""
+    if not effort.LONG:
+        left_out = [item for item in items if item.get_closest_marker("long") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
     items.sort(key=lambda item: item.get_closest_marker("isolated") is not None)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """The folder of what is made once in a run."""
+    return shared_by_the_run(tmp_path_factory)
 
 
 @pytest.fixture

@@ -1,16 +1,16 @@
 """Builds for which there is no space: a correct wheel or one paragraph that says so, and nothing half-made.
 
 A disk is full from a chosen change of a file on, or for one change only; or it is a small one that the kernel makes.
-`HATCH_LOWER_TEST_KILLS=1000` tries every change; without it a few are enough.
+A long run tries every change; for others a few are enough.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.faults import Known, Place, Supervisor, is_one_paragraph, sample
 from support.scenarios import only, sha256, tree
 from support.venv import Finished, run
@@ -19,7 +19,7 @@ from hatch_lower.cache.survey import verify
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-POINTS = int(os.environ.get("HATCH_LOWER_TEST_KILLS", "0"))
+POINTS = 1000 if LONG else 0
 ACTIONS = ("full", "once")
 NO_SPACE = "No space left on device"
 SMALL_DISK = """
@@ -39,14 +39,14 @@ def test_no_space_at_any_change_of_a_build_with_nothing_to_do(
 ) -> None:
     place = Place.of("tiny", tmp_path / "place", tiny.cache)
     for action in ACTIONS:
-        for number in sample(POINTS or 6, len(tiny.again)):
+        for number in sample(POINTS or 4, len(tiny.again)):
             struck = supervisor.build(place, action, str(number))
             is_right_or_explained(place, tiny, struck.finished, f"{action} from {number}")
             place.start_over(tiny.cache)
     place.recovers(tiny)
 
 
-@pytest.mark.skipif(not POINTS, reason="takes up to an hour: HATCH_LOWER_TEST_KILLS is not set")
+@pytest.mark.long
 @pytest.mark.parametrize("action", ACTIONS)
 def test_no_space_at_any_change_of_a_first_build(
     supervisor: Supervisor, tiny: Known, tmp_path: Path, action: str
@@ -100,7 +100,7 @@ def test_a_small_disk_for_temporary_files(tiny: Known, tmp_path: Path) -> None:
     on_small_disks(place, tiny, place.temporary, ["4k", "8k", "1m"])
 
 
-@pytest.mark.skipif(not POINTS, reason="HATCH_LOWER_TEST_KILLS is not set")
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["4k", "32k", "64k", "96k", "128k", "512k"])
 def test_a_small_disk_for_the_cache(tiny: Known, tmp_path: Path, size: str) -> None:
     place = Place.of("tiny", tmp_path / "place")

@@ -1,8 +1,9 @@
 """Builds that are killed at any moment: the next one makes the right wheel, and one trim removes what they left.
 
-Twelve builds are killed in rounds of four, each round with one cache; `HATCH_LOWER_TEST_KILLS=200` kills so many. The
-moments are spread evenly over the time that a build takes, separately for builds of a project that is not in the
-cache, of one whose model was edited since, and of one that is known.
+Builds are killed in rounds of four, each round with one cache; in a long run, 200. The moments are spread evenly over
+the time that a build takes, separately for builds of a project whose model was edited since it was put into the cache,
+of one that is not in the cache, and of one that is known. A short run has the first; `test_stages` kills builds of the
+other two at chosen stages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.faults import NOT_OURS, nothing_stays
 from support.processes import PATIENCE, is_running, start, wait_for, with_variable, workers
 from support.scenarios import Project, copy_project, only, sha256, tree
@@ -28,8 +30,8 @@ from hatch_lower.cache.survey import verify
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-KILLS = int(os.environ.get("HATCH_LOWER_TEST_KILLS", "12"))
-STATES = ("cold", "edited", "known")
+KILLS = 200 if LONG else 4
+STATES = ("edited", "cold", "known")
 VICTIMS = ("the group", "every process", "the build alone", "the child")
 ATTEMPTS = 8
 

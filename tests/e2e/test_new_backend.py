@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.venv import VirtualEnvironment, run
 
-THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 CHOSEN = ("-k", "not debug and (perceptron or fused or counted or bytes or every or wrong)")
-"""Some of everything but the check that lowers every program; all of it with `HATCH_LOWER_TEST_THOROUGH=1`."""
+"""Some of everything but the check that lowers every program; all of it in a long run."""
 
 
 def test_a_new_backend_is_built_installed_and_passes_its_tests(
@@ -34,7 +33,7 @@ def test_a_new_backend_is_built_installed_and_passes_its_tests(
     clean.install("--target", str(site), "--no-deps", str(wheel))
     clean.install("--target", str(site), "pytest")
     tests = clean.run(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *(() if THOROUGH else CHOSEN), "tests"),
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *(() if LONG else CHOSEN), "tests"),
         cwd=project,
         environment={"PYTHONPATH": str(site)},
     )

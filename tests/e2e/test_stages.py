@@ -1,15 +1,15 @@
 """Builds that are killed at a chosen stage, just before a change of a file: the next one makes the right wheel.
 
-`HATCH_LOWER_TEST_KILLS=1000` kills builds at every change of a file that they make; without it a few are enough.
+A long run kills builds at every change of a file that they make; for others a few are enough.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.faults import Known, Place, Struck, Supervisor, is_one_paragraph, nothing_stays, sample
 from support.scenarios import sha256, unpack
 from support.venv import run
@@ -22,7 +22,7 @@ from hatch_lower.errors import ProgramError
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 CALL = "import sys; from hatch_lower.cli import main; main(sys.argv[1:])"
-KILLS = int(os.environ.get("HATCH_LOWER_TEST_KILLS", "0"))
+KILLS = 1000 if LONG else 0
 STAGES = {
     "the child is started": "write:/request.json",
     "the child imports": "write:/reads.log:9",
@@ -78,7 +78,7 @@ def test_a_build_that_is_killed_at_stage_after_stage(supervisor: Supervisor, tin
     place.recovers(tiny)
 
 
-@pytest.mark.skipif(not KILLS, reason="takes minutes: HATCH_LOWER_TEST_KILLS is not set")
+@pytest.mark.long
 @pytest.mark.parametrize("action", ["kill", "kill-all"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_build_that_is_killed_at_any_stage(
@@ -90,7 +90,7 @@ def test_a_build_that_is_killed_at_any_stage(
     place.recovers(tiny)
 
 
-@pytest.mark.skipif(not KILLS, reason="takes up to an hour: HATCH_LOWER_TEST_KILLS is not set")
+@pytest.mark.long
 def test_a_first_build_that_is_killed_anywhere(supervisor: Supervisor, tiny: Known, tmp_path: Path) -> None:
     place = Place.of("tiny", tmp_path / "place")
     for number in sample(KILLS, len(tiny.first)):
@@ -108,7 +108,7 @@ def test_a_build_with_nothing_to_do_that_is_killed_anywhere(
     supervisor: Supervisor, tiny: Known, tmp_path: Path
 ) -> None:
     place = Place.of("tiny", tmp_path / "place", tiny.cache)
-    for number in sample(KILLS or 7, len(tiny.again)):
+    for number in sample(KILLS or 5, len(tiny.again)):
         struck = supervisor.build(place, "kill", str(number))
         has_been_killed(place, tiny, struck, f"point {number}")
         place.recovers(tiny)
@@ -137,7 +137,7 @@ def test_storing_that_is_killed_anywhere(supervisor: Supervisor, tmp_path: Path)
     command = [sys.executable, "-c", STORING, directory, place.temporary / "source"]
     whole = supervisor.run(command, place, "list", "0", [place.project.cache])
     whole.finished.check()
-    for number in sample(KILLS or 12, len(whole.points)):
+    for number in sample(KILLS or 8, len(whole.points)):
         place.start_over()
         supervisor.run(command, place, "kill", str(number), [place.project.cache])
         assert verify(directory) == [], "what is there is whole"

@@ -1,14 +1,13 @@
 """What others that read wheels say of ours: Python, twine, check-wheel-contents, pip and uv.
 
 A wheel of this size has no need of zip64; one that is made with a lower limit has what a wheel of 4 GiB has. One that
-is really that large is made on demand: `HATCH_LOWER_TEST_THOROUGH=1` (needs 20 GiB of disk).
+is really that large is made in a long run (needs 20 GiB of disk).
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 import stat
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.scenarios import copy_project
 from support.venv import Finished, run
 
@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 WHEEL = "tiny-1.0-py3-none-any.whl"
 LARGE = (1 << 32) + 12_345
-THOROUGH = os.environ.get("HATCH_LOWER_TEST_THOROUGH") == "1"
 
 TOOLS: dict[str, list[str]] = {
     "zipfile": [sys.executable, "-m", "zipfile", "-t"],
@@ -42,7 +41,7 @@ INSTALLERS: dict[str, list[str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["as built", "native", "zip64", *(["4 GiB"] if THOROUGH else [])])
+@pytest.fixture(scope="module", params=["as built", "native", "zip64", *(["4 GiB"] if LONG else [])])
 def wheel(
     request: pytest.FixtureRequest, built: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:

@@ -1,7 +1,6 @@
 """Whatever is written into the files that hatch-lower reads: our error, or what was there before. Nothing else.
 
-A few thousand inputs of each kind; `--hypothesis-profile=thorough` or `HATCH_LOWER_TEST_THOROUGH=1` tries each byte
-position and more than a million inputs in total.
+A thousand inputs of each kind; a long run tries each byte position and more than a million inputs in total.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import LONG
 from support.exports import Workshop, settings_of
 from support.hostile import MARKER, changed_bytes, changed_document, item_at, strings_in, time_limit, watched
 from support.installed import update_entries
@@ -77,10 +77,9 @@ from hatch_lower.runtime.loaded import LoadedModel
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
 
-THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH")) or settings().max_examples > 1000
-SEEDS = 1500 if THOROUGH else 40
-BATCH = 100 if THOROUGH else 25
-"""Inputs that one seed makes: 13 kinds of documents, so 13 000 in CI and 1 650 000 at will."""
+SEEDS = 1500 if LONG else 40
+BATCH = 100 if LONG else 25
+"""Inputs that one seed makes: 13 kinds of documents, so 13 000 in CI and 1 650 000 in a long run."""
 
 SOURCE = """
 import torch
@@ -188,9 +187,9 @@ NAMES = [
 
 def damages(name: str, data: bytes) -> Iterator[bytes]:
     """Yield a file with each byte flipped, and cut off at each length; in CI at a sample of the places."""
-    step = 1 if THOROUGH else max(1, len(data) // 80)
+    step = 1 if LONG else max(1, len(data) // 80)
     for index in range(len(name) % step, len(data), step):
-        for mask in (1 << index % 8, 0x20, 0xFF) if THOROUGH else (1 << index % 8,):
+        for mask in (1 << index % 8, 0x20, 0xFF) if LONG else (1 << index % 8,):
             yield data[:index] + bytes([data[index] ^ mask]) + data[index + 1 :]
     for end in range(0, len(data), step):
         yield data[:end]
@@ -204,8 +203,8 @@ def test_a_flipped_or_missing_byte_gives_our_error_or_the_right_answer(package: 
     count = refused = 0
     for index, damaged in enumerate(damages(name, data)):
         package.write(name, damaged)
-        for recipe in RECIPES if THOROUGH else (RECIPES[index % 2],):
-            for verify in (True, False) if THOROUGH else (index % 3 == 0,):
+        for recipe in RECIPES if LONG else (RECIPES[index % 2],):
+            for verify in (True, False) if LONG else (index % 3 == 0,):
                 count += 1
                 try:
                     model = package.load(recipe, verify)
@@ -261,7 +260,7 @@ def changed(document: bytes, seed: int) -> Iterator[bytes]:
 def test_packaged_documents(package: Package, name: str) -> None:
     read = load_watched(package, name, "portable" if "portable" in name else None)
 
-    @settings(max_examples=SEEDS // 3 if THOROUGH and name != "manifest.json" else SEEDS)
+    @settings(max_examples=SEEDS // 3 if LONG and name != "manifest.json" else SEEDS)
     @seeds
     def check(seed: int) -> None:
         judge(read, changed(package.files[name], seed), LowerError)
@@ -464,7 +463,7 @@ def test_records_that_nest_as_deeply_as_can_be_read(tmp_path: Path, opening: str
     closing = "]" if opening == "[" else "}"
     history = history_path(tmp_path, tmp_path)
     history.parent.mkdir()
-    for depth in range(sys.getrecursionlimit() // 4, sys.getrecursionlimit() + 20, 1 if THOROUGH else 7):
+    for depth in range(sys.getrecursionlimit() // 4, sys.getrecursionlimit() + 20, 1 if LONG else 7):
         deep = opening * depth + "1" + closing * depth
         path.write_text(f'{{"blobs":[],"components":{{}},"value":{deep},"digest":"{KEY}"}}')
         assert store.find(KEY) is None

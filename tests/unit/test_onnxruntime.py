@@ -482,7 +482,7 @@ def test_an_operator_that_differs_without_elements_is_taken_where_there_are_some
     assert any("of tensors without elements" in reason for reason in left.reasons["forward"].values())
 
 
-@pytest.mark.skipif("HATCH_LOWER_TEST_THOROUGH" not in os.environ, reason="takes minutes")
+@pytest.mark.long
 def test_the_table_is_what_the_generator_writes(tmp_path: Path) -> None:
     write_table(tmp_path / "operators.json", os.cpu_count() or 1)
     assert json.loads((tmp_path / "operators.json").read_text()) == read_table()

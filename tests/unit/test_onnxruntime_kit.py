@@ -1,11 +1,12 @@
-"""The kit on the onnxruntime backend: a part of it, and all of it with `HATCH_LOWER_TEST_THOROUGH=1`."""
+"""The kit on the onnxruntime backend: a part of it, and all of it in a long run."""
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
+from support.effort import LONG
+from support.kit import CHECKS, SHORT
 
 from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 
@@ -19,13 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-QUICK = [
-    *("operators/*float32", "operators/attention", "operators/perceptron", "operators/embedding"),
-    *("symbolic sizes/*", "values/*", "outputs/nested", "aliases/views of results", "constants/every kind", "checks/*"),
-]
-
-QUICK_FINITE = ["operators/pooling *", "operators/extremes *", "operators/ordering *", "shapes/empty tensors"]
-THOROUGH = "HATCH_LOWER_TEST_THOROUGH" in os.environ
+QUICK = [*SHORT, "operators/embedding", "operators/selection float32", *CHECKS]
+QUICK_FINITE = ["operators/pooling *", "operators/extremes float32", "operators/ordering float32"]
 EXPORTS = Exports()
 
 test_kit = backend_tests(
@@ -36,7 +32,7 @@ test_kit = backend_tests(
         "exclude": [["aten.add.Tensor", "aten.mul.Tensor"]],
     },
     packed_copies=1,  # ONNX Runtime packs the weights of matrix products
-    only="*" if THOROUGH else QUICK,
+    only="*" if LONG else QUICK,
     exports=EXPORTS,
 )
 
@@ -44,6 +40,6 @@ test_kit_for_finite_numbers = backend_tests(
     "onnxruntime",
     {"finite-only": True},
     packed_copies=1,
-    only=[name for name in trial_names() if not name.startswith("values/odd numbers")] if THOROUGH else QUICK_FINITE,
+    only=[name for name in trial_names() if not name.startswith("values/odd numbers")] if LONG else QUICK_FINITE,
     exports=EXPORTS,
 )

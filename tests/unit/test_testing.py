@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import sabotage
+from support.effort import LONG
 
 import hatch_lower.backends.testing
 from hatch_lower.backends.testing import Exports, Report, check_backend, trial_names
@@ -23,7 +23,6 @@ from hatch_lower.runtime.delegates import Delegate
 
 pytestmark = pytest.mark.torch
 
-THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
 ELSEWHERE = "checks/bytes are the same in other processes"
 BRIEF = [
     "operators/perceptron",
@@ -43,13 +42,13 @@ FEW = ["operators/perceptron", "operators/arithmetic float16", "constants/every 
 
 QUICK = [name for name in trial_names() if not name.startswith("operators/") or name.endswith(("float32", "bool"))]
 QUICK.remove(ELSEWHERE)
-"""What every run tries. Exporting takes longest; `HATCH_LOWER_TEST_THOROUGH=1` adds the operators of other dtypes."""
+"""What every run tries. Exporting takes longest; a long run adds the operators of other dtypes."""
 
 EXPORTS = Exports()
 """The exported programs, which all tests share."""
 
 test_reference = backend_tests(
-    "reference", checks_inputs=True, packed_copies=1, only="*" if THOROUGH else QUICK, exports=EXPORTS
+    "reference", checks_inputs=True, packed_copies=1, only="*" if LONG else QUICK, exports=EXPORTS
 )
 
 
@@ -73,11 +72,11 @@ AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]]}
 
 @pytest.mark.slow
 def test_aoti_passes() -> None:
-    only = "*" if THOROUGH else AOTI
+    only = "*" if LONG else AOTI
     report = check_backend("aoti", variations=AOTI_VARIATIONS, keeps_files=True, only=only, exports=EXPORTS)
     assert report.ok, str(report)
     claimed = [each for each in report.outcomes if each.group != "checks"]
-    assert THOROUGH or {each.status for each in claimed} == {"passed"}
+    assert LONG or {each.status for each in claimed} == {"passed"}
 
 
 LATER = "checks/later calls are as the first"
@@ -216,7 +215,7 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     backend_id, arguments, expected = BACKENDS[name]
-    only = BRIEF if THOROUGH or not expected else [*FEW, *sorted(expected)]
+    only = BRIEF if LONG or not expected else [*FEW, *sorted(expected)]
     report = check_backend(backend_id, only=only, exports=EXPORTS, **{"packed_copies": 1, **arguments})
     assert {each.name for each in report.failures} == expected, str(report)
     assert report.ok is not bool(expected)
