@@ -1,56 +1,71 @@
-"""What the end-to-end tests share: one wheelhouse and one clean environment for the run."""
+"""What the end-to-end tests share: one wheelhouse, one clean environment and one build of each scenario for the run."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.faults import Known, Supervisor, compiled, known_project
-from support.scenarios import Project, copy_project
+from support.faults import Known, Supervisor, compiled, known_project, read_known
+from support.scenarios import Project, copy_project, only
+from support.shared import Shared
 from support.venv import VirtualEnvironment, make_environment, make_wheelhouse
 
 
 @pytest.fixture(scope="session")
-def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheelhouse(shared: Shared) -> Path:
     """A folder with hatch-lower's own wheel."""
-    return make_wheelhouse(tmp_path_factory.mktemp("wheelhouse"))
+    return only(shared.once("wheelhouse", make_wheelhouse), "*")
 
 
 @pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path) -> VirtualEnvironment:
+def clean(shared: Shared, wheelhouse: Path) -> VirtualEnvironment:
     """An environment with hatch-lower, what its metadata requires, and nothing that builds."""
-    environment = make_environment(tmp_path_factory.mktemp("clean") / "venv")
-    environment.install("hatch-lower", "torch==2.13.*", wheelhouse=wheelhouse)
-    return environment
+
+    def make(folder: Path) -> None:
+        environment = make_environment(folder / "venv")
+        environment.install("hatch-lower", "torch==2.13.*", wheelhouse=wheelhouse)
+
+    return VirtualEnvironment(shared.once("clean", make) / "venv")
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Callable[[str], Project]:
-    """Copies a scenario of `tests/projects` into this test's folder."""
+    """Copies a scenario of `tests/projects` into this test's folder; its cache is empty."""
     return lambda name: copy_project(name, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def built(shared: Shared) -> Callable[[str], Path]:
     """Returns the wheel of an unchanged scenario, built once in the run."""
-    wheels: dict[str, Path] = {}
+    return lambda name: only(built_scenario(shared, name) / "dist", "*.whl")
 
-    def wheel_of(name: str) -> Path:
-        if name not in wheels:
-            wheels[name] = copy_project(name, tmp_path_factory.mktemp(name)).wheel()
-        return wheels[name]
 
-    return wheel_of
+@pytest.fixture
+def known(shared: Shared, tmp_path: Path) -> Callable[[str], Project]:
+    """Copies a scenario into this test's folder, with the cache of its build."""
+
+    def copy(name: str) -> Project:
+        project = copy_project(name, tmp_path)
+        shutil.copytree(built_scenario(shared, name) / "cache", project.cache)
+        return project
+
+    return copy
+
+
+def built_scenario(shared: Shared, name: str) -> Path:
+    """Return the folder of a scenario that was built, with `dist` and `cache`."""
+    return shared.once(f"built-{name}", lambda folder: copy_project(name, folder).wheel())
 
 
 @pytest.fixture(scope="session")
-def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Supervisor:
+def supervisor(shared: Shared) -> Supervisor:
     """Strikes builds."""
-    return Supervisor(compiled("supervise.cpp", tmp_path_factory.mktemp("supervisor")))
+    return Supervisor(shared.once("supervisor", lambda folder: compiled("supervise.cpp", folder)) / "supervise")
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> Known:
+def tiny(shared: Shared, supervisor: Supervisor) -> Known:
     """The scenario `tiny`, built undisturbed."""
-    return known_project("tiny", tmp_path_factory.mktemp("known") / "tiny", supervisor)
+    return read_known(shared.once("tiny", lambda folder: known_project("tiny", folder, supervisor)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.scenarios import Project, only, sha256, tree
+from support.scenarios import Project, copy_project, only, sha256, tree
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -51,24 +51,32 @@ class Witnessed:
         return self.log.read_text().split()
 
 
+def watch(project: Project, folder: Path) -> Witnessed:
+    """Return a project that is built with a witness, which lies in a folder."""
+    witness = folder / "witness"
+    witness.mkdir()
+    (witness / "sitecustomize.py").write_text(WITNESS.format(log=str(folder / "started")))
+    return Witnessed(project, witness, folder / "started")
+
+
 @pytest.fixture
-def witnessed(project: Callable[[str], Project], tmp_path: Path) -> Callable[[str], Witnessed]:
-    """Copies a scenario, to be built with a witness."""
+def tiny(project: Callable[[str], Project], tmp_path: Path) -> Witnessed:
+    """The scenario `tiny`, with an empty cache."""
+    return watch(project("tiny"), tmp_path)
 
-    def copy(name: str) -> Witnessed:
-        witness = tmp_path / "witness"
-        witness.mkdir()
-        (witness / "sitecustomize.py").write_text(WITNESS.format(log=str(tmp_path / "started")))
-        return Witnessed(project(name), witness, tmp_path / "started")
 
-    return copy
+@pytest.fixture
+def known_tiny(known: Callable[[str], Project], tmp_path: Path) -> Witnessed:
+    """The scenario `tiny`, which was built elsewhere with this cache, and then here."""
+    scenario = known("tiny")
+    scenario.wheel()
+    return watch(scenario, tmp_path)
 
 
 KNOWN = ["other"]
 
 
-def test_a_build_of_what_is_known_starts_nothing_and_imports_no_torch(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
+def test_a_build_of_what_is_known_starts_nothing_and_imports_no_torch(tiny: Witnessed) -> None:
     first = tiny.wheel()
     assert "worker" in tiny.started()
     made = tree(tiny.project.cache)
@@ -77,15 +85,18 @@ def test_a_build_of_what_is_known_starts_nothing_and_imports_no_torch(witnessed:
     assert tiny.wheel(FROZEN) == first
     assert tiny.started() == KNOWN
     assert set(tree(tiny.project.cache)) == set(made), "nothing piles up"
-    assert tiny.wheel({"HATCH_LOWER_CACHE": "refresh"}) == first
-    assert "worker" in tiny.started()
-    assert tiny.wheel({"HATCH_LOWER_CACHE": "off"}) == first
-    assert "worker" in tiny.started()
 
 
-def test_what_no_export_reads_is_no_change(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
-    tiny.wheel()
+@pytest.mark.parametrize("mode", ["refresh", "off"])
+def test_a_build_that_is_told_to_exports_what_is_known(
+    known_tiny: Witnessed, built: Callable[[str], Path], mode: str
+) -> None:
+    assert known_tiny.wheel({"HATCH_LOWER_CACHE": mode}) == sha256(built("tiny"))
+    assert "worker" in known_tiny.started()
+
+
+def test_what_no_export_reads_is_no_change(known_tiny: Witnessed) -> None:
+    tiny = known_tiny
     root = tiny.project.root
     (root / "README.md").write_text("# Tiny\n")
     (root / "tiny" / "notes.md").write_text("beside the module\n")
@@ -95,8 +106,8 @@ def test_what_no_export_reads_is_no_change(witnessed: Callable[[str], Witnessed]
     assert tiny.started() == KNOWN
 
 
-def test_a_comment_costs_one_export_and_nothing_else(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
+def test_a_comment_costs_one_export_and_nothing_else(known_tiny: Witnessed) -> None:
+    tiny = known_tiny
     first = tiny.wheel()
     before = (tiny.project.root / "tiny" / "model.py").read_text()
     tiny.project.edit("tiny/model.py", "class Tiny(", "# A comment that moves every line below it.\nclass Tiny(")
@@ -110,8 +121,8 @@ def test_a_comment_costs_one_export_and_nothing_else(witnessed: Callable[[str], 
     assert tiny.started() == KNOWN
 
 
-def test_a_checkout_elsewhere_by_another_user_is_known(witnessed: Callable[[str], Witnessed], tmp_path: Path) -> None:
-    tiny = witnessed("tiny")
+def test_a_checkout_elsewhere_by_another_user_is_known(known_tiny: Witnessed, tmp_path: Path) -> None:
+    tiny = known_tiny
     first = tiny.wheel()
     elsewhere = tmp_path / "another place" / "checkout"
     shutil.copytree(tiny.project.root, elsewhere, copy_function=shutil.copyfile)
@@ -126,35 +137,42 @@ def test_a_checkout_elsewhere_by_another_user_is_known(witnessed: Callable[[str]
     assert moved.started() == KNOWN
 
 
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The scenario `tiny` with weights and variables that its export reads, built once."""
+    import torch
+    from safetensors.torch import save_file
+
+    project = copy_project("tiny", tmp_path_factory.mktemp("reading"))
+    save_file({"scale": torch.ones(3)}, project.root / "tiny" / "scale.safetensors")
+    project.edit("tiny/model.py", "import torch\n", f"import os\nimport torch\n{READING}\nos.getenv('TINY_SIZE')\n")
+    project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
+    project.edit("pyproject.toml", 'backends = ["null"]', 'backends = ["null"]\npass-env = ["TINY_SIZE"]')
+    project.wheel({"TINY_NAME": "a"})
+    return project
+
+
 @pytest.mark.parametrize(
     ("what", "noticed"),
     [
         ("weights", True),
         ("touched weights", False),
-        ("shadowing module", True),
-        ("setting", True),
-        ("variable", True),
+        pytest.param("shadowing module", True, marks=pytest.mark.long),  # as `test_mutations` sees by look-ups
+        pytest.param("setting", True, marks=pytest.mark.long),
+        pytest.param("variable", True, marks=pytest.mark.long),
         ("variable not read", False),
     ],
 )
-def test_a_change_is_noticed(witnessed: Callable[[str], Witnessed], what: str, noticed: bool) -> None:
+def test_a_change_is_noticed(reading: Project, tmp_path: Path, what: str, noticed: bool) -> None:
     import torch
     from safetensors.torch import save_file
 
-    tiny = witnessed("tiny")
-    root = tiny.project.root
-    weights = root / "tiny" / "scale.safetensors"
-    save_file({"scale": torch.ones(3)}, weights)
-    tiny.project.edit(
-        "tiny/model.py", "import torch\n", f"import os\nimport torch\n{READING}\nos.getenv('TINY_SIZE')\n"
-    )
-    tiny.project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
-    tiny.project.edit("pyproject.toml", 'backends = ["null"]', 'backends = ["null"]\npass-env = ["TINY_SIZE"]')
-    first = tiny.wheel({"TINY_NAME": "a"})
-    assert "worker" in tiny.started()
-    assert tiny.wheel({"TINY_NAME": "a"}) == first
-    assert tiny.started() == KNOWN
+    root, cache = tmp_path / "tiny", tmp_path / "cache"
+    shutil.copytree(reading.root, root)
+    shutil.copytree(reading.cache, cache)
+    tiny = watch(Project(root, tmp_path / "dist", cache), tmp_path)
     environment = {"TINY_NAME": "a"}
+    weights = root / "tiny" / "scale.safetensors"
     if what == "weights":
         save_file({"scale": torch.full((3,), 2.0)}, weights)
     elif what == "touched weights":
@@ -168,11 +186,10 @@ def test_a_change_is_noticed(witnessed: Callable[[str], Witnessed], what: str, n
     else:
         environment["TINY_NAME"] = "b"
     done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness), **environment})
-    assert ("worker" in tiny.log.read_text().split()[1:]) == noticed, done.output
+    assert ("worker" in tiny.started()[1:]) == noticed, done.output
 
 
-def test_a_subprocess_that_cannot_be_watched_is_said(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
+def test_a_subprocess_that_cannot_be_watched_is_said(tiny: Witnessed) -> None:
     code = "import subprocess\nsubprocess.run(['true'], env={})\n"
     tiny.project.edit("tiny/model.py", "import torch\n", f"import torch\n{code}")
     for _ in range(2):
@@ -183,19 +200,17 @@ def test_a_subprocess_that_cannot_be_watched_is_said(witnessed: Callable[[str], 
         tiny.log.unlink()
 
 
-def test_a_clock_that_was_read_is_said(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
+def test_a_clock_that_was_read_is_said(tiny: Witnessed) -> None:
     tiny.project.edit("tiny/model.py", "import torch\n", "import time\nimport torch\nSTARTED = time.time()\n")
     done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
     (said,) = [line for line in done.stderr.splitlines() if "stays until something else changes" in line]
     assert said.endswith("tiny/model.py:7 time.time"), said
 
 
-def test_undeclared_inputs_are_refused_where_that_is_asked_for(witnessed: Callable[[str], Witnessed]) -> None:
+def test_undeclared_inputs_are_refused_where_that_is_asked_for(tiny: Witnessed) -> None:
     import torch
     from safetensors.torch import save_file
 
-    tiny = witnessed("tiny")
     save_file({"scale": torch.ones(3)}, tiny.project.root / "tiny" / "scale.safetensors")
     tiny.project.edit("tiny/model.py", "import torch\n", f"import torch\n{READING}")
     tiny.project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
@@ -213,8 +228,8 @@ def test_undeclared_inputs_are_refused_where_that_is_asked_for(witnessed: Callab
     assert tiny.started() == KNOWN
 
 
-def test_a_damaged_file_of_the_cache_is_made_again(witnessed: Callable[[str], Witnessed]) -> None:
-    tiny = witnessed("tiny")
+def test_a_damaged_file_of_the_cache_is_made_again(known_tiny: Witnessed) -> None:
+    tiny = known_tiny
     first = tiny.wheel()
     for blob in (tiny.project.cache / "v1" / "blobs").rglob("*"):
         if blob.is_file():
@@ -225,22 +240,22 @@ def test_a_damaged_file_of_the_cache_is_made_again(witnessed: Callable[[str], Wi
     assert tiny.started() == KNOWN
 
 
-def test_a_second_build_calls_no_preprocess(project: Callable[[str], Project]) -> None:
-    scenario = project("mixed")
-    first = sha256(scenario.wheel())
-    assert sha256(scenario.wheel(FROZEN)) == first
+def test_a_second_build_calls_no_preprocess(known: Callable[[str], Project], built: Callable[[str], Path]) -> None:
+    assert sha256(known("mixed").wheel(FROZEN)) == sha256(built("mixed"))
 
 
-def test_moving_code_costs_no_preprocess(project: Callable[[str], Project]) -> None:
-    scenario = project("mixed")
-    first = sha256(scenario.wheel())
+def test_moving_code_costs_no_preprocess(known: Callable[[str], Project], built: Callable[[str], Path]) -> None:
+    scenario = known("mixed")
+    first = sha256(built("mixed"))
     scenario.edit("mixed/model.py", "class Mixed(", "# A comment that moves every line below it.\n\n\nclass Mixed(")
     assert sha256(scenario.wheel(FROZEN)) != first, "the debug map names the new lines"
 
 
-def test_new_weights_on_the_same_graph_cost_no_compilation(project: Callable[[str], Project]) -> None:
-    scenario = project("mixed")
-    first = sha256(scenario.wheel())
+def test_new_weights_on_the_same_graph_cost_no_compilation(
+    known: Callable[[str], Project], built: Callable[[str], Path]
+) -> None:
+    scenario = known("mixed")
+    first = sha256(built("mixed"))
     scenario.edit("mixed/model.py", "torch.manual_seed(3)", "torch.manual_seed(4)")
     done = scenario.build().check()
     rows = [line for line in done.stderr.splitlines() if line.startswith("mixed ")]
@@ -249,12 +264,9 @@ def test_new_weights_on_the_same_graph_cost_no_compilation(project: Callable[[st
     assert sha256(only(scenario.dist, "*.whl")) != first
 
 
-def test_a_changed_graph_is_a_miss_that_frozen_reports(project: Callable[[str], Project]) -> None:
-    scenario = project("mixed")
-    scenario.wheel()
+def test_a_changed_graph_is_a_miss_that_frozen_reports(known: Callable[[str], Project]) -> None:
+    scenario = known("mixed")
     entries = tree(scenario.cache)
-    for wheel in scenario.dist.glob("*.whl"):
-        wheel.unlink()
     scenario.edit("mixed/model.py", "functional.gelu", "functional.silu")
     done = scenario.build(environment=FROZEN)
     assert done.status != 0

@@ -53,9 +53,11 @@ def differences(done: Finished) -> dict[tuple[str, str], dict[str, Any]]:
     return {(each["member"], each["place"]): each for each in json.loads(done.stdout)["differences"]}
 
 
-def test_a_wheel_is_built_again_from_the_tree_and_from_the_sdist(project: Callable[[str], Project]) -> None:
+def test_a_wheel_is_built_again_from_the_tree_and_from_the_sdist(
+    project: Callable[[str], Project], built: Callable[[str], Path]
+) -> None:
     tiny = project("tiny")
-    wheel = tiny.wheel()
+    wheel = built("tiny")
     tiny.build("sdist").check()
     for source in (("--project", tiny.root), ("--sdist", only(tiny.dist, "*.tar.gz"))):
         done = verify(wheel, *source)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FAULTS", "FaultyCompiler", "make_compiler"]
-
 HEAD = """#!/bin/sh
 for last in "$@"; do :; done
 case " $* " in

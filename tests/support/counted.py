@@ -12,8 +12,6 @@ from pathlib import Path
 
 from support.scenarios import Project
 
-__all__ = ["Counted", "chain_project", "install_counted"]
-
 MODULE = '''
 import os
 import time

@@ -21,8 +21,6 @@ from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.lower_model import lower_model
 from hatch_lower.pipeline.reuse import describe_export
 
-__all__ = ["SOURCE", "Events", "Workshop", "files_of", "key_of", "settings_of"]
-
 SOURCE = """\
 import torch
 from hatch_lower import Method, Model

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -21,20 +22,6 @@ from hatch_lower.cache.survey import survey
 from hatch_lower.cache.trim import Limits, trim
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import Finished, run
-
-__all__ = [
-    "NOT_OURS",
-    "Known",
-    "Place",
-    "Point",
-    "Struck",
-    "Supervisor",
-    "compiled",
-    "is_one_paragraph",
-    "known_project",
-    "nothing_stays",
-    "sample",
-]
 
 HERE = Path(__file__).parent
 REFUSED = 77
@@ -191,8 +178,8 @@ class Known:
     again: tuple[Point, ...]
 
 
-def known_project(name: str, folder: Path, supervisor: Supervisor) -> Known:
-    """Build a scenario twice, undisturbed."""
+def known_project(name: str, folder: Path, supervisor: Supervisor) -> None:
+    """Build a scenario twice, undisturbed, and leave what is to be known of it in the folder, for `read_known`."""
     place = Place.of(name, folder)
     first = supervisor.build(place)
     first.finished.check()
@@ -201,7 +188,14 @@ def known_project(name: str, folder: Path, supervisor: Supervisor) -> Known:
     again.finished.check()
     assert sha256(only(place.project.dist, "*.whl")) == wheel
     assert place.left() == []
-    return Known(name, place.project.cache, wheel, tree(place.project.root), first.points, again.points)
+    known = Known(name, place.project.cache, wheel, tree(place.project.root), first.points, again.points)
+    (folder / "known").write_bytes(pickle.dumps(known))
+
+
+def read_known(folder: Path) -> Known:
+    """Return what `known_project` has left in a folder."""
+    known: Known = pickle.loads((folder / "known").read_bytes())
+    return known
 
 
 def compiled(name: str, folder: Path, *options: str) -> Path:

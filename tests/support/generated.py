@@ -15,8 +15,6 @@ from torch.export import Dim, ExportedProgram
 
 from hatch_lower.exir.lowering.convert import to_edge
 
-__all__ = ["Drawn", "Recipe", "examples", "export", "exported", "inputs", "recipes"]
-
 Tensor = torch.Tensor
 COLUMNS = 4
 

@@ -13,8 +13,6 @@ from random import Random
 from types import CodeType
 from typing import Any
 
-__all__ = ["MARKER", "changed_bytes", "changed_document", "strings_in", "time_limit", "watched"]
-
 MARKER = "zq7marker'] + [__import__('os').abort()] #"
 
 NAMES = ("op", "kind", "name", "path", "file", "backend", "schema", "sha256", "size", "type", "info", "target", "blobs")

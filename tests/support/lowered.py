@@ -12,8 +12,6 @@ from typing import Any
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 
-__all__ = ["install", "lowered_model", "safetensors_bytes", "write_lowered"]
-
 
 def safetensors_bytes(tensors: Mapping[str, tuple[str, int, bytes]]) -> bytes:
     """Return a safetensors file of one-dimensional tensors: key to (dtype, length, contents)."""

@@ -25,18 +25,6 @@ from zipfile import ZipFile, ZipInfo
 from support.scenarios import Project, copy_project
 from support.venv import child_environment
 
-__all__ = [
-    "LookUps",
-    "World",
-    "entries_of",
-    "install",
-    "make_world",
-    "write_archive",
-    "write_array",
-    "write_native",
-    "write_table",
-]
-
 SERVER = """
 import json, os, sys
 import email.headerregistry, logging, packaging.requirements, packaging.tags, packaging.utils, traceback

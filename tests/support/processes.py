@@ -12,8 +12,6 @@ import pytest
 from support.scenarios import Project
 from support.venv import child_environment
 
-__all__ = ["PATIENCE", "is_running", "start", "wait_for", "with_variable", "workers"]
-
 PATIENCE = 120.0
 
 
@@ -44,7 +42,7 @@ def is_running(pid: int) -> bool:
     """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
 

@@ -17,8 +17,6 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.exir.backend.backend_details import CompileSpec, DelegationSpec, Partitioner, PartitionResult
 
-__all__ = ["TagNodes", "Tags", "draw_tags", "find_faults", "graphs_of", "repair", "tag_constants"]
-
 Tags = dict[tuple[int, str], str]
 """Number of the graph in `graphs_of`, and name of a node, to its tag."""
 

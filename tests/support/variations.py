@@ -14,8 +14,6 @@ from pathlib import Path
 from support.scenarios import Project, copy_project, only
 from support.venv import REPOSITORY, run
 
-__all__ = ["OTHER", "PLAIN", "Circumstances", "Varied", "can_change_user"]
-
 SUPPORT = REPOSITORY / "tests" / "support"
 SHIM_SOURCE = SUPPORT / "another_machine.c"
 NOBODY = 65534

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EARLY", "METADATA", "Contents", "lowered", "make_wheel", "sha256", "tensors"]
-
 METADATA = "tiny-1.0.dist-info/"
 EARLY = (2020, 2, 2, 0, 0, 0)
 Contents = Mapping[str, bytes | str]
