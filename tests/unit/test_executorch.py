@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.effort import LONG
+from support.kit import CHECKS, SHORT
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -45,7 +47,6 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
 ]
 
-THOROUGH = bool(os.environ.get("HATCH_LOWER_TEST_THOROUGH"))
 NAN, INF = float("nan"), float("inf")
 SPECIAL = torch.tensor([[NAN, INF, -INF, 0.0, -0.0, 1.0, 1e30, -1e30], [3.5, -3.5, 88.0, -50.0, 3e38, NAN, -2.5, 2.5]])
 
@@ -650,20 +651,18 @@ def test_damaged_files_and_plans_are_refused(net: PreprocessResult, tmp_path: Pa
             ExecutorchDelegate.load(DelegateBlob(blob.path, {**net.info, **damage}), [])
 
 
-# The kit; what takes longest runs with `HATCH_LOWER_TEST_THOROUGH=1` only.
+# The kit; what takes longest runs in a long run only.
 
 EXPORTS = Exports()
-COSTLY = (
+OPTIONS = "checks/every option is in result or key"
+LEFT_OUT = (
     *("checks/the partitioner is linear", "checks/bytes are the same twice"),
-    *("checks/bytes are the same in other processes", "checks/every constant is in result or key"),
+    *("checks/every constant is in result or key", OPTIONS),
+    *("shapes/empty tensors", "outputs/nested", "aliases/views of results", "aliases/input returned"),
+    *("constants/tied", "state/replaced", "control flow/cond"),
 )
-"""Other tests here look at most of this too."""
-QUICK = [
-    *("operators/perceptron", "operators/fused", "operators/functions float32", "operators/attention"),
-    *("shapes/views", "symbolic sizes/two", "symbolic sizes/empty batch", "outputs/several"),
-    *("values/odd numbers in arithmetic", "values/odd numbers in functions", "constants/every kind", "state/counted"),
-    *(name for name in trial_names("checks/*") if name not in COSTLY),
-]
+"""For a long run: what other tests here look at, too, and programs of which the others of their group say the same."""
+QUICK = [name for name in (*SHORT, *CHECKS) if name not in LEFT_OUT]
 VARIATIONS: dict[str, list[Any]] = {
     "exclude": [["aten.relu.default"]],
     "finite-only": [True],
@@ -676,8 +675,12 @@ test_kit = backend_tests(
     variations=VARIATIONS,
     packed_copies=1,
     flushes_subnormals=True,
-    only="*" if THOROUGH else QUICK,
+    only="*" if LONG else QUICK,
     exports=EXPORTS,
+)
+
+test_kit_of_options = backend_tests(
+    "executorch", variations=VARIATIONS, packed_copies=1, only=["operators/fused", OPTIONS], exports=EXPORTS
 )
 
 test_kit_with_portable_operators = backend_tests(
@@ -685,7 +688,7 @@ test_kit_with_portable_operators = backend_tests(
     {"portable-operators": True},
     packed_copies=1,
     flushes_subnormals=True,
-    only="*" if THOROUGH else ["operators/functions float32", "operators/embedding", "shapes/empty tensors"],
+    only="*" if LONG else ["operators/functions float32", "operators/embedding", "shapes/empty tensors"],
     exports=EXPORTS,
 )
 
@@ -694,6 +697,6 @@ test_kit_for_finite_numbers = backend_tests(
     {"finite-only": True, "portable-operators": True},
     packed_copies=1,
     flushes_subnormals=True,
-    only=[name for name in trial_names() if not name.startswith("values/odd")] if THOROUGH else ["operators/pooling *"],
+    only=[name for name in trial_names() if not name.startswith("values/odd")] if LONG else ["operators/pooling *"],
     exports=EXPORTS,
 )
