@@ -16,7 +16,7 @@ from pathlib import Path
 from hatch_lower.build.build import Lookup, look_up
 from hatch_lower.build.executor import export_models
 from hatch_lower.build.explain.compare import method_changes
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Settings
@@ -49,7 +49,7 @@ def audit(
     work: Path,
     reporter: Reporter,
     *,
-    surroundings: Surroundings,
+    view: ProjectView,
     store: Store,
     rate: float = 1.0,
     seed: int = 0,
@@ -60,7 +60,7 @@ def audit(
         settings: of the project.
         work: an empty folder.
         reporter: is told of the stages.
-        surroundings: what the models' code sees of its project.
+        view: what the models' code sees of its project.
         store: the cache; nothing is written to it.
         rate: the share of models to audit, 0 to 1.
         seed: chooses another sample, and another hash seed.
@@ -70,7 +70,7 @@ def audit(
         LowerError: if a model cannot be exported.
     """
     store = replace(store, mode="read-only")
-    found = look_up(settings, work, surroundings=surroundings, store=store)
+    found = look_up(settings, work, view=view, store=store)
     held = {name: each.report for name, each in found.models.items() if each.report is not None}
     keys = {name: digest_of(found.models[name].key) for name in held}
     sample = [each for each in settings.models if each.name in held and is_chosen(keys[each.name], rate, seed)]
@@ -82,7 +82,7 @@ def audit(
             models,
             folder,
             reporter,
-            surroundings=surroundings,
+            view=view,
             lower=RECAPTURE,
             store=store,
             known={},

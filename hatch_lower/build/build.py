@@ -16,8 +16,8 @@ from hatch_lower.build.assets import find_assets, with_assets
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
-from hatch_lower.build.lookup import Known, Unchanged, roots_of
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import sha256_bytes
@@ -41,7 +41,7 @@ class Lookup(Frozen):
 
     environment: Mapping[str, str]
     search_path: tuple[Path, ...]
-    models: Mapping[str, Known]
+    models: Mapping[str, LookupResult]
 
 
 def build(
@@ -49,7 +49,7 @@ def build(
     work: Path,
     reporter: Reporter,
     *,
-    surroundings: Surroundings,
+    view: ProjectView,
     lower: str = LOWER_MODEL,
 ) -> BuildResult:
     """Lower every model of a project of which no earlier result holds.
@@ -58,7 +58,7 @@ def build(
         settings: what to build.
         work: an empty folder for the files of this build; it must live until they are in the wheel.
         reporter: is told of the stages; what the models' code and the backends print are notes of the stage `output`.
-        surroundings: what the models' code sees of its project.
+        view: what the models' code sees of its project.
         lower: `module:function` that lowers one captured model in the child process.
 
     Raises:
@@ -70,7 +70,7 @@ def build(
 
     assets = find_assets(settings)
     store = open_cache(settings, warn)
-    known = look_up(settings, work, surroundings=surroundings, store=store, lower=lower)
+    known = look_up(settings, work, view=view, store=store, lower=lower)
     found = {name: each.result for name, each in known.models.items() if each.result is not None}
     missing = [model for model in settings.models if model.name not in found]
     if not missing:
@@ -89,7 +89,7 @@ def build(
         missing,
         work,
         reporter,
-        surroundings=surroundings,
+        view=view,
         lower=lower,
         store=store,
         known=known.models,
@@ -100,28 +100,26 @@ def build(
     return result_of(settings, found, assets, work)
 
 
-def look_up(
-    settings: Settings, work: Path, *, surroundings: Surroundings, store: Store, lower: str = LOWER_MODEL
-) -> Lookup:
+def look_up(settings: Settings, work: Path, *, view: ProjectView, store: Store, lower: str = LOWER_MODEL) -> Lookup:
     """Return what is known of each model, by looking at what its export read; nothing is run.
 
     Args:
         settings: of the build.
         work: the folder of this build.
-        surroundings: what the models' code sees of its project.
+        view: what the models' code sees of its project.
         store: the cache.
         lower: `module:function` that lowers one captured model.
     """
     environment = child_environment(
         os.environ, settings.pass_env, sys.path, work / "temporary", cpu_capability(CPU_INFORMATION)
     )
-    search_path = (*surroundings.import_roots, *(Path(entry) for entry in sys.path if entry), settings.root)
+    search_path = (*view.import_roots, *(Path(entry) for entry in sys.path if entry), settings.root)
     if store.mode == "off":
         return Lookup(environment, search_path, {})
     roots = roots_of(settings.root, search_path, environment, (work, store.directory))
-    project = marks_of_project(settings.name, settings.version, surroundings.metadata)
-    unchanged = Unchanged(store, roots, environment, project)
-    keys = [unchanged.key_of(settings, model, surroundings, lower) for model in settings.models]
+    project = marks_of_project(settings.name, settings.version, view.metadata)
+    unchanged = ResultLookup(store, roots, environment, project)
+    keys = [unchanged.key_of(settings, model, view, lower) for model in settings.models]
     models = {key.model: unchanged.look_up(key.components()) for key in keys}
     unchanged.save()
     return Lookup(environment, search_path, models)

@@ -17,12 +17,11 @@ from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_h
 from hatch_lower.build.explain.settings import key_changes
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.preload import built_library, preload_environment
-from hatch_lower.build.lookup import Known
+from hatch_lower.build.lookup import LookupResult
 from hatch_lower.build.outcome import Answer
 from hatch_lower.build.process import run_children
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Request
-from hatch_lower.build.site import lay_out_site
 from hatch_lower.cache.quarantine import forget_suspects
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import limits_of, maybe_trim
@@ -45,10 +44,10 @@ def export_models(
     work: Path,
     reporter: Reporter,
     *,
-    surroundings: Surroundings,
+    view: ProjectView,
     lower: str,
     store: Store,
-    known: Mapping[str, Known],
+    known: Mapping[str, LookupResult],
     environment: Mapping[str, str],
     search_path: Sequence[Path],
 ) -> list[Answer]:
@@ -59,7 +58,7 @@ def export_models(
         models: those to export.
         work: the folder of this build.
         reporter: is told of the stages.
-        surroundings: what the models' code sees of its project.
+        view: what the models' code sees of its project.
         lower: `module:function` that lowers one captured model.
         store: the cache.
         known: what was found out about each model; empty if nothing is to be remembered.
@@ -69,7 +68,7 @@ def export_models(
     Raises:
         LowerError: if a model cannot be lowered; no child process is left.
     """
-    path = lay_out_site(surroundings, work, settings.root)
+    path = write_site(view, work, settings.root)
     (work / "temporary").mkdir()
     library = built_library(store.directory.parent, environment) if store.writes else None
     requests = []
@@ -84,14 +83,14 @@ def export_models(
             lower=lower,
             search_path=path,
             import_roots=path[1:],
-            later_hooks=surroundings.later_hooks,
+            later_hooks=view.later_hooks,
             events=-1,
             manifest=known[model.name].key if store.writes else {},
             recorded_path=tuple(search_path),
             work=work,
             log=None if library is None else log,
             variables={} if library is None else preload_environment(library, log, environment),
-            project=marks_of_project(settings.name, settings.version, surroundings.metadata),
+            project=marks_of_project(settings.name, settings.version, view.metadata),
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
@@ -115,7 +114,7 @@ def import_writer() -> None:
 
 
 def explained(
-    settings: Settings, store: Store, known: Mapping[str, Known], answers: Sequence[Answer]
+    settings: Settings, store: Store, known: Mapping[str, LookupResult], answers: Sequence[Answer]
 ) -> dict[str, ModelResult]:
     """Return the results of models that were exported; their rows say why. It is kept for `hatch-lower explain`, too.
 

@@ -29,7 +29,7 @@ from hatch_lower.build.inputs.own import own_digest
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.build.inputs.sharing import received
 from hatch_lower.build.inputs.variables import secret
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
@@ -57,7 +57,7 @@ PLACES = frozenset(
 Entries = Sequence[tuple[RecordedInputs, str]]
 
 
-class Known(Frozen):
+class LookupResult(Frozen):
     """What is known of a model before anything is run.
 
     Args:
@@ -86,7 +86,7 @@ class Known(Frozen):
         return restore_report(self.store, self.stored["report"])
 
 
-class Unchanged:
+class ResultLookup:
     """Looks for results that still hold. Every file is looked at once, for all models and all earlier results.
 
     Args:
@@ -106,7 +106,7 @@ class Unchanged:
         self._secret = secret(store.directory, keeps=store.writes)
         self._checker = Checker(roots, environment, self._secret, self._stats, project)
 
-    def look_up(self, key: Mapping[str, Any]) -> Known:
+    def look_up(self, key: Mapping[str, Any]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed.
 
         Args:
@@ -117,18 +117,18 @@ class Unchanged:
         if known is not None:
             return known
         changes = [tuple(self._checker.changes(inputs)) for inputs, _ in entries]
-        return Known(key, self._store, None, min(changes, key=len, default=()))
+        return LookupResult(key, self._store, None, min(changes, key=len, default=()))
 
-    def _first_that_holds(self, key: Mapping[str, Any], entries: Entries) -> Known | None:
+    def _first_that_holds(self, key: Mapping[str, Any], entries: Entries) -> LookupResult | None:
         for inputs, report_key in entries:
             if self._checker.first_change(inputs) is None:
                 stored = self._store.find(report_key)
                 result = None if stored is None else restored(self._store, stored)
                 if result is not None:
-                    return Known(key, self._store, result, (), stored, (inputs, report_key))
+                    return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
         return None
 
-    def _look_elsewhere(self, key: Mapping[str, Any]) -> Known | None:
+    def _look_elsewhere(self, key: Mapping[str, Any]) -> LookupResult | None:
         """Ask the shared cache; what it has is known here from then on."""
         if self._store.remote is None:
             return None
@@ -144,13 +144,13 @@ class Unchanged:
         if self._store.writes:
             self._stats.save()
 
-    def key_of(self, settings: Settings, model: ModelSettings, surroundings: Surroundings, lower: str) -> ManifestKey:
+    def key_of(self, settings: Settings, model: ModelSettings, view: ProjectView, lower: str) -> ManifestKey:
         """Return the key under which a model's results are kept.
 
         Args:
             settings: of the build.
             model: one of its models.
-            surroundings: what exports see of the project.
+            view: what exports see of the project.
             lower: the function that lowers.
         """
         environment = self._environment
@@ -173,10 +173,10 @@ class Unchanged:
             seed=settings.seed,
             inputs=settings.inputs,
             strict=settings.strict,
-            entry_points=digest_of(surroundings.entry_points),
-            roots=tuple(self._located(root) for root in surroundings.import_roots),
-            links=tuple((path, self._located(target)) for path, target in surroundings.links),
-            later_hooks=surroundings.later_hooks,
+            entry_points=digest_of(view.entry_points),
+            roots=tuple(self._located(root) for root in view.import_roots),
+            links=tuple((path, self._located(target)) for path, target in view.links),
+            later_hooks=view.later_hooks,
             lower=lower,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
             machine=tuple(sorted(machine.items())),

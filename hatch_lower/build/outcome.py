@@ -44,7 +44,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ChildExit:
     """A child process that has ended.
 
     Args:
@@ -64,58 +64,58 @@ class Ending:
     output: tuple[str, ...]
 
 
-def answer_of(ending: Ending, timeout: float) -> Answer | LowerError:
+def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
     """Return a child's answer, or the error that says why there is none.
 
     Args:
-        ending: of the child.
+        exited: of the child.
         timeout: seconds that it had.
     """
-    tail = last_words(ending.output)
-    if ending.timed_out:
+    tail = output_tail(exited.output)
+    if exited.timed_out:
         return ProcessError(
             f"the build process took longer than its time limit of {timeout:g} s",
-            where=ending.place,
+            where=exited.place,
             found=tail,
             hint="raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
         )
-    path = ending.folder / ANSWER
+    path = exited.folder / ANSWER
     if path.exists():
         answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if "error" in answer:
             return error_from_json(answer["error"])
         return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
-    status = ending.status
+    status = exited.status
     if status == UNANSWERED:
         return ProcessError(
             "the build process could not write its answer",
-            where=ending.place,
+            where=exited.place,
             found=tail,
             hint="make room for the folder of temporary files, which `TMPDIR` names",
         )
-    memory = out_of_memory_error(ending.model, tail)
-    said = "\n".join(ending.output[-SEARCHED_LINES:]).lower()
+    memory = out_of_memory_error(exited.model, tail)
+    said = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
         what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
-        return ProcessError(what, where=ending.place, found=tail, hint=memory.hint)
+        return ProcessError(what, where=exited.place, found=tail, hint=memory.hint)
     if any(words in said for words in NO_MEMORY):
-        return ProcessError(memory.what, where=ending.place, found=tail, hint=memory.hint)
+        return ProcessError(memory.what, where=exited.place, found=tail, hint=memory.hint)
     if status < 0:
         return ProcessError(
             f"the build process crashed ({signal_name(-status)})",
-            where=ending.place,
+            where=exited.place,
             found=tail,
             hint="the last stage says which backend or operation was at work; lower the model without it to be sure",
         )
     return ProcessError(
         f"the build process ended with exit status {status} and no result",
-        where=ending.place,
+        where=exited.place,
         found=tail,
         hint="something in the model's code or in a backend ended the process; the stage says which was at work",
     )
 
 
-def last_words(output: Sequence[str]) -> str:
+def output_tail(output: Sequence[str]) -> str:
     """Return the end of what a child printed, or where Python says in which call it crashed.
 
     Of a traceback only the exception is of use, and of the calls only those that are not this package's own: the stage

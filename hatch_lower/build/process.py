@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hatch_lower.build.outcome import Answer, Ending, answer_of, cut, without_errors
+from hatch_lower.build.outcome import Answer, ChildExit, answer_of, cut, without_errors
 from hatch_lower.build.protocol import Request
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
@@ -61,10 +61,12 @@ class Child:
         event = self.open_stages[-1]
         return f"{where}, stage `{event.stage}` of `{event.subject()}`"
 
-    def ending(self) -> Ending:
+    def ending(self) -> ChildExit:
         """Return what is known of it once it has ended."""
         status = self.process.returncode
-        return Ending(self.request.folder, self.request.model, self.place(), status, self.timed_out, tuple(self.output))
+        return ChildExit(
+            self.request.folder, self.request.model, self.place(), status, self.timed_out, tuple(self.output)
+        )
 
 
 def run_children(
@@ -267,7 +269,7 @@ def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, ti
             while left > 0 and readable(descriptor) and (count := read_some(child, descriptor, reporter)):
                 left -= count
     close_pipes(child)
-    return answer_of(child.ending(), timeout)
+    return answer_of(child.exit(), timeout)
 
 
 def close_pipes(child: Child) -> None:

@@ -5,13 +5,15 @@ The hook asks hatchling which file is packaged under which path; everything here
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hatch_lower.frozen import Frozen
 
 
-class Surroundings(Frozen):
+class ProjectView(Frozen):
     """What the child process is given, so that the project looks installed to the code that exports its models."""
 
     name: str
@@ -117,3 +119,29 @@ def under(source: Path, folder: str, deeper: str) -> Path:
 def child_of(folder: str, deeper: str) -> str:
     """Return the path one part longer than `folder` that leads to `deeper`."""
     return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
+
+
+def write_site(view: ProjectView, folder: Path, root: Path) -> tuple[Path, ...]:
+    """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`.
+
+    `importlib.metadata` finds `<name>-<version>.dist-info` there: an editable install of the project at `root`. The
+    links stand for modules whose path in the wheel begins differently from their path in the source tree.
+    """
+    site = folder / "site"
+    name = re.sub(r"[-_.]+", "_", view.name)
+    information = site / f"{name}-{view.version}.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(view.metadata, encoding="utf-8")
+    if view.entry_points:
+        (information / "entry_points.txt").write_text(view.entry_points, encoding="utf-8")
+    (information / "top_level.txt").write_text("\n".join(view.packages), encoding="utf-8")
+    origin = {"url": root.as_uri(), "dir_info": {"editable": True}}
+    (information / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
+    if not view.links:
+        return (site, *view.import_roots)
+    links = folder / "links"
+    for path, target in view.links:
+        link = links / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target, target_is_directory=target.is_dir())
+    return (site, links, *view.import_roots)

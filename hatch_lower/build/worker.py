@@ -30,7 +30,7 @@ from hatch_lower.build.inputs.sharing import shareable
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import Recorder
-from hatch_lower.build.lookup import Unchanged, remember, roots_of
+from hatch_lower.build.lookup import ResultLookup, remember, roots_of
 from hatch_lower.build.protocol import Request
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
@@ -170,7 +170,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     """Return the result that another build on this machine has remembered since this one looked."""
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
-    return Unchanged(store, roots, os.environ, request.project).look_up(request.manifest).report
+    return ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest).report
 
 
 def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:

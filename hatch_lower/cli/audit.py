@@ -40,7 +40,7 @@ def audit(root: Path, rate: float, seed: int) -> None:
             project.settings,
             Path(os.path.realpath(work)),
             LineReporter(say),
-            surroundings=project.surroundings,
+            view=project.view,
             store=store,
             rate=rate,
             seed=seed,

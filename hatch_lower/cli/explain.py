@@ -16,7 +16,7 @@ from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from hatch_lower.build.explain.history import BuildHistory, ModelHistory
-    from hatch_lower.build.lookup import Known
+    from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
 Report = dict[str, Any]
@@ -57,7 +57,7 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
     settings = project.settings
     store = open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        found = look_up(settings, Path(work), surroundings=project.surroundings, store=store)
+        found = look_up(settings, Path(work), view=project.view, store=store)
     last = read_history(store.directory, settings.root)
     histories = {} if last is None else last.models
     return {
@@ -101,7 +101,7 @@ def model_report(model: ModelHistory) -> Report:
     }
 
 
-def next_report(known: Known | None, last: ModelHistory | None) -> Report:
+def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report:
     """Return whether a model's stored result holds, and all that has changed if it does not."""
     from hatch_lower.build.explain.settings import key_changes
 

@@ -116,7 +116,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             folder.mkdir(exist_ok=True)
             reporter = reporter_for(self.app, log)
             try:
-                return build(project.settings, folder, reporter, surroundings=project.surroundings)
+                return build(project.settings, folder, reporter, view=project.view)
             finally:
                 reporter.close()
 
@@ -137,7 +137,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             return result.payload
         from hatch_lower.hatch.sources import write_sources
 
-        return (*result.payload, *write_sources(project.settings, project.surroundings, work))
+        return (*result.payload, *write_sources(project.settings, project.view, work))
 
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""

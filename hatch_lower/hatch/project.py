@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.build.project_view import DistributedFile, Surroundings, find_import_roots, find_packages, plan_links
+from hatch_lower.build.project_view import DistributedFile, ProjectView, find_import_roots, find_packages, plan_links
 from hatch_lower.config.settings import Settings, read_settings
 from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key, read_table
 from hatch_lower.errors import ConfigError, PackageError
@@ -28,7 +28,7 @@ class Project(Frozen):
     """One wheel build: its settings, and what goes into the wheel beside the payload."""
 
     settings: Settings
-    surroundings: Surroundings
+    view: ProjectView
     selected: tuple[DistributedFile, ...]
     """Files that are packaged because a pattern selects them."""
     forced: tuple[DistributedFile, ...]
@@ -49,7 +49,7 @@ class Project(Frozen):
         ):
             if is_something(root, pattern):
                 continue
-            roots = [each.relative_to(root) for each in self.surroundings.import_roots if each.is_relative_to(root)]
+            roots = [each.relative_to(root) for each in self.view.import_roots if each.is_relative_to(root)]
             meant = [(each / pattern).as_posix() for each in roots if is_something(root / each, pattern)]
             hint = f"; patterns are relative to the project: write `{meant[0]}`" if meant else ""
             yield f"`{pattern}` in `{where}` matches no file{hint}"
@@ -113,7 +113,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
     roots = tuple(Path(os.path.normpath(root / each)) for each in config.dev_mode_dirs) or find_import_roots(files)
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged
         roots = tuple(dict.fromkeys((*roots, root)))
-    surroundings = Surroundings(
+    view = ProjectView(
         name=core.name,
         version=hook.metadata.version,
         metadata=without_description(config.core_metadata_constructor(hook.metadata)),
@@ -126,7 +126,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
     exclude = config.target_config.get("exclude", config.build_config.get("exclude", []))
     owner = f"tool.hatch.build.targets.{hook.target_name}" if "exclude" in config.target_config else "tool.hatch.build"
     tables = f"{table_path(config.target_config, hook.target_name)}.inputs", f"{owner}.exclude"
-    return Project(settings, surroundings, selected, forced, tuple(exclude), tables)
+    return Project(settings, view, selected, forced, tuple(exclude), tables)
 
 
 def is_something(folder: Path, pattern: str) -> bool:

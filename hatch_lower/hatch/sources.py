@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hatch_lower.build.build import look_up
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import open_store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
@@ -18,14 +18,14 @@ PROJECT = "project/"
 SHA256 = 64
 
 
-def write_sources(settings: Settings, surroundings: Surroundings, work: Path) -> tuple[PayloadFile, ...]:
+def write_sources(settings: Settings, view: ProjectView, work: Path) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/sources.json` for each package under `work` and return the files.
 
     It names the project's files that the exports read, with time and sha256. Of a model whose inputs are not known
     completely, or that is not cached, nothing is said.
     """
     store = open_store(os.environ, lambda line: None)
-    known = look_up(settings, work, surroundings=surroundings, store=store).models
+    known = look_up(settings, work, view=view, store=store).models
     packages: dict[str, dict[str, dict[str, list[int | str]]]] = {}
     for model in settings.models:
         found = known.get(model.name)

@@ -8,7 +8,7 @@ import pytest
 from hatch_lower.build.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
 from hatch_lower.build.build import build
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.cli.audit import audit_text
@@ -74,9 +74,9 @@ def settings_of(root: Path, *models: str) -> Settings:
     )
 
 
-def surroundings_of(root: Path) -> Surroundings:
+def view_of(root: Path) -> ProjectView:
     metadata = "Metadata-Version: 2.1\nName: shop-floor\nVersion: 1.5\n"
-    return Surroundings("shop-floor", "1.5", metadata, "", (root,), (), ("shop_floor",), ())
+    return ProjectView("shop-floor", "1.5", metadata, "", (root,), (), ("shop_floor",), ())
 
 
 @pytest.fixture
@@ -92,17 +92,17 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_path: Path) -> None:
-    settings, surroundings = settings_of(root, "clock", "seeded", "sound"), surroundings_of(root)
+    settings, view = settings_of(root, "clock", "seeded", "sound"), view_of(root)
     store = Store(tmp_path / "cache" / "v1", "on", lambda line: None)
     for name in ("build", "first", "second", "third"):
         (tmp_path / name).mkdir()
     reporter = NullReporter()
 
     def audited(models: Settings, work: str, rate: float = 1.0) -> Audit:
-        return audit(models, tmp_path / work, reporter, surroundings=surroundings, store=store, rate=rate)
+        return audit(models, tmp_path / work, reporter, view=view, store=store, rate=rate)
 
     assert audited(settings, "first") == Audit((), (), ())
-    build(settings, tmp_path / "build", reporter, surroundings=surroundings)
+    build(settings, tmp_path / "build", reporter, view=view)
     assert audited(settings, "second", 0.0) == Audit(("clock", "seeded", "sound"), (), ())
 
     with pytest.raises(CacheError) as caught:

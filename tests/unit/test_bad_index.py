@@ -19,7 +19,7 @@ from hatch_lower import load
 from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError, CallError, ProgramError
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
-from hatch_lower.pipeline.saving import save_program
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.loaded import LoadedModel
 
 pytestmark = [

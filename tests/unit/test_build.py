@@ -25,11 +25,10 @@ import pytest
 import hatch_lower.build.process
 from hatch_lower.build.build import build
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.outcome import Answer, Ending, answer_of, last_words, without_errors
+from hatch_lower.build.outcome import Answer, ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.build.process import Child, tell_of_long_stage
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Request
-from hatch_lower.build.site import lay_out_site
 from hatch_lower.build.worker import ANSWER, enter_folder, shorten_sockets
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -170,9 +169,9 @@ class Shop:
         (self.root / "shop" / "models.py").write_text(MODELS)
         (self.root / "stub.py").write_text(STUB)
 
-    def surroundings(self) -> Surroundings:
+    def view(self) -> ProjectView:
         metadata = "Metadata-Version: 2.4\nName: shop-floor\nVersion: 1.5\n"
-        return Surroundings("shop-floor", "1.5", metadata, "", (self.root,), (), ("shop",), ())
+        return ProjectView("shop-floor", "1.5", metadata, "", (self.root,), (), ("shop",), ())
 
     def settings(self, *models: str, package: str = "shop", **others: Any) -> Settings:
         declared = tuple(ModelSettings(name, f"shop.models:{name}", package, ("default",)) for name in models)
@@ -183,7 +182,7 @@ class Shop:
             settings,
             self.work,
             reporter or NullReporter(),
-            surroundings=self.surroundings(),
+            view=self.view(),
             lower="stub:lower_model",
         )
 
@@ -444,14 +443,14 @@ def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
     wait_until_gone(pids)
 
 
-def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> Ending:
+def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> ChildExit:
     settings = Settings(folder, "shop", "1", (), (), ())
     request = Request(settings, "digits", folder, "", (), (), (), 3)
     process: Any = SimpleNamespace(returncode=status)
     events: Any = None
     open_stages = [Event(stage, "start", "digits", "default", "forward") for stage in stages]
     child = Child(request, process, events, 0.0, open_stages, deque(["its last words"]), timed_out=timed_out)
-    return child.ending()
+    return child.exit()
 
 
 @pytest.mark.parametrize(
@@ -502,17 +501,17 @@ def test_a_child_that_gave_no_answer(tmp_path: Path, status: int, stages: tuple[
     ],
 )
 def test_a_child_whose_last_words_are_of_memory(tmp_path: Path, words: str) -> None:
-    ending = replace(child_that_ended(tmp_path, 127), output=(words,))
-    answer = answer_of(ending, 60)
+    exited = replace(child_that_ended(tmp_path, 127), output=(words,))
+    answer = answer_of(exited, 60)
     assert isinstance(answer, ProcessError)
     assert (answer.what, answer.found) == ("the build process ran out of memory", words)
 
 
 def test_a_crash_shows_where_python_was() -> None:
     crash = ["Fatal Python error: Segmentation fault", "  File model.py", *["  frame"] * 30, "Extension modules: many"]
-    assert last_words(["loading", *crash]).splitlines() == crash[:20]
-    assert last_words([*crash[:2], "Extension modules: many"]).splitlines() == crash[:2]
-    assert last_words([str(i) for i in range(100)]).splitlines() == [str(i) for i in range(80, 100)]
+    assert output_tail(["loading", *crash]).splitlines() == crash[:20]
+    assert output_tail([*crash[:2], "Extension modules: many"]).splitlines() == crash[:2]
+    assert output_tail([str(i) for i in range(100)]).splitlines() == [str(i) for i in range(80, 100)]
 
 
 def test_an_error_of_the_child_is_raised_as_itself(tmp_path: Path) -> None:
@@ -587,7 +586,7 @@ def test_every_processor_that_has_avx2_computes_alike() -> None:
 def test_the_scratch_site_directory(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    given = Surroundings(
+    given = ProjectView(
         "shop-floor",
         "1.5",
         "Name: shop-floor\n",
@@ -597,7 +596,7 @@ def test_the_scratch_site_directory(tmp_path: Path) -> None:
         ("shop",),
         (),
     )
-    path = lay_out_site(given, tmp_path / "work", tmp_path)
+    path = write_site(given, tmp_path / "work", tmp_path)
     assert path == (tmp_path / "work" / "site", tmp_path / "work" / "links", tmp_path)
     information = path[0] / "shop_floor-1.5.dist-info"
     assert (information / "METADATA").read_text() == "Name: shop-floor\n"

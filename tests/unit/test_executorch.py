@@ -36,7 +36,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.pipeline.saving import save_program
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytest.importorskip("executorch")

@@ -30,7 +30,7 @@ from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.pipeline.saving import save_program
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 
 if find_spec("openvino") is None:

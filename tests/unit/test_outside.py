@@ -30,8 +30,8 @@ def test_a_project_is_what_the_hook_would_be_told(root: Path) -> None:
     assert (project.settings.root, project.settings.name, project.settings.version) == (root, "two-methods", "1.0")
     assert [each.name for each in project.settings.models] == ["two_methods"]
     assert project.settings.recipes[0].backends == (BackendChoice("reference", {}),)
-    assert project.surroundings.import_roots == (root / "src",)
-    assert "two_methods = two_methods.model:export" in project.surroundings.entry_points
+    assert project.view.import_roots == (root / "src",)
+    assert "two_methods = two_methods.model:export" in project.view.entry_points
     assert not (root / "dist").exists()
 
 

@@ -23,7 +23,7 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
@@ -76,13 +76,11 @@ class Lowering:
     damage: bool = False
     blobs: Store | None = None
     """Where the payload is, if not in the folder of the build."""
-    calls: list[tuple[Settings, Surroundings]] = field(default_factory=list)
+    calls: list[tuple[Settings, ProjectView]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
 
-    def __call__(
-        self, settings: Settings, work: Path, reporter: Reporter, *, surroundings: Surroundings
-    ) -> BuildResult:
-        self.calls.append((settings, surroundings))
+    def __call__(self, settings: Settings, work: Path, reporter: Reporter, *, view: ProjectView) -> BuildResult:
+        self.calls.append((settings, view))
         self.folders.append(work)
         payload = []
         for number, (path, data) in enumerate(self.files.items()):
@@ -193,18 +191,18 @@ def test_the_payload_goes_into_the_wheel(
         "digits-1.0.dist-info/sboms/hatch-lower.cdx.json",
         "digits-1.0.dist-info/RECORD",
     ]
-    ((settings, surroundings),) = lowering.calls
+    ((settings, view),) = lowering.calls
     assert settings.seed == 3
     assert settings.root == root
     assert [(model.name, model.package) for model in settings.models] == [("digits", "digits")]
-    assert surroundings.name == "digits"
-    assert surroundings.version == "1.0"
-    assert "Name: digits\nVersion: 1.0\n" in surroundings.metadata
-    assert surroundings.entry_points == "[hatch_lower.models]\ndigits = digits.model:export\n"
-    assert surroundings.import_roots == ((root / expected).resolve(),)
-    assert surroundings.links == ()
-    assert surroundings.packages == ("digits",)
-    assert surroundings.later_hooks == ()
+    assert view.name == "digits"
+    assert view.version == "1.0"
+    assert "Name: digits\nVersion: 1.0\n" in view.metadata
+    assert view.entry_points == "[hatch_lower.models]\ndigits = digits.model:export\n"
+    assert view.import_roots == ((root / expected).resolve(),)
+    assert view.links == ()
+    assert view.packages == ("digits",)
+    assert view.later_hooks == ()
     assert tree(root) == {**before, f"dist/{wheel.name}": wheel.read_bytes()}
     assert list((tmp_path / "temporary").iterdir()) == []
     shown = capfd.readouterr()

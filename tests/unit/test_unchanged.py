@@ -14,8 +14,8 @@ from hatch_lower.build.environment import FIXED
 from hatch_lower.build.inputs.inputs import RecordedInputs
 from hatch_lower.build.inputs.sharing import shareable
 from hatch_lower.build.inputs.variables import mark_of, secret
-from hatch_lower.build.lookup import Unchanged, remember, roots_of
-from hatch_lower.build.project_view import Surroundings
+from hatch_lower.build.lookup import ResultLookup, remember, roots_of
+from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.manifest_key import ManifestKey
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.shared import RemoteCache
@@ -49,9 +49,9 @@ class Project:
         given = {"HATCH_LOWER_CACHE_DIR": str(self.folder / "cache"), "HATCH_LOWER_CACHE": mode}
         return open_store(given, self.warnings.append, self.remote(self.warnings.append))
 
-    def unchanged(self, mode: str = "on") -> Unchanged:
+    def unchanged(self, mode: str = "on") -> ResultLookup:
         roots = roots_of(self.root, self.search_path, self.environment, (self.folder / "work",))
-        return Unchanged(self.store(mode), roots, self.environment)
+        return ResultLookup(self.store(mode), roots, self.environment)
 
     def inputs(self, **others: Any) -> RecordedInputs:
         given: dict[str, Any] = {field.name: {} for field in fields(RecordedInputs)}
@@ -234,21 +234,21 @@ def test_a_result_of_another_machine_is_known(tmp_path: Path, declared: tuple[st
 
 MODEL = ModelSettings("digits", "digits.model:export", "digits", ("default",))
 SETTINGS = Settings(Path(), "digits", "1.0", (MODEL,), (Recipe("default"), Recipe("other")), ("default", "other"))
-SURROUNDINGS = Surroundings("digits", "1.0", "Name: digits\n", "", (), (), ("digits",), ())
+VIEW = ProjectView("digits", "1.0", "Name: digits\n", "", (), (), ("digits",), ())
 
 
 def key_of(
     project: Project,
     model: Mapping[str, Any] = {},
     settings: Mapping[str, Any] = {},
-    surroundings: Mapping[str, Any] = {},
+    view: Mapping[str, Any] = {},
     lower: str = "hatch_lower.pipeline.lower_model:lower_model",
 ) -> ManifestKey:
     """Return the key of a model, with some fields of what it is made of replaced."""
     return project.unchanged().key_of(
         replace(SETTINGS, root=project.root, **settings),
         replace(MODEL, **model),
-        replace(SURROUNDINGS, **surroundings),
+        replace(VIEW, **view),
         lower,
     )
 
@@ -267,10 +267,10 @@ def key_of(
         {"settings": {"seed": 1}},
         {"settings": {"inputs": ("*.bin",)}},
         {"settings": {"strict": True}},
-        {"surroundings": {"entry_points": "[console_scripts]\n"}},
-        {"surroundings": {"import_roots": (Path("/elsewhere"),)}},
-        {"surroundings": {"links": (("digits", Path("/elsewhere")),)}},
-        {"surroundings": {"later_hooks": ("vcs",)}},
+        {"view": {"entry_points": "[console_scripts]\n"}},
+        {"view": {"import_roots": (Path("/elsewhere"),)}},
+        {"view": {"links": (("digits", Path("/elsewhere")),)}},
+        {"view": {"later_hooks": ("vcs",)}},
         {"lower": "stub:lower_model"},
     ],
     ids=str,
@@ -292,11 +292,11 @@ def test_the_order_of_the_recipes_has_its_own_results(project: Project) -> None:
         {"settings": {"timeout": 1}},
         {"settings": {"pass_env": ("HF_*",)}},
         {"settings": {"version": "1.1"}},
-        {"surroundings": {"metadata": "Name: digits\nLicense: MIT\n"}},
+        {"view": {"metadata": "Name: digits\nLicense: MIT\n"}},
         {"settings": {"editable": "eager"}},
         {"settings": {"runtime_requirements": "off"}},
         {"settings": {"recipes": (Recipe("default"), Recipe("other", rtol=1.0))}},
-        {"surroundings": {"packages": ("digits", "more")}},
+        {"view": {"packages": ("digits", "more")}},
     ],
     ids=str,
 )
@@ -323,7 +323,7 @@ def test_variables_that_count_without_being_read(project: Project, name: str, va
     settings = replace(SETTINGS, root=project.root, recipes=backends)
 
     def digest() -> str:
-        return project.unchanged().key_of(settings, MODEL, SURROUNDINGS, "").digest()
+        return project.unchanged().key_of(settings, MODEL, VIEW, "").digest()
 
     before = digest()
     project.environment[name] = value

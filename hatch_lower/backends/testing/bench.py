@@ -26,7 +26,7 @@ from hatch_lower.exir.lowering.partition import plan_partitions
 from hatch_lower.exir.lowering.preprocess import Request, key_of, lowers_jointly, preprocess_all
 from hatch_lower.exir.lowering.wishes import Wishes
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
-from hatch_lower.pipeline.saving import save_program
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
