@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hatch_lower.build.build import Lookup, look_up
+from hatch_lower.build.build import look_up
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.executor import export_models
 from hatch_lower.build.explain.compare import method_changes
-from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings, Settings
+from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import CacheError
-from hatch_lower.events import Reporter
 from hatch_lower.format.record import FORMS, ModelReport
 
-RECAPTURE = "hatch_lower.pipeline.recapture:recapture_model"
 HASH_SEEDS = 4_294_967_295
 """The largest that Python takes."""
 
@@ -44,24 +42,11 @@ class Audit:
     skipped: tuple[str, ...]
 
 
-def audit(
-    settings: Settings,
-    work: Path,
-    reporter: Reporter,
-    *,
-    view: ProjectView,
-    store: Store,
-    rate: float = 1.0,
-    seed: int = 0,
-) -> Audit:
+def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     """Export a sample of the models whose stored result holds again, and compare.
 
     Args:
-        settings: of the project.
-        work: an empty folder.
-        reporter: is told of the stages.
-        view: what the models' code sees of its project.
-        store: the cache; nothing is written to it.
+        context: of the project, with an empty folder; nothing is written to its cache.
         rate: the share of models to audit, 0 to 1.
         seed: chooses another sample, and another hash seed.
 
@@ -69,50 +54,42 @@ def audit(
         CacheError: if an export came out otherwise; it names model and method, and what differs.
         LowerError: if a model cannot be exported.
     """
-    store = replace(store, mode="read-only")
-    found = look_up(settings, work, view=view, store=store)
-    held = {name: each.report for name, each in found.models.items() if each.report is not None}
-    keys = {name: digest_of(found.models[name].key) for name in held}
-    sample = [each for each in settings.models if each.name in held and is_chosen(keys[each.name], rate, seed)]
-
-    def export_again(models: Sequence[ModelSettings], folder: Path, settings: Settings, lookup: Lookup) -> Exports:
-        folder.mkdir()
-        answers = export_models(
-            settings,
-            models,
-            folder,
-            reporter,
-            view=view,
-            lower=RECAPTURE,
-            store=store,
-            known={},
-            environment=lookup.environment,
-            search_path=lookup.search_path,
-        )
-        reports = {answer.report.model: answer.report for answer in answers}
-        return Exports(reports, folder, store)
-
+    work = context.work
+    context = replace(context, store=replace(context.store, mode="read-only"))
+    known = look_up(context)
+    held = {name: result.report for name, result in known.items() if result.report is not None}
+    sample = [
+        model
+        for model in context.settings.models
+        if model.name in held and is_chosen(digest_of(known[model.name].key), rate, seed)
+    ]
     (work / "temporary").mkdir()  # as the environment says
-    settings = replace(settings, strict=False)  # links lead out of the other folder
-    elsewhere = replace(settings, root=folder_of_links(settings.root, work / "elsewhere"))
-    varied = replace(found, environment=varied_environment(found.environment, seed))
-    again = export_again(sample, work / "varied", elsewhere, varied)
+    settings = replace(context.settings, strict=False)  # links lead out of the other folder
+    again = export_again(
+        replace(
+            context,
+            settings=replace(settings, root=folder_of_links(settings.root, work / "elsewhere")),
+            work=work / "varied",
+            environment=varied_environment(context.environment, seed),
+        ),
+        sample,
+    )
     stale = {name: lines for name in again.reports if (lines := again.differences(held[name]))}
     if stale:
-        models = [each for each in sample if each.name in stale]
-        plain = export_again(models, work / "plain", settings, found)
+        models = [model for model in sample if model.name in stale]
+        plain = export_again(replace(context, settings=settings, work=work / "plain"), models)
         raise stale_error(stale, {name: plain.differences(held[name]) for name in plain.reports}, settings.root)
     compared = {name for name in again.reports if held[name].methods and again.reports[name].methods}
     return Audit(
-        known=tuple(each.name for each in settings.models if each.name in held),
-        audited=tuple(each.name for each in sample if each.name in compared),
-        skipped=tuple(each.name for each in sample if each.name not in compared),
+        known=tuple(model.name for model in settings.models if model.name in held),
+        audited=tuple(model.name for model in sample if model.name in compared),
+        skipped=tuple(model.name for model in sample if model.name not in compared),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What exporting models again came to.
+    """The reports of models that were exported again.
 
     Args:
         reports: model to report, of which only the methods count.
@@ -142,6 +119,13 @@ class Exports:
         """Return a function that finds the stored form of a graph."""
         fresh = replace(self.store, directory=self.folder / "models" / model / FORMS)
         return lambda digest: self.store.read_blob(digest) or fresh.read_blob(digest)
+
+
+def export_again(context: BuildContext, models: Sequence[ModelSettings]) -> Exports:
+    """Export models in a folder of their own."""
+    context.work.mkdir()
+    answers = export_models(context, models, {}, "capture")
+    return Exports({answer.report.model: answer.report for answer in answers}, context.work, context.store)
 
 
 def is_chosen(key: str, rate: float, seed: int) -> bool:

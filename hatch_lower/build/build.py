@@ -6,132 +6,58 @@ torch is imported in the children only, and what starts them only if there are a
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower import __version__
 from hatch_lower.build.assets import find_assets, with_assets
-from hatch_lower.build.environment import child_environment
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
-from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.directory import history_path
-from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
-from hatch_lower.events import Event, Reporter
 from hatch_lower.format.package import package_manifest
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
-from hatch_lower.frozen import Frozen
-
-LOWER_MODEL = "hatch_lower.pipeline.lower_model:lower_model"
 
 
-class Lookup(Frozen):
-    """What is known before anything is run.
-
-    Args:
-        environment: of the child processes that would export.
-        search_path: their `sys.path`, without folders of this build.
-        models: what is known of each model; empty if the cache is off.
-    """
-
-    environment: Mapping[str, str]
-    search_path: tuple[Path, ...]
-    models: Mapping[str, LookupResult]
-
-
-def build(
-    settings: Settings,
-    work: Path,
-    reporter: Reporter,
-    *,
-    view: ProjectView,
-    lower: str = LOWER_MODEL,
-) -> BuildResult:
+def build(context: BuildContext) -> BuildResult:
     """Lower every model of a project of which no earlier result holds.
-
-    Args:
-        settings: what to build.
-        work: an empty folder for the files of this build; it must live until they are in the wheel.
-        reporter: is told of the stages; what the models' code and the backends print are notes of the stage `output`.
-        view: what the models' code sees of its project.
-        lower: `module:function` that lowers one captured model in the child process.
 
     Raises:
         LowerError: if a model cannot be lowered; no child process is left.
     """
-
-    def warn(line: str) -> None:
-        reporter.report(Event("cache", "note", settings.name, detail=line))
-
+    settings, store = context.settings, context.store
     assets = find_assets(settings)
-    store = open_cache(settings, warn)
-    known = look_up(settings, work, view=view, store=store, lower=lower)
-    found = {name: each.result for name, each in known.models.items() if each.result is not None}
+    known = look_up(context)
+    found = {name: each.result for name, each in known.items() if each.result is not None}
     missing = [model for model in settings.models if model.name not in found]
-    if not missing:
-        if store.writes and not history_path(store.directory, settings.root).exists():
-            from hatch_lower.build.executor import (
-                explained,  # the project was copied or moved: `explain` is to know it here
-            )
+    # a project that was copied or moved has no history here yet, and `explain` is to know it
+    moved = store.writes and not history_path(store.directory, settings.root).exists()
+    if missing or moved:
+        from hatch_lower.build.executor import explained, export_models  # a build of what is known starts no process
 
-            explained(settings, store, known.models, [])
-        return result_of(settings, found, assets, work)
-
-    from hatch_lower.build.executor import explained, export_models  # a build of what is known starts no process
-
-    answers = export_models(
-        settings,
-        missing,
-        work,
-        reporter,
-        view=view,
-        lower=lower,
-        store=store,
-        known=known.models,
-        environment=known.environment,
-        search_path=known.search_path,
-    )
-    found |= explained(settings, store, known.models, answers)
-    return result_of(settings, found, assets, work)
+        answers = export_models(context, missing, known) if missing else []
+        found |= explained(context, known, answers)
+    return result_of(settings, found, assets, context.work)
 
 
-def look_up(settings: Settings, work: Path, *, view: ProjectView, store: Store, lower: str = LOWER_MODEL) -> Lookup:
-    """Return what is known of each model, by looking at what its export read; nothing is run.
+def look_up(context: BuildContext) -> dict[str, LookupResult]:
+    """Return what is known of each model, by looking at what its export read; nothing if the cache is off.
 
-    Args:
-        settings: of the build.
-        work: the folder of this build.
-        view: what the models' code sees of its project.
-        store: the cache.
-        lower: `module:function` that lowers one captured model.
+    Nothing is run.
     """
-    environment = child_environment(
-        os.environ, settings.pass_env, sys.path, work / "temporary", cpu_capability(CPU_INFORMATION)
-    )
-    search_path = (*view.import_roots, *(Path(entry) for entry in sys.path if entry), settings.root)
+    settings, store = context.settings, context.store
     if store.mode == "off":
-        return Lookup(environment, search_path, {})
-    roots = roots_of(settings.root, search_path, environment, (work, store.directory))
-    project = marks_of_project(settings.name, settings.version, view.metadata)
-    unchanged = ResultLookup(store, roots, environment, project)
-    keys = [unchanged.key_of(settings, model, view, lower) for model in settings.models]
-    models = {key.model: unchanged.look_up(key.components()) for key in keys}
-    unchanged.save()
-    return Lookup(environment, search_path, models)
-
-
-def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
-    """Return the cache, with the one that a team shares where there is one."""
-    if not settings.cache.remote and "HATCH_LOWER_REMOTE_CACHE" not in os.environ:
-        return open_store(os.environ, warn)
-    from hatch_lower.cache.remote import open_remote
-
-    return open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
+        return {}
+    ignored = (context.work, store.directory)
+    roots = roots_of(settings.root, context.search_path, context.environment, ignored)
+    project = marks_of_project(settings.name, settings.version, context.view.metadata)
+    lookup = ResultLookup(store, roots, context.environment, project)
+    keys = [lookup.key_of(settings, model, context.view) for model in settings.models]
+    results = {key.model: lookup.look_up(key.components()) for key in keys}
+    lookup.save()
+    return results
 
 
 def result_of(

@@ -144,14 +144,13 @@ class ResultLookup:
         if self._store.writes:
             self._stats.save()
 
-    def key_of(self, settings: Settings, model: ModelSettings, view: ProjectView, lower: str) -> ManifestKey:
+    def key_of(self, settings: Settings, model: ModelSettings, view: ProjectView) -> ManifestKey:
         """Return the key under which a model's results are kept.
 
         Args:
             settings: of the build.
             model: one of its models.
             view: what exports see of the project.
-            lower: the function that lowers.
         """
         environment = self._environment
         recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
@@ -177,7 +176,6 @@ class ResultLookup:
             roots=tuple(self._located(root) for root in view.import_roots),
             links=tuple((path, self._located(target)) for path, target in view.links),
             later_hooks=view.later_hooks,
-            lower=lower,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
             machine=tuple(sorted(machine.items())),
             backends=backends_of(self._checker.distributions.values()),

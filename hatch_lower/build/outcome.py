@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hatch_lower.build.worker import ANSWER, UNANSWERED, out_of_memory_error
-from hatch_lower.errors import LowerError, ProcessError, error_from_json
-from hatch_lower.format.codec import decode
-from hatch_lower.format.record import ModelReport
+from hatch_lower.build.protocol import UNANSWERED, Answer, out_of_memory_error, read_answer
+from hatch_lower.errors import LowerError, ProcessError
 
 SHOWN_LINES = 20
 SEARCHED_LINES = 60
@@ -31,33 +27,18 @@ NO_MEMORY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a child process answers.
-
-    Args:
-        report: of its model.
-        unknown: reasons why what the export read is not known completely, so that the next build exports again.
-    """
-
-    report: ModelReport
-    unknown: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ChildExit:
     """A child process that has ended.
 
     Args:
         folder: where it left its answer, if it did.
-        model: its name.
-        place: the model, and the stage in which the child was last seen.
+        place: its model, and the stage in which the child was last seen.
         status: its exit status; the signal as a negative number.
         timed_out: whether it was ended because its time was up.
         output: the last lines that it printed.
     """
 
     folder: Path
-    model: str
     place: str
     status: int
     timed_out: bool
@@ -79,12 +60,9 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
             found=tail,
             hint="raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
         )
-    path = exited.folder / ANSWER
-    if path.exists():
-        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if "error" in answer:
-            return error_from_json(answer["error"])
-        return Answer(decode(ModelReport, answer["report"]), tuple(answer["unknown"]))
+    answer = read_answer(exited.folder)
+    if answer is not None:
+        return answer
     status = exited.status
     if status == UNANSWERED:
         return ProcessError(
@@ -93,13 +71,13 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
             found=tail,
             hint="make room for the folder of temporary files, which `TMPDIR` names",
         )
-    memory = out_of_memory_error(exited.model, tail)
+    memory = out_of_memory_error(exited.place, tail)
     said = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
         what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
         return ProcessError(what, where=exited.place, found=tail, hint=memory.hint)
     if any(words in said for words in NO_MEMORY):
-        return ProcessError(memory.what, where=exited.place, found=tail, hint=memory.hint)
+        return memory
     if status < 0:
         return ProcessError(
             f"the build process crashed ({signal_name(-status)})",

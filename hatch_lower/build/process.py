@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hatch_lower.build.outcome import Answer, ChildExit, answer_of, cut, without_errors
-from hatch_lower.build.protocol import Request
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.outcome import ChildExit, answer_of, cut, without_errors
+from hatch_lower.build.protocol import REQUEST, Answer, Request
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
 from hatch_lower.format.codec import write_record
@@ -61,37 +62,22 @@ class Child:
         event = self.open_stages[-1]
         return f"{where}, stage `{event.stage}` of `{event.subject()}`"
 
-    def ending(self) -> ChildExit:
+    def exit(self) -> ChildExit:
         """Return what is known of it once it has ended."""
         status = self.process.returncode
-        return ChildExit(
-            self.request.folder, self.request.model, self.place(), status, self.timed_out, tuple(self.output)
-        )
+        return ChildExit(self.request.folder, self.place(), status, self.timed_out, tuple(self.output))
 
 
-def run_children(
-    requests: Sequence[Request],
-    *,
-    jobs: int,
-    timeout: float,
-    environment: Mapping[str, str],
-    reporter: Reporter,
-) -> list[Answer]:
-    """Run a child process for each request, up to `jobs` at once, and return their answers in order.
+def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Answer]:
+    """Run a child process for each request, as many at once as the settings allow; return their answers in order.
 
     After a failure no other child is started, but those that run are waited for, as what they finish is kept in the
     cache. No child outlives this call, whatever ends it.
 
-    Args:
-        requests: what each child does; its `events` are set here.
-        jobs: how many run at once.
-        timeout: seconds that one child may take.
-        environment: of the children.
-        reporter: is told of their events, and of each line that they print, as a note of the stage `output`.
-
     Raises:
         LowerError: the first error in the order of the requests; it lists the others.
     """
+    jobs, timeout, reporter = context.settings.jobs, context.settings.timeout, context.reporter
     waiting = deque(requests)
     running: list[Child] = []
     answers: dict[str, Answer | LowerError] = {}
@@ -99,7 +85,7 @@ def run_children(
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    child = start(waiting.popleft(), environment)
+                    child = start(waiting.popleft(), context.environment)
                     running.append(child)
                     for descriptor in child.descriptors():
                         selector.register(descriptor, selectors.EVENT_READ, child)
@@ -130,7 +116,7 @@ def start(request: Request, environment: Mapping[str, str]) -> Child:
     read_end, write_end = os.pipe()
     try:
         request = replace(request, events=write_end)
-        path = request.folder / "request.json"
+        path = request.folder / REQUEST
         write_record(path, request)
         process = subprocess.Popen(
             [sys.executable, "-m", "hatch_lower.build.worker", str(path)],

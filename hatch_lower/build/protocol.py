@@ -1,13 +1,25 @@
-"""What the build's parent tells a child process. What the child answers is a `ModelReport`."""
+"""What the build's parent and a child process tell each other, in files of the model's folder."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hatch_lower.config.settings import Settings
+from hatch_lower.errors import LowerError, ProcessError, error_from_json
+from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.record import ModelReport
+
+REQUEST = "request.json"
+ANSWER = "answer.json"
+UNANSWERED = 75
+"""The exit status of a child that could not write its answer."""
+
+Mode = Literal["lower", "capture"]
+"""Lower a model, or only say what it exports: the audit compares that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +28,9 @@ class Request:
 
     Args:
         settings: of the build.
-        model: the name of the model to lower.
+        model: the name of the model.
         folder: where it writes the model's files, and the answer.
-        lower: `module:function` that does the work: `hatch_lower.pipeline.lower_model:lower_model`.
+        mode: what to do with the model.
         search_path: directories for the front of `sys.path`: the project as if it were installed.
         import_roots: those of them that hold the user's own code.
         later_hooks: build hooks that run after this one.
@@ -34,7 +46,7 @@ class Request:
     settings: Settings
     model: str
     folder: Path
-    lower: str
+    mode: Mode
     search_path: tuple[Path, ...]
     import_roots: tuple[Path, ...]
     later_hooks: tuple[str, ...]
@@ -45,3 +57,51 @@ class Request:
     log: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     project: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a child process answers.
+
+    Args:
+        report: of its model.
+        unknown: reasons why what the export read is not known completely, so that the next build exports again.
+    """
+
+    report: ModelReport
+    unknown: tuple[str, ...] = ()
+
+
+def write_answer(folder: Path, answer: Answer | LowerError) -> None:
+    """Write a child's answer, or the error that it ended with; the parent sees all of it or nothing.
+
+    Raises:
+        OSError: if the folder cannot be written to.
+    """
+    value = {"error": answer.to_json()} if isinstance(answer, LowerError) else encode(answer)
+    temporary = folder / f"{ANSWER}.part"
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(folder / ANSWER)
+
+
+def read_answer(folder: Path) -> Answer | LowerError | None:
+    """Return what a child wrote; `None` if it wrote nothing."""
+    path = folder / ANSWER
+    if not path.exists():
+        return None
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "error" in value:
+        return error_from_json(value["error"])
+    answer: Answer = decode(Answer, value)
+    return answer
+
+
+def out_of_memory_error(where: str, found: str) -> ProcessError:
+    """Return the error for a child that ran out of memory, whoever of the two noticed it."""
+    return ProcessError(
+        "the build process ran out of memory",
+        where=where,
+        found=found,
+        hint="set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or build on a"
+        " machine with more memory",
+    )

@@ -31,20 +31,17 @@ from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import Recorder
 from hatch_lower.build.lookup import ResultLookup, remember, roots_of
-from hatch_lower.build.protocol import Request
+from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import CaptureError, LowerError, ProcessError, refused_error
 from hatch_lower.events import Event, Reporter, stage
-from hatch_lower.format.codec import encode, read_record
+from hatch_lower.format.codec import read_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
-ANSWER = "answer.json"
-UNANSWERED = 75
-"""The exit status of a process that could not write its answer."""
 LONGEST_SOCKET = 107
 """Bytes of a socket's path, as Linux has it."""
 SOCKET_NAME = len("/pymp-12345678/listener-12345678")
@@ -104,17 +101,15 @@ def main(arguments: list[str]) -> int:
     reporter = PipeReporter(request.events)
     environment = take_environment()
     try:
-        answer = answer_request(request, reporter, environment)
+        answer: Answer | LowerError = answer_request(request, reporter, environment)
     except BaseException as error:  # whatever the model's code and backends raise: they may not end the process
-        answer = {"error": error_of(request, error).to_json()}
-    temporary = request.folder / f"{ANSWER}.part"
+        answer = error_of(request, error)
     try:
-        temporary.write_text(json.dumps(answer), encoding="utf-8")
-        temporary.replace(request.folder / ANSWER)
+        write_answer(request.folder, answer)
     except OSError as error:
-        print(f"{error.strerror}: {temporary}")
+        print(f"{error.strerror}: {error.filename or request.folder}")
         return UNANSWERED
-    return 0 if "report" in answer else 1
+    return 0 if isinstance(answer, Answer) else 1
 
 
 def take_environment() -> dict[str, str]:
@@ -125,8 +120,8 @@ def take_environment() -> dict[str, str]:
     return environment
 
 
-def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the model's report as JSON, and why what it was made from is not known; remember it if it is.
+def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
+    """Return the model's report, and why what it was made from is not known; remember it if it is.
 
     Args:
         request: what to do.
@@ -142,16 +137,16 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         refuse_undeclared(request, store.directory.parent)
     if not request.manifest:
         enter_project(request)
-        return {"report": encode(lower(request, reporter, store)), "unknown": []}
+        return Answer(run_pipeline(request, reporter, store))
     with store.locked([digest_of(request.manifest)], "manifest"):
         report = look_again(request, store)
         if report is not None:
-            return {"report": encode(report), "unknown": []}
+            return Answer(report)
         watch = Watch(request, store)
         if store.remote is not None:
             store = replace(store, remote=PausingRemote(store.remote, watch.recorder))
         enter_project(request)
-        report = lower(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
+        report = run_pipeline(request, PausingReporter(reporter, watch.recorder), store, watch.recorder)
         inputs = watch.inputs()
         shared = None
         if store.remote is not None:
@@ -163,7 +158,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
         warn(f"what the export made of the clock or of chance stays until something else changes: {asked}")
     if inputs.unknown:
         warn(f"not reusable without an export: {'; '.join(inputs.unknown)}")
-    return {"report": encode(report), "unknown": list(inputs.unknown)}
+    return Answer(report, tuple(inputs.unknown))
 
 
 def look_again(request: Request, store: Store) -> ModelReport | None:
@@ -173,8 +168,8 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     return ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest).report
 
 
-def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
-    """Find the model, capture its methods, and lower them."""
+def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
+    """Find the model, capture its methods, and lower them, or say what they are."""
     model = next(each for each in request.settings.models if each.name == request.model)
     with stage(reporter, "discover", model.name):
         # What importing makes stays for good: collecting while it is made, and looking through it in every later
@@ -186,15 +181,15 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
 
         verified = any(recipe.verify for recipe in request.settings.recipes if recipe.name in model.recipes)
         with contextlib.nullcontext() if recorder is None else recorder.unwatched():
-            fresh = start_fresh() if verified else None
+            fresh = start_fresh() if verified and request.mode == "lower" else None
         if recorder is not None:
             recorder.wrap_torch()
+        from hatch_lower.pipeline import lower_model as pipeline
         from hatch_lower.pipeline.capture import capture_model
+        from hatch_lower.pipeline.capture_report import capture_report
         from hatch_lower.pipeline.discover import EntryPoint, discover
         from hatch_lower.pipeline.sandbox import export_at_work
 
-        module, _, function = request.lower.partition(":")
-        lower_model = getattr(importlib.import_module(module), function)
         gc.freeze()
         gc.enable()
         random.seed(request.settings.seed)
@@ -209,8 +204,9 @@ def lower(request: Request, reporter: Reporter, store: Store, recorder: Recorder
             model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
         )
     enter_folder(request.settings.root, model.name)
-    report: ModelReport = lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
-    return report
+    if request.mode == "capture":
+        return capture_report(request.settings, model, source, request.folder, reporter)
+    return pipeline.lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
 
 
 def enter_project(request: Request) -> None:
@@ -293,17 +289,6 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def out_of_memory_error(model: str, found: str) -> ProcessError:
-    """Return the error for a build that ran out of memory."""
-    return ProcessError(
-        "the build process ran out of memory",
-        where=f"model `{model}`",
-        found=found,
-        hint="set `jobs = 1`, so that models are lowered one after the other; use smaller example inputs; or build on a"
-        " machine with more memory",
-    )
-
-
 def error_of(request: Request, error: BaseException) -> LowerError:
     """Return what the parent is told of an exception."""
     undeclared = undeclared_read(request, error) if request.settings.strict else None
@@ -315,7 +300,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
             show(error.__cause__)
         return error
     if is_out_of_memory(error):
-        return out_of_memory_error(request.model, describe_exception(error))
+        return out_of_memory_error(f"model `{request.model}`", describe_exception(error))
     if not isinstance(error, Exception):
         return ProcessError(
             ENDED,

@@ -32,7 +32,6 @@ class ManifestKey(Frozen):
         roots: located import roots.
         links: path and located target of each link that makes the project importable.
         later_hooks: build hooks that run later.
-        lower: the function that lowers.
         variables: those set of the interpreter, of compilers and of the dynamic loader, and those that are otherwise
             fixed: name and digest.
         machine: operating system, processor, C library and interpreter.
@@ -55,7 +54,6 @@ class ManifestKey(Frozen):
     roots: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     later_hooks: tuple[str, ...]
-    lower: str
     variables: tuple[tuple[str, str], ...]
     machine: tuple[tuple[str, str], ...]
     backends: tuple[tuple[str, str, str], ...]

@@ -51,13 +51,15 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 def explain_report(project: Project, models: Sequence[str]) -> Report:
     """Return the last build and what is known of the next one, as JSON-able values."""
     from hatch_lower.build.build import look_up
+    from hatch_lower.build.context import build_context
     from hatch_lower.build.explain.history import read_history
     from hatch_lower.cache.store import open_store
+    from hatch_lower.events import NullReporter
 
     settings = project.settings
     store = open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        found = look_up(settings, Path(work), view=project.view, store=store)
+        known = look_up(build_context(settings, project.view, Path(work), store, NullReporter()))
     last = read_history(store.directory, settings.root)
     histories = {} if last is None else last.models
     return {
@@ -66,7 +68,7 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
         "root": str(settings.root),
         "cache": store.mode,
         "last": None if last is None else last_report(last, models),
-        "next": {name: next_report(found.models.get(name), histories.get(name)) for name in models},
+        "next": {name: next_report(known.get(name), histories.get(name)) for name in models},
     }
 
 

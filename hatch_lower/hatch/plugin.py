@@ -15,6 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatch_lower.errors import LowerError, refused_error
 
 if TYPE_CHECKING:
+    from hatch_lower.cache.store import Store
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import Project
 
@@ -33,6 +34,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._payload: Sequence[PayloadFile] = ()
+        self._store: Store | None = None
         self._lower_again: Callable[[], Sequence[PayloadFile]] = tuple
         self._release: weakref.finalize[Any, Any] | None = None
         self._unfinished: weakref.finalize[Any, Any] | None = None
@@ -64,7 +66,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             try:
                 if not all(file.source.exists() for file in self._payload):
                     self._replace_lost()
-                append_payload(Path(artifact_path), self._payload)
+                append_payload(Path(artifact_path), self._payload, self._store)
             except BaseException:
                 Path(artifact_path).unlink(missing_ok=True)  # without its payload it must not stay
                 raise
@@ -98,9 +100,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
             raise
 
     def _lower(self, project: Project, work: Path, build_data: dict[str, Any], editable: bool) -> Sequence[PayloadFile]:
+        from dataclasses import replace
+
         from hatch_lower.build.build import build
+        from hatch_lower.build.context import CacheNotes, build_context, open_cache
         from hatch_lower.cache.directory import history_path
-        from hatch_lower.cache.store import open_store
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
@@ -109,14 +113,18 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         if not editable:
             check_hatchling(build_data)
-        store = open_store(os.environ, lambda line: None)  # the build says what is wrong with the cache
+        notes = CacheNotes(project.settings.name)
+        store = open_cache(project.settings, notes)
+        # what is made here of the build's results is of no use to other machines
+        self._store = replace(store, remote=None)
         log = history_path(store.directory, Path(self.root)).with_suffix(".log") if store.writes else None
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
             reporter = reporter_for(self.app, log)
+            notes.report_to(reporter)
             try:
-                return build(project.settings, folder, reporter, view=project.view)
+                return build(build_context(project.settings, project.view, folder, store, reporter))
             finally:
                 reporter.close()
 
@@ -127,17 +135,19 @@ class LowerBuildHook(BuildHookInterface[Any]):
         build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
             digests = {file.source: file.sha256 for file in result.payload}
-            set_tag(build_data, tag_of(result.native, remembering(store, digests)))
-            add_sbom(build_data, project.settings, result, work, store)
+            set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))
+            add_sbom(build_data, project.settings, result, work, self._store)
             for warning in (*project.pattern_warnings(), *project.repetition_warnings(result.payload)):
                 self.app.display_warning(f"hatch-lower: {warning}")
         for line in summary_lines(result.rows):
             self.app.display_info(line)
         if not editable:
             return result.payload
+        from hatch_lower.events import NullReporter
         from hatch_lower.hatch.sources import write_sources
 
-        return (*result.payload, *write_sources(project.settings, project.view, work))
+        context = build_context(project.settings, project.view, work, self._store, NullReporter())
+        return (*result.payload, *write_sources(context))
 
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""

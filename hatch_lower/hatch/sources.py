@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from hatch_lower.build.build import look_up
-from hatch_lower.build.project_view import ProjectView
-from hatch_lower.cache.store import open_store
+from hatch_lower.build.context import BuildContext
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile
 
 PROJECT = "project/"
@@ -18,14 +13,14 @@ PROJECT = "project/"
 SHA256 = 64
 
 
-def write_sources(settings: Settings, view: ProjectView, work: Path) -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/sources.json` for each package under `work` and return the files.
+def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
+    """Write `<package>/_lowered/sources.json` for each package in the build's folder and return the files.
 
     It names the project's files that the exports read, with time and sha256. Of a model whose inputs are not known
     completely, or that is not cached, nothing is said.
     """
-    store = open_store(os.environ, lambda line: None)
-    known = look_up(settings, work, view=view, store=store).models
+    settings, work = context.settings, context.work
+    known = look_up(context)
     packages: dict[str, dict[str, dict[str, list[int | str]]]] = {}
     for model in settings.models:
         found = known.get(model.name)

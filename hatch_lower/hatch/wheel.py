@@ -38,18 +38,26 @@ LARGE = 16 << 20
 """Bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache."""
 
 
-def append_payload(wheel: Path, payload: Sequence[PayloadFile], *, zip64_limit: int = ZIP64_LIMIT) -> None:
+def append_payload(
+    wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None, *, zip64_limit: int = ZIP64_LIMIT
+) -> None:
     """Add the payload to a wheel that hatchling has finished.
 
     Everything before the metadata is kept byte for byte, then comes the payload, stored, sorted by path, with the
     metadata's date; then the metadata byte for byte, RECORD last. One rename gives the whole wheel its name.
+
+    Args:
+        wheel: hatchling's.
+        payload: its files.
+        store: the cache, if files lie there: it keeps their checksums, and is told which are whole.
+        zip64_limit: the size from which members are written in the larger form.
 
     Raises:
         PackageError: if a path is taken, a file is not what it was, or the wheel cannot be written. The wheel is
             removed then, and after any other exception: without its payload it must not stay.
     """
     try:
-        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), zip64_limit)
+        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), store, zip64_limit)
     except BaseException as error:
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -66,7 +74,7 @@ def remove_temporaries(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int) -> None:
+def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None, zip64_limit: int) -> None:
     """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception.
 
     So are those of builds of the same wheel that were killed.
@@ -77,7 +85,7 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int)
     try:
         # held until it has its name: another build would remove what nobody holds
         with os.fdopen(number, "w+b", closefd=False) as target, wheel.open("rb") as source:
-            write_wheel(wheel, source, target, payload, zip64_limit)
+            write_wheel(wheel, source, target, payload, store, zip64_limit)
         temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
         # Without the wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
         # some file systems write a file out before it may take another's place (0.3 s for 1 GiB).
@@ -91,7 +99,12 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], zip64_limit: int)
 
 
 def write_wheel(
-    wheel: Path, source: BinaryIO, target: BinaryIO, payload: Sequence[PayloadFile], zip64_limit: int
+    wheel: Path,
+    source: BinaryIO,
+    target: BinaryIO,
+    payload: Sequence[PayloadFile],
+    store: Store | None,
+    zip64_limit: int,
 ) -> None:
     """Write the whole new archive to `target`."""
     archive = read_archive(wheel)
@@ -105,7 +118,7 @@ def write_wheel(
     entries = list(archive.members[:first])
     copy_span(source, target, 0, archive.members[first].header_offset)
     with hashing_thread(payload) as pool:
-        entries += [write_payload(target, file, record.date_time, pool, zip64_limit) for file in payload]
+        entries += [write_payload(target, file, record.date_time, pool, store, zip64_limit) for file in payload]
     for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
         if member is not record:
             start, member.header_offset = member.header_offset, target.tell()
@@ -144,32 +157,29 @@ def write_payload(
     file: PayloadFile,
     date: tuple[int, int, int, int, int, int],
     pool: ThreadPoolExecutor | None,
+    store: Store | None,
     zip64_limit: int,
 ) -> zipfile.ZipInfo:
     """Append one payload file and see that it is what was lowered."""
-    store = store_of(file) if file.size >= LARGE else None
-    checksum = None if store is None else find_checksum(store, file)
+    if store is not None and file.source != store.blob_path(file.sha256):
+        store = None
+    noted = store is not None and file.size >= LARGE
+    checksum = find_checksum(store, file) if store is not None and noted else None
     before, started = file.source.stat(), time.time()
     with file.source.open("rb", buffering=0) as source:
         entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit, checksum)
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"
-        hint = "build again: the damaged file was removed" if discard(file) else "delete this file and build again"
+        hint = (
+            "build again: the damaged file was removed" if discard(store, file) else "delete this file and build again"
+        )
         raise PackageError(what, where=str(file.source), found=found, hint=hint)
-    if store is not None:
+    if store is not None and noted:
         store.note_whole(file.sha256, before, started)  # so the next build does not read it twice
         if checksum is None:
             store.put(checksum_key(file), {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
     return entry
-
-
-def store_of(file: PayloadFile) -> Store | None:
-    """Return the cache if it is there that a file lies."""
-    from hatch_lower.cache.store import open_store  # a small payload does not need it
-
-    store = open_store(os.environ, lambda line: None)
-    return store if file.source == store.blob_path(file.sha256) else None
 
 
 def find_checksum(store: Store, file: PayloadFile) -> int | None:
@@ -186,9 +196,8 @@ def checksum_key(file: PayloadFile) -> str:
     return digest_of(["crc32", file.sha256])
 
 
-def discard(file: PayloadFile) -> bool:
+def discard(store: Store | None, file: PayloadFile) -> bool:
     """Remove a damaged file from the cache; return whether it is gone."""
-    store = store_of(file)
     return store is not None and not store.holds(file.sha256) and not file.source.exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from hatch_lower.build.audit import Audit, Exports, audit, folder_of_links, is_chosen, stale_error, varied_environment
 from hatch_lower.build.build import build
+from hatch_lower.build.context import BuildContext, build_context
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
@@ -92,21 +93,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_path: Path) -> None:
-    settings, view = settings_of(root, "clock", "seeded", "sound"), view_of(root)
+    settings = settings_of(root, "clock", "seeded", "sound")
     store = Store(tmp_path / "cache" / "v1", "on", lambda line: None)
     for name in ("build", "first", "second", "third"):
         (tmp_path / name).mkdir()
-    reporter = NullReporter()
 
-    def audited(models: Settings, work: str, rate: float = 1.0) -> Audit:
-        return audit(models, tmp_path / work, reporter, view=view, store=store, rate=rate)
+    def context(work: str) -> BuildContext:
+        return build_context(settings, view_of(root), tmp_path / work, store, NullReporter())
 
-    assert audited(settings, "first") == Audit((), (), ())
-    build(settings, tmp_path / "build", reporter, view=view)
-    assert audited(settings, "second", 0.0) == Audit(("clock", "seeded", "sound"), (), ())
+    assert audit(context("first")) == Audit((), (), ())
+    build(context("build"))
+    assert audit(context("second"), 0.0) == Audit(("clock", "seeded", "sound"), (), ())
 
     with pytest.raises(CacheError) as caught:
-        audited(settings, "third")
+        audit(context("third"))
     error = caught.value
     assert error.what == "a build would take results that do not hold"
     assert error.where == str(root)

@@ -24,12 +24,13 @@ import pytest
 
 import hatch_lower.build.process
 from hatch_lower.build.build import build
+from hatch_lower.build.context import CacheNotes, build_context, open_cache
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.outcome import Answer, ChildExit, answer_of, output_tail, without_errors
+from hatch_lower.build.outcome import ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.build.process import Child, tell_of_long_stage
 from hatch_lower.build.project_view import ProjectView, write_site
-from hatch_lower.build.protocol import Request
-from hatch_lower.build.worker import ANSWER, enter_folder, shorten_sockets
+from hatch_lower.build.protocol import Answer, Request, write_answer
+from hatch_lower.build.worker import enter_folder, shorten_sockets
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
@@ -41,7 +42,7 @@ from hatch_lower.format.results import MethodRow, PayloadFile
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 MODELS = """
-import json, os, subprocess, sys, tempfile, time
+import json, os, stub, subprocess, sys, tempfile, time
 from importlib.metadata import entry_points, version
 import torch
 from hatch_lower import Method, Model
@@ -102,6 +103,7 @@ def killing():
 
 STUB = """
 import hashlib, os, random, sys
+import hatch_lower.pipeline.lower_model
 import torch
 from hatch_lower.events import stage
 from hatch_lower.format.delegates import TargetEntry
@@ -138,6 +140,9 @@ def lower_model(settings, model, source, folder, reporter, store, fresh):
             "threads": str(torch.get_num_threads()),
         },
     )
+
+
+hatch_lower.pipeline.lower_model.lower_model = lower_model  # nothing is to be lowered here
 """
 
 
@@ -178,13 +183,10 @@ class Shop:
         return Settings(self.root, "shop-floor", "1.5", declared, (Recipe("default"),), ("default",), **others)
 
     def build(self, settings: Settings, reporter: NullReporter | None = None) -> Any:
-        return build(
-            settings,
-            self.work,
-            reporter or NullReporter(),
-            view=self.view(),
-            lower="stub:lower_model",
-        )
+        notes = CacheNotes(settings.name)
+        notes.report_to(reporter or NullReporter())
+        store = open_cache(settings, notes)
+        return build(build_context(settings, self.view(), self.work, store, reporter or NullReporter()))
 
 
 @pytest.fixture
@@ -445,7 +447,7 @@ def test_a_child_ends_when_its_parent_is_killed(shop: Shop) -> None:
 
 def child_that_ended(folder: Path, status: int, *, timed_out: bool = False, stages: tuple[str, ...] = ()) -> ChildExit:
     settings = Settings(folder, "shop", "1", (), (), ())
-    request = Request(settings, "digits", folder, "", (), (), (), 3)
+    request = Request(settings, "digits", folder, "lower", (), (), (), 3)
     process: Any = SimpleNamespace(returncode=status)
     events: Any = None
     open_stages = [Event(stage, "start", "digits", "default", "forward") for stage in stages]
@@ -516,7 +518,7 @@ def test_a_crash_shows_where_python_was() -> None:
 
 def test_an_error_of_the_child_is_raised_as_itself(tmp_path: Path) -> None:
     error = CaptureError("no", where="here", found="this", hint="that")
-    (tmp_path / ANSWER).write_text(json.dumps({"error": error.to_json()}))
+    write_answer(tmp_path, error)
     answer = answer_of(child_that_ended(tmp_path, 1), 60)
     assert isinstance(answer, CaptureError)
     assert str(answer) == str(error)
@@ -532,7 +534,7 @@ def test_only_errors_are_listed() -> None:
 
 def test_a_record_survives_json(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),), ("e",))
-    request = Request(settings, "a", tmp_path, "b:c", (tmp_path,), (), ("vcs",), 3)
+    request = Request(settings, "a", tmp_path, "capture", (tmp_path,), (), ("vcs",), 3)
     write_record(tmp_path / "request.json", request)
     assert read_record(Request, tmp_path / "request.json") == request
 

@@ -23,11 +23,12 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 
+from hatch_lower.build.context import BuildContext
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
-from hatch_lower.events import Event, Reporter
+from hatch_lower.events import Event
 from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
@@ -79,8 +80,9 @@ class Lowering:
     calls: list[tuple[Settings, ProjectView]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
 
-    def __call__(self, settings: Settings, work: Path, reporter: Reporter, *, view: ProjectView) -> BuildResult:
-        self.calls.append((settings, view))
+    def __call__(self, context: BuildContext) -> BuildResult:
+        work, reporter = context.work, context.reporter
+        self.calls.append((context.settings, context.view))
         self.folders.append(work)
         payload = []
         for number, (path, data) in enumerate(self.files.items()):

@@ -297,7 +297,7 @@ def test_a_large_file_of_the_cache_is_known_to_be_whole_once_it_is_in_a_wheel(
     dist: Path, large: tuple[Store, PayloadFile]
 ) -> None:
     store, file = large
-    append_payload(make_wheel(dist), [file])
+    append_payload(make_wheel(dist), [file], store)
     assert list(json.loads((store.directory / "verified.json").read_bytes())) == [file.sha256]
 
 
@@ -305,7 +305,7 @@ def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(
     dist: Path, large: tuple[Store, PayloadFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_wheel(dist)
-    append_payload(path, [large[1]])
+    append_payload(path, [large[1]], large[0])
     first = path.read_bytes()
 
     path = make_wheel(dist)
@@ -317,7 +317,7 @@ def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(
         return zlib.crc32(data, start)
 
     monkeypatch.setattr("hatch_lower.hatch.archive.zlib", SimpleNamespace(**{**vars(zlib), "crc32": crc32}))
-    append_payload(path, [large[1]])
+    append_payload(path, [large[1]], large[0])
     assert path.read_bytes() == first
     assert large[1].size not in computed
     check_record(path)
@@ -328,17 +328,17 @@ def test_damage_to_a_large_file_or_its_checksum_is_noticed(
     dist: Path, large: tuple[Store, PayloadFile], damage: str
 ) -> None:
     store, file = large
-    append_payload(make_wheel(dist), [file])
+    append_payload(make_wheel(dist), [file], store)
     (record,) = (path for path in store.directory.rglob("*.json") if b'"crc32":' in path.read_bytes())
     path = make_wheel(dist)
     if damage == "the checksum":
         record.write_bytes(record.read_bytes().replace(b'"crc32":', b'"crc32":1'))
-        append_payload(path, [file])
+        append_payload(path, [file], store)
         check_record(path)
         return
     with file.source.open("r+b") as blob:
         blob.write(b"x")
     with pytest.raises(PackageError, match="the cache is damaged"):
-        append_payload(path, [file])
+        append_payload(path, [file], store)
     assert not path.exists()
     assert not file.source.exists()

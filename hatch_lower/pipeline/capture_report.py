@@ -1,4 +1,4 @@
-"""Exporting a model without lowering it, for the audit; runs in the child process."""
+"""What a model exports, for the audit, which compares it with an earlier export; runs in the child process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.reuse import describe_export
 
 
-def recapture_model(
-    settings: Settings,
-    model: ModelSettings,
-    source: CapturedModel,
-    folder: Path,
-    reporter: Reporter,
-    store: Store,
-    fresh: object,
+def capture_report(
+    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
 ) -> ModelReport:
-    """Return a report that says what was exported and holds no files; it has no methods where they have no digest."""
+    """Return a report without files; it has no methods if something about the model has no digest."""
 
     def note(line: str) -> None:
         reporter.report(Event("audit", "note", model.name, detail=line))

@@ -1,0 +1,84 @@
+"""What one build works with: put together once, passed on whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hatch_lower.build.environment import child_environment
+from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.build.project_view import ProjectView
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.config.settings import Settings
+from hatch_lower.events import Event, Reporter
+from hatch_lower.frozen import Frozen
+
+
+class BuildContext(Frozen):
+    """What one build works with.
+
+    Args:
+        settings: what to build.
+        view: what the models' code sees of its project.
+        work: an empty folder for the files of this build; it must live until they are in the wheel.
+        store: the cache.
+        reporter: is told of the stages; what the models' code and the backends print are notes of the stage `output`.
+        environment: of the child processes.
+    """
+
+    settings: Settings
+    view: ProjectView
+    work: Path
+    store: Store
+    reporter: Reporter
+    environment: Mapping[str, str]
+
+    @property
+    def search_path(self) -> tuple[Path, ...]:
+        """`sys.path` of the child processes, without folders of this build."""
+        return (*self.view.import_roots, *(Path(entry) for entry in sys.path if entry), self.settings.root)
+
+
+def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
+    """Return what a build in this process's environment works with."""
+    capability = cpu_capability(CPU_INFORMATION)
+    environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary", capability)
+    return BuildContext(settings, view, work, store, reporter, environment)
+
+
+def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
+    """Return the cache, with the one that a team shares where there is one."""
+    if not settings.cache.remote and "HATCH_LOWER_REMOTE_CACHE" not in os.environ:
+        return open_store(os.environ, warn)
+    from hatch_lower.cache.remote import open_remote  # a build without one need not import its client
+
+    return open_store(os.environ, warn, open_remote(os.environ, settings.cache, warn))
+
+
+class CacheNotes:
+    """Lines about the cache, which is opened before there is a reporter: it decides where that writes.
+
+    Args:
+        project: the project's name.
+    """
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+        self._early: list[str] = []
+        self._reporter: Reporter | None = None
+
+    def __call__(self, line: str) -> None:
+        """Report a line, or keep it until there is a reporter."""
+        if self._reporter is None:
+            self._early.append(line)
+        else:
+            self._reporter.report(Event("cache", "note", self._project, detail=line))
+
+    def report_to(self, reporter: Reporter) -> None:
+        """Report to this one from now on, first what was kept."""
+        self._reporter = reporter
+        early, self._early = self._early, []
+        for line in early:
+            self(line)
