@@ -186,8 +186,8 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
             recorder.wrap_torch()
         from hatch_lower.pipeline import lower_model as pipeline
         from hatch_lower.pipeline.capture import capture_model
-        from hatch_lower.pipeline.capture_report import capture_report
         from hatch_lower.pipeline.discover import EntryPoint, discover
+        from hatch_lower.pipeline.export_key import capture_report
         from hatch_lower.pipeline.sandbox import export_at_work
 
         gc.freeze()

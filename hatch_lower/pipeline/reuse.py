@@ -6,221 +6,102 @@ the debug maps are made anew, with the source lines of this export.
 
 from __future__ import annotations
 
-import platform
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
-import torch
-from torch.export import ExportedProgram
-
-import hatch_lower
-from hatch_lower.cache.key import ExportKey, NoKeyError
-from hatch_lower.cache.reports import REPORT_SCHEMA, report_blobs, report_value, restore_report
+from hatch_lower.cache.key import NoKeyError
+from hatch_lower.cache.reports import report_blobs, report_value, restore_report
 from hatch_lower.cache.store import Store
-from hatch_lower.canonical import digest_of
-from hatch_lower.config.settings import ModelSettings, Recipe, Settings
-from hatch_lower.errors import ProgramError
-from hatch_lower.exir.backend.backend_details import CompileSpec
-from hatch_lower.exir.backend.identity import backend_record, code_digest, code_of
-from hatch_lower.exir.backend.registry import find_backend
-from hatch_lower.exir.graph.tensors import tensor_digest
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.errors import CacheError, ProgramError, VerificationError
+from hatch_lower.events import stage
+from hatch_lower.exir.backend.backend_api import merged_keys
 from hatch_lower.format.codec import encode
-from hatch_lower.format.debug_map import DEBUG_SCHEMA, DebugMap, read_debug, write_debug
-from hatch_lower.format.package import MANIFEST_SCHEMA
-from hatch_lower.format.plan import PLAN_SCHEMA
-from hatch_lower.format.record import BackendRecord, MethodRecord, ModelReport
-from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor, source_lines
-from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
+from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.emit.emit import EmittedProgram
-from hatch_lower.pipeline.emit.sources import SourceRoots
-from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
-from hatch_lower.pipeline.package import CONSTANTS_SCHEMA, Packager
-from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.pipeline.export_key import Export, UsedBackend, describe_export
+from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.package import Packager
 
-SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """What is known of an exported model before it is lowered.
-
-    Args:
-        key: what the result depends on.
-        methods: what each method is.
-        programs: method name to program, before decomposition.
-        sources: names source files.
-    """
-
-    key: ExportKey
-    methods: Mapping[str, MethodRecord]
-    programs: Mapping[str, ExportedProgram]
-    sources: SourceRoots
+Lowered = tuple[ModelReport, Sequence[LoweredRecipe]]
+Lower = Callable[[ModelBuild], Lowered]
+Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
-    """A backend that lowered a partition.
+def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
+    """Return the report of an earlier build of the same export; else lower, verify, and keep what it came to.
 
     Args:
-        backend: its id.
-        specs: the options, values in hexadecimal.
-    """
-
-    backend: str
-    specs: tuple[tuple[str, str], ...]
-
-    def fingerprint(self) -> Mapping[str, str]:
-        """Return what the backend says of itself and its tools.
-
-        Raises:
-            Exception: whatever a backend raises that cannot work here.
-        """
-        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
-        with process_restored():
-            return find_backend(self.backend).fingerprint(specs)
-
-    def versions(self) -> list[Any]:
-        """Return what its result depends on beside the partition: its fingerprint, and its code.
-
-        Raises:
-            Exception: whatever a backend raises that cannot work here.
-        """
-        code = code_of(self.backend, find_backend(self.backend), {})
-        return [sorted([name, text] for name, text in self.fingerprint().items()), code]
-
-
-def describe_export(
-    settings: Settings,
-    model: ModelSettings,
-    source: CapturedModel,
-    store: Store,
-    digests: SpanDigests,
-    examples: tuple[Mapping[str, torch.Tensor], str] | None,
-) -> Export:
-    """Return what is known of an exported model.
-
-    Args:
-        settings: of the build.
-        model: the model's own.
-        source: the captured model.
-        store: keeps the methods' forms.
-        digests: of the constants; those that are being hashed already are waited for.
-        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
+        build: of the model.
+        lower: lowers it for all its recipes.
+        verify: compares what was lowered with eager.
 
     Raises:
-        NoKeyError: if something about the model has no digest.
+        CacheError: if it would have to be lowered and the cache is frozen.
     """
-    recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
-    described = [describe_method(method) for method in source.methods]
-    programs = {method.name: method.program for method in source.methods}
-    sharing = sharing_of(programs.values())
-    sources = SourceRoots([Path(entry) for entry in sys.path if entry])
-    methods = {}
-    state = []
-    for method, each in zip(source.methods, described, strict=True):
-        held = list(constants_of(method.program))
-        contents = digests.digests([tensor.detach() for _, tensor in held])
-        form = store.put_blob(form_bytes(method, each.form, source_lines(method.program, sources)))
-        names = [name for name, _ in held]
-        methods[method.name] = MethodRecord(
-            each.graph, each.names, each.examples, dict(zip(names, contents, strict=True)), form
+    store, model = build.store, build.model.name
+    try:
+        with stage(build.reporter, "known", model) as describe:
+            export = describe_export(build.settings, build.model, build.source, store, build.digests, build.examples)
+            report = find_report(store, export, build.packager)
+            describe("nothing to lower" if report is not None else "not yet")
+    except NoKeyError as error:
+        refuse_frozen(store, model, str(error))
+        build.warn(f"only partitions are looked up in the cache: {error}")
+        return lowered_and_verified(build, lower, verify)[0]
+    if report is not None:
+        return report
+    refuse_frozen(store, model, "no result of what it exports now, with these settings")
+    with store.locked([export.key.digest()], "export"):
+        report = find_report(store, export, build.packager)  # another build may just have made it
+        if report is not None:
+            return report
+        report, recipes = lowered_and_verified(build, lower, verify)
+        report = replace(report, methods=export.methods, key=encode(export.key.components()))
+        emitted = {lowered.recipe.name: lowered.emitted for lowered in recipes}
+        used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
+        reason = keep_report(store, export, report, emitted, used)
+    if reason:
+        build.warn(f"the model is not kept in the cache as a whole: {reason}")
+    return report
+
+
+def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Lowered:
+    """Lower and verify; once more, without the partitions of the cache, if the result does not verify.
+
+    What does not verify stays in the cache otherwise: the tolerances may be at fault.
+    """
+    report, recipes = lower(build)
+    try:
+        verify(build, recipes)
+    except VerificationError as error:
+        taken = [key for key, from_cache in merged_keys(recipe.keys for recipe in recipes).items() if from_cache]
+        if not taken or not build.store.writes:
+            raise
+        build.warn(f"partitions from the cache are lowered again: {error.what}")
+        build.store.forget(taken)
+        build = replace(build, packager=Packager(build.folder / "again", build.model.name, build.store))
+        report, recipes = lower(build)
+        verify(build, recipes)
+    return report, recipes
+
+
+def refuse_frozen(store: Store, model: str, found: str) -> None:
+    """Refuse to lower what the cache does not hold as a whole, if it is frozen; not even a portable program is new.
+
+    Raises:
+        CacheError: if it is.
+    """
+    if store.mode == "frozen":
+        raise CacheError(
+            "the cache is frozen and does not hold what this build needs",
+            where=f"model `{model}`",
+            found=found,
+            hint="build once with `HATCH_LOWER_CACHE=on`; `hatch-lower explain` says what changed since the last build",
         )
-        state.append(digest_of([names, contents]))
-    key = ExportKey(
-        model=model.name,
-        methods=tuple(methods),
-        graphs=tuple(each.graph for each in methods.values()),
-        names=tuple(each.names for each in methods.values()),
-        examples=tuple(each.examples for each in methods.values()),
-        state=tuple(state),
-        sharing=sharing,
-        eager=eager_digest(source, examples),
-        recipes=tuple(recipe_row(recipe) for recipe in recipes),
-        order=tuple(name for name in settings.recipe_order if name in model.recipes),
-        check=settings.check,
-        seed=settings.seed,
-        tools=tuple(tools_of(recipes)),
-        torch=torch.__version__,
-        interpreter=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        code=code_digest(Path(hatch_lower.__file__)),
-        schema=SCHEMA,
-    )
-    return Export(key, methods, programs, sources)
-
-
-def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
-    """Yield the constants that will be packaged, as far as they are plain memory of the CPU."""
-    for method in source.methods:
-        for _, tensor in constants_of(method.program):
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-                yield tensor.detach()
-
-
-def recipe_row(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as it is in a key."""
-    backends = [{"name": choice.name, "options": encode(choice.options)} for choice in recipe.backends]
-    return {
-        "name": recipe.name,
-        "backends": backends,
-        "verify": recipe.verify,
-        "rtol": recipe.rtol,
-        "atol": recipe.atol,
-        "imports": list(recipe.imports),
-    }
-
-
-def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:
-    """Return the sha256 of what eager returns for the example inputs.
-
-    The graphs do not tell all of eager: an operator of the author's own may compute something else than before, and a
-    module something else than its export.
-    """
-    tensors, note = examples if examples is not None else ({}, "not run")
-    numbers = {method.name: number for number, method in enumerate(source.methods)}
-    outputs = []
-    for name, tensor in tensors.items():
-        method, _, leaf = name.partition("/")
-        outputs.append([numbers[method], leaf, tensor_digest(tensor)])
-    called = [source.attributes.get(method.name) for method in source.methods]
-    return digest_of([source.eager is not None, called, note, outputs])
-
-
-def tools_of(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
-    """Yield the version, and a digest of the code, of each backend that a recipe names."""
-    known: dict[Path, str] = {}
-    for name in dict.fromkeys(choice.name for recipe in recipes for choice in recipe.backends):
-        yield f"backend {name}", code_of(name, find_backend(name), known)
-
-
-def backends_of(recipes: Iterable[Recipe], used: Iterable[Used], where: str) -> tuple[BackendRecord, ...]:
-    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them.
-
-    Raises:
-        BackendError: if a backend that has told its fingerprint before does so no more.
-    """
-    fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
-    for each in dict.fromkeys(used):
-        with backend_at_work(each.backend, where):
-            fingerprints.setdefault(each.backend, {}).update(each.fingerprint())
-    return tuple(backend_record(name, fingerprint) for name, fingerprint in sorted(fingerprints.items()))
-
-
-def used_backends(modules: Iterable[LoweredBackendModule]) -> tuple[Used, ...]:
-    """Return which backends lowered partitions, with which options."""
-    found = [
-        Used(each.backend_id, tuple((spec.key, spec.value.hex()) for spec in each.compile_specs)) for each in modules
-    ]
-    return tuple(dict.fromkeys(found))
-
-
-# looking up and keeping
 
 
 def find_report(store: Store, export: Export, packager: Packager) -> ModelReport | None:
@@ -263,11 +144,12 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
 
 def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether all backends would still shape their blobs as they did."""
-    found = [
-        (Used(each["backend"], tuple((key, value) for key, value in each["specs"])), each["versions"]) for each in used
-    ]
     try:
-        return all(backend.versions() == versions for backend, versions in found)
+        return all(
+            UsedBackend(stored["backend"], tuple((key, value) for key, value in stored["specs"])).versions()
+            == stored["versions"]
+            for stored in used
+        )
     except Exception:  # lowering will say what is wrong with the backend
         return False
 
@@ -277,7 +159,7 @@ def keep_report(
     export: Export,
     report: ModelReport,
     emitted: Mapping[str, EmittedProgram],
-    used: Iterable[Used],
+    used: Iterable[UsedBackend],
 ) -> str:
     """Store what lowering an export came to, if a later build could make its debug maps from another export.
 

@@ -20,8 +20,8 @@ from support.lowered import install
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
 from hatch_lower.format.manifest import Manifest, write_manifest
+from hatch_lower.pipeline import eager as verify
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
-from hatch_lower.pipeline.lower_model import eager as verify
 from hatch_lower.runtime.check import HALF_FACTORS, check_model
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.files import open_folder

@@ -36,9 +36,8 @@ from hatch_lower.exir.backend.canonical_partitioners import CapabilityBasedParti
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.lower import Turn, lower_exported
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
-from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.lower_model import convert
 
 pytestmark = pytest.mark.torch
 
@@ -373,15 +372,14 @@ def test_12_what_one_partitioner_keeps_whole_no_other_undoes() -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 4), torch.nn.Hardswish())
     made, x = module(lambda self, x: self.layers(x), layers=layers), torch.randn(2, 4)
     exported = torch.export.export(made, (x,), strict=False)
-    method = CapturedMethod("forward", exported, (x,), {}, ("x",))
     partitioners = [Keeping(aten.linear.default), Keeping(aten.hardswish.default, lambda node: True)]
     for each in (partitioners, partitioners[::-1]):
-        program = convert(method, dict(zip(("first", "second"), each, strict=True)), "model `m`")
+        result = lower_exported({"forward": exported}, [Turn({"forward": partitioner}) for partitioner in each])
+        program = result.edge["forward"]
         kept = [node.target._op for node in program.graph.nodes if hasattr(node.target, "_op")]
         assert kept.count(aten.linear.default) == 2
         assert kept.count(aten.hardswish.default) == 1
-        for partitioner in each:
-            program = to_backend(program, partitioner)
+        program = result.methods["forward"].program
         assert len(delegates(program)) == 3
         manager = to_edge_transform_and_lower(exported, partitioner=each)
         assert len(delegates(manager.exported_program())) == 3

@@ -178,7 +178,7 @@ EXPORT_CASES: dict[str, Case] = {
     "interpreter": patched(platform, "python_version", lambda: "3.99.0", lambda: quiet(Clamped())),
     "system": patched(torch.backends.cpu, "get_cpu_capability", lambda: "NONE", lambda: quiet(Clamped())),
     "code": other_code,
-    "schema": patched(sys.modules["hatch_lower.pipeline.reuse"], "SCHEMA", (0,), lambda: quiet(Clamped())),
+    "schema": patched(sys.modules["hatch_lower.pipeline.export_key"], "SCHEMA", (0,), lambda: quiet(Clamped())),
 }
 
 

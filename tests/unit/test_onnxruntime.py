@@ -32,7 +32,7 @@ from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_
 from hatch_lower.format.delegates import data_name
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.lower_model import line_on_ranges
+from hatch_lower.pipeline.lower import line_on_ranges
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 

@@ -79,6 +79,35 @@ class Lowered:
     reasons: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, bool] = field(default_factory=dict)
 
+    def then(self, later: Lowered, name: str = "") -> Lowered:
+        """Return what this and a later partitioner came to together.
+
+        Args:
+            later: what the later one made of this program.
+            name: put before its reasons.
+        """
+        reasons = dict(self.reasons)
+        for node, reason in later.reasons.items():
+            told = f"{name}: {reason}" if name else reason
+            reasons[node] = f"{reasons[node]}; {told}" if node in reasons else told
+        return Lowered(
+            later.program,
+            partitions=self.partitions + later.partitions,
+            reused=self.reused + later.reused,
+            delegated=self.delegated + later.delegated,
+            reasons=reasons,
+            keys=merged_keys((self.keys, later.keys)),
+        )
+
+
+def merged_keys(keys: Iterable[Mapping[str, bool]]) -> dict[str, bool]:
+    """Return the keys of results; a result counts as taken from the cache if nobody made it."""
+    merged: dict[str, bool] = {}
+    for several in keys:
+        for key, from_cache in several.items():
+            merged[key] = from_cache and merged.get(key, True)
+    return merged
+
 
 def lower_methods(
     programs: Mapping[str, ExportedProgram],

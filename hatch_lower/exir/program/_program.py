@@ -21,7 +21,7 @@ from hatch_lower.exir.dialects.edge.verify import verify_edge
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
-from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
+from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
 from hatch_lower.exir.pass_base import Pass, transform_program
 
 __all__ = ["EdgeCompileConfig", "EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]
@@ -172,11 +172,13 @@ class EdgeProgramManager:
         """
         if isinstance(partitioner, Partitioner):
             partitioner = dict.fromkeys(self._edge_programs, partitioner)
-        lowered = lower_methods(self._edge_programs, partitioner)
+        lowered = {
+            name: Lowered(self._edge_programs[name], reasons=self._reasons.get(name, {})).then(result)
+            for name, result in lower_methods(self._edge_programs, partitioner).items()
+        }
         config = replace(self.compile_config, _check_ir_validity=False)
-        programs = {name: each.program for name, each in lowered.items()}
-        reasons = {name: merge_reasons(self._reasons.get(name, {}), each) for name, each in lowered.items()}
-        return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons)
+        reasons = {name: result.reasons for name, result in lowered.items()}
+        return EdgeProgramManager(programs_of(lowered), self._config_methods, config, self._kept, reasons)
 
     def to_program(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
         """Return the methods as they are packaged; `hatch_lower.pipeline.emit.emit` writes them."""
@@ -244,22 +246,19 @@ def to_edge_transform_and_lower(
     config = EdgeCompileConfig() if compile_config is None else compile_config
     exported = by_method(programs)
     chosen = per_method(partitioner, exported, "partitioners")
-    edge: dict[str, ExportedProgram] = {}
-    wishes: dict[str, Wishes] = {}
-    for name, program in exported.items():
-        wishes[name] = Wishes.of(program, chosen.get(name, ()))
-        keep = [*config.preserve_ops, *wishes[name].whole]
-        edge[name] = convert_program(wishes[name].program, keep=keep, keep_nodes=wishes[name].some)
-    kept = {op for each in wishes.values() for op in each.wanted_by}
-    manager = EdgeProgramManager(edge, constant_methods, replace(config, _check_ir_validity=False), kept)
-    if transform_passes is not None:
-        manager = manager.transform(transform_passes)
-    for number in range(max(map(len, chosen.values()), default=0)):
-        turn = {name: each[number] for name, each in chosen.items() if number < len(each)}
-        manager = manager.to_backend(turn)
-    for name, program in manager._edge_programs.items():
-        refuse_undelegated(name, program, wishes[name], config.preserve_ops, manager._reasons.get(name, {}))
-    return EdgeProgramManager(manager._edge_programs, constant_methods, config, kept, manager._reasons)
+    turns = [
+        Turn({name: several[number] for name, several in chosen.items() if number < len(several)})
+        for number in range(max(map(len, chosen.values()), default=0))
+    ]
+    lowered = lower_exported(
+        exported,
+        turns,
+        preserve=config.preserve_ops,
+        passes=per_method(transform_passes, exported, "passes"),
+        needs_delegates=True,
+    )
+    reasons = {name: result.reasons for name, result in lowered.methods.items()}
+    return EdgeProgramManager(programs_of(lowered.methods), constant_methods, config, lowered.kept, reasons)
 
 
 def by_method(programs: Programs) -> dict[str, ExportedProgram]:
@@ -309,14 +308,6 @@ def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
             found = attribute_of(module, node.target)
             if isinstance(found, LoweredBackendModule):
                 yield found
-
-
-def merge_reasons(known: Mapping[str, str], lowered: Lowered) -> dict[str, str]:
-    """Return all reasons why nodes were not taken, by earlier partitioners and by one more."""
-    reasons = dict(known)
-    for node, reason in lowered.reasons.items():
-        reasons[node] = f"{reasons[node]}; {reason}" if node in reasons else reason
-    return reasons
 
 
 def refuse_etrecord(wanted: bool) -> None:

@@ -1,0 +1,122 @@
+"""From exported methods to lowered ones: to the edge dialect, through passes, then past one backend after the other.
+
+A build and `to_edge_transform_and_lower` both lower by this; they differ in what they do around its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+
+from hatch_lower.cache.store import Store
+from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
+from hatch_lower.exir.pass_base import Pass, transform_program
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One partitioner's turn at each method, or one partitioner for each of some methods.
+
+    Args:
+        partitioners: method name to the partitioner that may take its operations now.
+        name: put before the reasons why it takes no more; empty where nobody needs to tell them apart.
+    """
+
+    partitioners: Mapping[str, Partitioner]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredMethods:
+    """The methods of a model after the last turn.
+
+    Args:
+        edge: method name to the program that the first turn was given.
+        methods: method name to what the turns made of it, all together.
+        kept: the operators that partitioners found whole.
+    """
+
+    edge: Mapping[str, ExportedProgram]
+    methods: Mapping[str, Lowered]
+    kept: frozenset[OpOverload]
+
+
+class Steps:
+    """What a caller does around the steps, such as to report them; here nothing."""
+
+    def edge(self, method: str) -> AbstractContextManager[object]:
+        """Enter while a method becomes an edge program."""
+        return nullcontext()
+
+    def ask(self, method: str) -> AbstractContextManager[object]:
+        """Enter, within `edge`, while partitioners are asked what they want whole."""
+        return nullcontext()
+
+    def turn(self, turn: Turn) -> AbstractContextManager[Callable[[Mapping[str, Lowered]], object]]:
+        """Enter during a turn; it gives a function that is told what this turn alone came to."""
+        return nullcontext(lambda lowered: None)
+
+
+def lower_exported(
+    exported: Mapping[str, ExportedProgram],
+    turns: Sequence[Turn],
+    *,
+    preserve: Sequence[OpOverload] = (),
+    passes: Mapping[str, Sequence[Pass]] = {},
+    needs_delegates: bool = False,
+    store: Store | None = None,
+    steps: Steps | None = None,
+) -> LoweredMethods:
+    """Lower all methods of a model.
+
+    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
+
+    Args:
+        exported: method name to program, as `torch.export.export` returns them.
+        turns: in their order.
+        preserve: operators that stay whole in any case.
+        passes: of a method, run over its edge program before the first turn.
+        needs_delegates: whether an operation that was kept whole for a partitioner is refused if none took it. A build
+            leaves it: torch runs it whole. ExecuTorch's runtime could not.
+        store: the cache.
+        steps: what to do around the steps.
+
+    Raises:
+        NotDelegatedError: for such an operation.
+        EdgeError: if a program cannot be converted.
+        PartitionError, BackendError: as `lower_methods`.
+    """
+    steps = steps or Steps()
+    wishes: dict[str, Wishes] = {}
+    edge: dict[str, ExportedProgram] = {}
+    for method, program in exported.items():
+        with steps.edge(method):
+            with steps.ask(method):
+                asked = [turn.partitioners[method] for turn in turns if method in turn.partitioners]
+                wishes[method] = Wishes.of(program, asked)
+            keep = [*preserve, *wishes[method].whole]
+            edge[method] = to_edge(wishes[method].program, keep=keep, keep_nodes=wishes[method].some)
+            if passes.get(method):
+                edge[method] = transform_program(edge[method], passes[method])
+    methods = {method: Lowered(program) for method, program in edge.items()}
+    for turn in turns:
+        with steps.turn(turn) as tell:
+            lowered = lower_methods(programs_of(methods), turn.partitioners, store=store)
+            tell(lowered)
+        methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
+    if needs_delegates:
+        for method, result in methods.items():
+            refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
+    return LoweredMethods(edge, methods, frozenset(op for each in wishes.values() for op in each.wanted_by))
+
+
+def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:
+    """Return method name to program."""
+    return {method: lowered.program for method, lowered in methods.items()}

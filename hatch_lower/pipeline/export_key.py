@@ -1,0 +1,234 @@
+"""What an exported model is, before it is lowered: the key of its result; runs in the child process."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+import hatch_lower
+from hatch_lower.cache.key import ExportKey, NoKeyError
+from hatch_lower.cache.reports import REPORT_SCHEMA
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.events import Event, Reporter
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.identity import backend_record, code_digest, code_of
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.graph.tensors import tensor_digest
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.process_state import process_restored
+from hatch_lower.format.codec import encode
+from hatch_lower.format.debug_map import DEBUG_SCHEMA
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.package import MANIFEST_SCHEMA
+from hatch_lower.format.plan import PLAN_SCHEMA
+from hatch_lower.format.record import FORMS, BackendRecord, MethodRecord, ModelReport
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.emit.anchors import source_lines
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.emit.sources import SourceRoots
+from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
+from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
+from hatch_lower.pipeline.sandbox import backend_at_work
+
+SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is known of an exported model before it is lowered.
+
+    Args:
+        key: what the result depends on.
+        methods: what each method is.
+        programs: method name to program, before decomposition.
+        sources: names source files.
+    """
+
+    key: ExportKey
+    methods: Mapping[str, MethodRecord]
+    programs: Mapping[str, ExportedProgram]
+    sources: SourceRoots
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBackend:
+    """A backend that lowered a partition.
+
+    Args:
+        backend: its id.
+        specs: the options, values in hexadecimal.
+    """
+
+    backend: str
+    specs: tuple[tuple[str, str], ...]
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what the backend says of itself and its tools.
+
+        Raises:
+            Exception: whatever a backend raises that cannot work here.
+        """
+        specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
+        with process_restored():
+            return find_backend(self.backend).fingerprint(specs)
+
+    def versions(self) -> list[Any]:
+        """Return what its result depends on beside the partition: its fingerprint, and its code.
+
+        Raises:
+            Exception: whatever a backend raises that cannot work here.
+        """
+        code = code_of(self.backend, find_backend(self.backend), {})
+        return [sorted([name, text] for name, text in self.fingerprint().items()), code]
+
+
+def describe_export(
+    settings: Settings,
+    model: ModelSettings,
+    source: CapturedModel,
+    store: Store,
+    digests: SpanDigests,
+    examples: tuple[Mapping[str, torch.Tensor], str] | None,
+) -> Export:
+    """Return what is known of an exported model.
+
+    Args:
+        settings: of the build.
+        model: the model's own.
+        source: the captured model.
+        store: keeps the methods' forms.
+        digests: of the constants; those that are being hashed already are waited for.
+        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
+
+    Raises:
+        NoKeyError: if something about the model has no digest.
+    """
+    recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
+    described = [describe_method(method) for method in source.methods]
+    programs = {method.name: method.program for method in source.methods}
+    sharing = sharing_of(programs.values())
+    sources = SourceRoots([Path(entry) for entry in sys.path if entry])
+    methods = {}
+    state = []
+    for method, each in zip(source.methods, described, strict=True):
+        held = list(constants_of(method.program))
+        contents = digests.digests([tensor.detach() for _, tensor in held])
+        form = store.put_blob(form_bytes(method, each.form, source_lines(method.program, sources)))
+        names = [name for name, _ in held]
+        methods[method.name] = MethodRecord(
+            each.graph, each.names, each.examples, dict(zip(names, contents, strict=True)), form
+        )
+        state.append(digest_of([names, contents]))
+    key = ExportKey(
+        model=model.name,
+        methods=tuple(methods),
+        graphs=tuple(each.graph for each in methods.values()),
+        names=tuple(each.names for each in methods.values()),
+        examples=tuple(each.examples for each in methods.values()),
+        state=tuple(state),
+        sharing=sharing,
+        eager=eager_digest(source, examples),
+        recipes=tuple(recipe_row(recipe) for recipe in recipes),
+        order=tuple(name for name in settings.recipe_order if name in model.recipes),
+        check=settings.check,
+        seed=settings.seed,
+        tools=tuple(code_versions(recipes)),
+        torch=torch.__version__,
+        interpreter=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        code=code_digest(Path(hatch_lower.__file__)),
+        schema=SCHEMA,
+    )
+    return Export(key, methods, programs, sources)
+
+
+def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
+    """Yield the constants that will be packaged, as far as they are plain memory of the CPU."""
+    for method in source.methods:
+        for _, tensor in constants_of(method.program):
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
+                yield tensor.detach()
+
+
+def recipe_row(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as it is in a key."""
+    backends = [{"name": choice.name, "options": encode(choice.options)} for choice in recipe.backends]
+    return {
+        "name": recipe.name,
+        "backends": backends,
+        "verify": recipe.verify,
+        "rtol": recipe.rtol,
+        "atol": recipe.atol,
+        "imports": list(recipe.imports),
+    }
+
+
+def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:
+    """Return the sha256 of what eager returns for the example inputs.
+
+    The graphs do not tell all of eager: an operator of the author's own may compute something else than before, and a
+    module something else than its export.
+    """
+    tensors, note = examples if examples is not None else ({}, "not run")
+    numbers = {method.name: number for number, method in enumerate(source.methods)}
+    outputs = []
+    for name, tensor in tensors.items():
+        method, _, leaf = name.partition("/")
+        outputs.append([numbers[method], leaf, tensor_digest(tensor)])
+    called = [source.attributes.get(method.name) for method in source.methods]
+    return digest_of([source.eager is not None, called, note, outputs])
+
+
+def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
+    """Yield the version, and a digest of the code, of each backend that a recipe names."""
+    known: dict[Path, str] = {}
+    for name in dict.fromkeys(choice.name for recipe in recipes for choice in recipe.backends):
+        yield f"backend {name}", code_of(name, find_backend(name), known)
+
+
+def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:
+    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them.
+
+    Raises:
+        BackendError: if a backend that has told its fingerprint before does so no more.
+    """
+    fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
+    for backend in dict.fromkeys(used):
+        with backend_at_work(backend.backend, where):
+            fingerprints.setdefault(backend.backend, {}).update(backend.fingerprint())
+    return tuple(backend_record(name, fingerprint) for name, fingerprint in sorted(fingerprints.items()))
+
+
+def used_backends(modules: Iterable[LoweredBackendModule]) -> tuple[UsedBackend, ...]:
+    """Return which backends lowered partitions, with which options."""
+    used = (
+        UsedBackend(module.backend_id, tuple((spec.key, spec.value.hex()) for spec in module.compile_specs))
+        for module in modules
+    )
+    return tuple(dict.fromkeys(used))
+
+
+def capture_report(
+    settings: Settings, model: ModelSettings, source: CapturedModel, folder: Path, reporter: Reporter
+) -> ModelReport:
+    """Return a report that says what was exported, for the audit; no methods if something about them has no digest."""
+
+    def note(line: str) -> None:
+        reporter.report(Event("audit", "note", model.name, detail=line))
+
+    report = ModelReport(model.name, ModelEntry((), None, None, {}), files=(), torch=torch.__version__)
+    try:
+        export = describe_export(settings, model, source, Store(folder / FORMS, "on", note), SpanDigests(), None)
+    except NoKeyError as error:
+        note(f"it cannot be compared: {error}")
+        return report
+    return replace(report, methods=export.methods, key=encode(export.key.components()))

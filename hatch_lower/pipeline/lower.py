@@ -1,0 +1,103 @@
+"""The stages `edge` and `lower`: a model's methods for one recipe, backend by backend, timed and reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch.export import default_decompositions
+
+from hatch_lower.config.settings import Recipe
+from hatch_lower.events import Event, stage
+from hatch_lower.exir.backend.backend_api import Lowered
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
+from hatch_lower.exir.lowering.lower import LoweredMethods, Steps, Turn, lower_exported
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.model_build import ModelBuild
+from hatch_lower.pipeline.sandbox import backend_at_work
+
+
+def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods, Mapping[str, float]]:
+    """Return the model's methods, lowered for a recipe, and how many seconds each took."""
+    methods = {method.name: method.program for method in build.source.methods}
+    turns = [
+        Turn(dict.fromkeys(methods, partitioner), backend)
+        for backend, partitioner in build.partitioners[recipe.name].items()
+    ]
+    # without a backend everything stays whole: torch runs it whole, faster and with eager's own numbers
+    everything: Any = () if turns else default_decompositions()
+    steps = ReportedSteps(build, recipe)
+    lowered = lower_exported(methods, turns, preserve=list(everything), store=build.store, steps=steps)
+    for method in build.source.methods:
+        if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
+            build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))
+    return lowered, steps.seconds
+
+
+class ReportedSteps(Steps):
+    """Reports the steps, measures them, and names the backend whose code fails.
+
+    Args:
+        build: of the model.
+        recipe: that it is lowered for.
+    """
+
+    def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
+        self._build = build
+        self._recipe = recipe
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def edge(self, method: str) -> Iterator[None]:
+        """Report and measure a conversion."""
+        begin = time.perf_counter()
+        with stage(self._build.reporter, "edge", self._build.source.name, self._recipe.name, method):
+            yield
+        self.seconds[method] = time.perf_counter() - begin
+
+    def ask(self, method: str) -> AbstractContextManager[object]:
+        """Run code of all backends of the recipe."""
+        backends = "` or `".join(self._build.partitioners[self._recipe.name])
+        return backend_at_work(backends, f"{self._build.place(self._recipe)}, method `{method}`")
+
+    @contextmanager
+    def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
+        """Run one backend's code; report what it came to, and share its time out to the methods."""
+        begin = time.perf_counter()
+        lowered: dict[str, Lowered] = {}
+        with stage(self._build.reporter, "lower", self._build.source.name, self._recipe.name) as describe:
+            with backend_at_work(turn.name, self._build.place(self._recipe)):
+                yield lowered.update
+            describe(f"{turn.name}: {count_text(lowered)}")
+        taken = time.perf_counter() - begin
+        for method, share in shares_of(lowered).items():
+            self.seconds[method] += share * taken
+
+
+def count_text(lowered: Mapping[str, Lowered]) -> str:
+    """Return `3 partitions, 2 reused`."""
+    partitions = sum(method.partitions for method in lowered.values())
+    reused = sum(method.reused for method in lowered.values())
+    return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"
+
+
+def shares_of(lowered: Mapping[str, Lowered]) -> dict[str, float]:
+    """Return each method's share of the time that lowering all of them took: by the partitions that were built."""
+    built = {name: method.partitions - method.reused for name, method in lowered.items()}
+    total = sum(built.values())
+    return {name: count / total if total else 1 / len(built) for name, count in built.items()}
+
+
+def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:
+    """Return what to write where operations stay outside of delegates because a dynamic size may be 0."""
+    count = sum(MAY_BE_ZERO in reason for reason in reasons)
+    ranges = {str(symbol): limits for symbol, limits in method.program.range_constraints.items()}
+    wide = {name: ranges[symbol].upper for symbol, name in method.dimensions.items() if ranges[symbol].lower == 0}
+    if not count or not wide:
+        return ""
+    ends = {name: f", max={upper}" if upper.is_finite else "" for name, upper in sorted(wide.items())}
+    lines = ", ".join(f'`Dim("{name}", min=1{end})`' for name, end in ends.items())
+    operations = "1 operation stays" if count == 1 else f"{count} operations stay"
+    return f"{operations} outside of delegates because {MAY_BE_ZERO}; if it never is, write {lines}"

@@ -1,0 +1,86 @@
+"""What the stages of one model's lowering hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hatch_lower.cache.store import Store
+from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.events import Event, Reporter
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.format.manifest import MethodEntry
+from hatch_lower.format.results import MethodRow
+from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.emit.constants import SpanDigests
+from hatch_lower.pipeline.emit.emit import EmittedProgram
+from hatch_lower.pipeline.export_key import UsedBackend
+from hatch_lower.pipeline.fresh_process import FreshProcess
+from hatch_lower.pipeline.package import Packager, ProgramFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """What lowering one model works with.
+
+    Args:
+        settings: of the build.
+        model: the model's own.
+        source: the captured model.
+        recipes: those that it is lowered for.
+        partitioners: recipe to backend to its partitioner, in the order of their turns.
+        store: the cache.
+        folder: of the model in this build.
+        packager: writes its files.
+        digests: of its constants.
+        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
+        reporter: is told of the stages.
+        fresh: a process that has not run the model's code.
+    """
+
+    settings: Settings
+    model: ModelSettings
+    source: CapturedModel
+    recipes: tuple[Recipe, ...]
+    partitioners: Mapping[str, Mapping[str, Partitioner]]
+    store: Store
+    folder: Path
+    packager: Packager
+    digests: SpanDigests
+    examples: tuple[Mapping[str, torch.Tensor], str] | None
+    reporter: Reporter
+    fresh: FreshProcess | None
+
+    def warn(self, line: str) -> None:
+        """Report a line about the cache or the check data."""
+        self.reporter.report(Event("cache", "note", self.model.name, detail=line))
+
+    def place(self, recipe: Recipe) -> str:
+        """Return where a backend works, for errors."""
+        return f"model `{self.source.name}`, recipe `{recipe.name}`"
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredRecipe:
+    """A model lowered for one recipe, and written.
+
+    Args:
+        recipe: the recipe.
+        emitted: its plan, debug map and constants.
+        files: what was written of them.
+        methods: the manifest's entries of the methods.
+        rows: for the summary table.
+        used: the backends that lowered partitions.
+        keys: of the partitions' results in the cache; whether they were taken from there.
+    """
+
+    recipe: Recipe
+    emitted: EmittedProgram
+    files: ProgramFiles
+    methods: Mapping[str, MethodEntry]
+    rows: tuple[MethodRow, ...]
+    used: tuple[UsedBackend, ...]
+    keys: Mapping[str, bool]

@@ -1,0 +1,91 @@
+"""A recipe before and after it is lowered: its backends' partitioners, and what it requires."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
+
+from hatch_lower.config.requirements import requirements_to_add
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.format.agreement import backends_in, target_in
+from hatch_lower.format.manifest import RecipeEntry
+from hatch_lower.pipeline.exceptions import trim
+from hatch_lower.pipeline.model_build import LoweredRecipe
+from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.runtime.installed import normal_name
+
+PLAN_READER = "hatch-lower>=0.1"
+"""The first version that reads the plans that this one writes."""
+
+
+def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
+    """Return the partitioner of a recipe's backend, made with its options.
+
+    Raises:
+        BackendError: if the backend is unknown, refuses the options, or has no partitioner.
+    """
+    where = f"recipe `{recipe.name}`, backend `{choice.name}`"
+    try:
+        with backend_at_work(choice.name, where):
+            partitioner: object = find_backend(choice.name).partitioner(choice.options)
+    except BackendError as error:
+        raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
+    if not isinstance(partitioner, Partitioner):
+        raise BackendError(
+            f"the backend `{choice.name}` returned something else than a `Partitioner`",
+            where=where,
+            found=trim(repr(partitioner)),
+            hint="let its classmethod `partitioner(options)` return one",
+        )
+    return partitioner
+
+
+def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
+    """Refuse now what the end of the build would refuse, as far as the recipes tell what their programs will require.
+
+    Raises:
+        ConfigError: if the project's dependencies do not imply it.
+    """
+    if settings.dependencies is None:
+        return
+    required = {PLAN_READER: None}
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+                required.update(dict.fromkeys(find_backend(choice.name).requirements(choice.options)))
+    requirements_to_add(settings.runtime_requirements, sorted(required), settings.dependencies)
+
+
+def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
+    """Return the manifest's entry of a recipe."""
+    plan = lowered.emitted.plan
+    return RecipeEntry(
+        plan=lowered.files.plan,
+        debug=lowered.files.debug,
+        delegates=lowered.files.delegates,
+        backends=backends_in(plan),
+        requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project)})),
+        target=target_in(plan),
+        methods=lowered.methods,
+        imports=lowered.recipe.imports,
+    )
+
+
+def owners_of(recipe: Recipe, project: str) -> set[str]:
+    """Return the distributions, beside the project's own, that bring the modules that a recipe imports."""
+    if not recipe.imports:
+        return set()
+    owners = importlib.metadata.packages_distributions()
+    names = {normal_name(owner) for module in recipe.imports for owner in owners.get(module.partition(".")[0], ())}
+    return names - {normal_name(project)}
+
+
+def wheel_requirements(settings: Settings, lowered: LoweredRecipe) -> tuple[str, ...] | None:
+    """Return what the wheel requires where a recipe is to run; `None` if the build does not look after it."""
+    if settings.dependencies is None or settings.runtime_requirements == "off":
+        return None
+    return (*settings.dependencies, *recipe_entry(lowered, settings.name).requirements)
