@@ -31,17 +31,18 @@ from hatch_lower.build.inputs.sharing import received
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.manifest_key import ManifestKey
+from hatch_lower.cache.reports import read_report, read_result, report_blobs, report_value
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
-from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
+from hatch_lower.format.results import ModelResult
 from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
-SCHEMA = 3
+SCHEMA = 4
 MOST_ENTRIES = 16
 """Results that are kept of one model: between as many states of the project can be switched without an export."""
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
@@ -81,9 +82,7 @@ class LookupResult(Frozen):
         """The whole report of the result that still holds; putting it together takes longer than to look it up."""
         if self.result is None:
             return None
-        from hatch_lower.cache.reports import restore_report
-
-        return restore_report(self.store, self.stored["report"])
+        return read_report(self.store, self.stored)
 
 
 class ResultLookup:
@@ -123,7 +122,7 @@ class ResultLookup:
         for inputs, report_key in entries:
             if self._checker.first_change(inputs) is None:
                 stored = self._store.find(report_key)
-                result = None if stored is None else restored(self._store, stored)
+                result = None if stored is None else read_result(self._store, stored)
                 if result is not None:
                     return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
         return None
@@ -178,7 +177,7 @@ class ResultLookup:
             later_hooks=view.later_hooks,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
             machine=tuple(sorted(machine.items())),
-            backends=backends_of(self._checker.distributions.values()),
+            backends=backend_distributions(self._checker.distributions.values()),
             code=own_digest(self._stats),
             schema=SCHEMA,
         )
@@ -205,15 +204,11 @@ def remember(
     """
     if not store.writes or inputs.unknown:
         return
-    from hatch_lower.cache.reports import report_blobs, report_value
-    from hatch_lower.format.manifest import model_json
-
     value = report_value(store, report)
     if value is None:
         return
-    stored = {"report": value, "entry": model_json(report.manifest)}
-    report_key = digest_of(["report", SCHEMA, stored])
-    store.put(report_key, {"kind": "report", "subject": report.model}, stored, report_blobs(value))
+    report_key = digest_of(["report", SCHEMA, value])
+    store.put(report_key, {"kind": "report", "subject": report.model}, value, report_blobs(value))
     add_entry(store, digest_of(key), described(key), inputs, report_key)
     if shared is not None and store.remote is not None:
         add_entry(store, shared_key(key), described(key), shared, report_key, elsewhere=True)
@@ -259,43 +254,6 @@ def described(key: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "manifest", "subject": key["model"], **key}
 
 
-def restored(store: Store, stored: Mapping[str, Any]) -> ModelResult | None:
-    """Return a stored result with its files in the store.
-
-    Returns:
-        `None` if it is of another version of this package, or a file would come to lie in the wheel where the model's
-        files do not: another machine may have written it.
-    """
-    try:
-        report = stored["report"]
-        files = tuple(
-            PayloadFile(each["path"], store.blob_path(each["sha256"]), each["size"], each["sha256"])
-            for each in report["files"]
-        )
-        if not all(lies_within(file.path, report["model"]) for file in files):
-            return None
-        sources = {file.path: file.source for file in files}
-        rows = ({**row, "level": 1, "seconds": 0.0, "reused": row["partitions"], "note": ""} for row in report["rows"])
-        return ModelResult(
-            model=report["model"],
-            entry=stored["entry"],
-            files=files,
-            rows=tuple(MethodRow(**row) for row in rows),
-            native=tuple(sorted(sources[path] for path in report["native"])),
-            tools=report["tools"],
-            torch=report["torch"],
-            origin={"architecture": report["architecture"], "backends": report["backends"]},
-        )
-    except (KeyError, TypeError, AttributeError):
-        return None
-
-
-def lies_within(path: str, folder: str) -> bool:
-    """Return whether a path of the wheel's leads into a folder, and nowhere else on any system."""
-    first, *rest = path.split("/")
-    return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0"} & set(path)
-
-
 def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
     """Return what was read and the key of the report, for each stored entry; nothing where there is no such value."""
     try:
@@ -304,7 +262,7 @@ def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
         return []
 
 
-def backends_of(distributions: Iterable[Distribution]) -> tuple[tuple[str, str, str], ...]:
+def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[str, str, str], ...]:
     """Return name, version and digest of the entry points of the distributions that bring backends or delegates."""
     found = []
     for distribution in distributions:

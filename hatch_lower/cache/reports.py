@@ -1,27 +1,22 @@
 """Reports of lowered models in the store: what a build of the same inputs needs instead of lowering.
 
-The parent process uses it too, so it imports no torch.
+The parent process reads them in every build, so nothing is imported that only `read_report` needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.cache.store import Store
-from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import LowerError
-from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.reading import read_path
-from hatch_lower.format.record import ModelReport
-from hatch_lower.format.results import PayloadFile
+from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 
-REPORT_SCHEMA = 2
+if TYPE_CHECKING:
+    from hatch_lower.format.record import ModelReport
 
-SMALL = 1 << 24
-"""Bytes up to which a file is checked against its digest when a report is restored; larger ones are checked by size,
-and by digest when they are put into the wheel."""
+REPORT_SCHEMA = 3
 
 
 def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
@@ -34,6 +29,9 @@ def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
     Returns:
         `None` if the store does not hold all files, because it is not written.
     """
+    from hatch_lower.format.codec import encode
+    from hatch_lower.format.manifest import model_json
+
     files = []
     for file in report.files:
         path = store.blob_path(file.sha256)
@@ -45,7 +43,8 @@ def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
     paths = {file.source: file.path for file in report.files}
     native = sorted(paths[source] for source in report.native)
     value: dict[str, Any] = encode(replace(report, files=(), native=()))
-    return {**value, "files": files, "native": native, "schema": REPORT_SCHEMA}
+    manifest = model_json(report.manifest)
+    return {**value, "manifest": manifest, "files": files, "native": native, "schema": REPORT_SCHEMA}
 
 
 def report_blobs(value: Mapping[str, Any]) -> list[str]:
@@ -54,46 +53,79 @@ def report_blobs(value: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*(file["sha256"] for file in value["files"]), *forms]))
 
 
-def restore_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
-    """Return the report that `report_value` described, its files in the store.
+def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
+    """Return as much of a stored report as a package needs, its files in the store.
 
     Args:
-        store: where its files are.
+        store: where its files are; it has looked at what they hold.
         value: what `report_value` returned.
         level: of the look-up that found it, for the rows.
 
     Returns:
-        `None` if it is of another version, a file is missing or damaged, or one would come to lie in the wheel where
-        the model's files do not: another machine may have written it.
+        `None` if it is of another version, a file is not there, or one would come to lie in the wheel where the
+        model's files do not: another machine may have written it.
     """
     try:
         if value["schema"] != REPORT_SCHEMA:
             return None
-        rest = {name: each for name, each in value.items() if name not in ("schema", "files", "native")}
-        report: ModelReport = decode(ModelReport, {**rest, "files": [], "native": []})
-        files = tuple(
-            PayloadFile(
-                read_path(file["path"], "a report"), store.blob_path(file["sha256"]), file["size"], file["sha256"]
-            )
+        model: str = value["model"]
+        files = {
+            file["path"]: PayloadFile(file["path"], store.blob_path(file["sha256"]), file["size"], file["sha256"])
             for file in value["files"]
-        )
-        if not all(file.path.startswith(f"{report.model}/") for file in files):
+        }
+        if not all(
+            lies_within(path, model) and file.source.stat().st_size == file.size for path, file in files.items()
+        ):
             return None
-        sources = {file.path: file.source for file in files}
-        native = tuple(sorted(sources[path] for path in value["native"]))
+        return ModelResult(
+            model=model,
+            entry=value["manifest"],
+            files=tuple(files.values()),
+            rows=tuple(
+                MethodRow(**{**row, "level": level, "seconds": 0.0, "reused": row["partitions"], "note": ""})
+                for row in value["rows"]
+            ),
+            native=tuple(sorted(files[path].source for path in value["native"])),
+            tools=value["tools"],
+            torch=value["torch"],
+            origin={"architecture": value["architecture"], "backends": value["backends"]},
+        )
+    except (KeyError, TypeError, AttributeError, OSError, LowerError):
+        return None
+
+
+def lies_within(path: str, folder: str) -> bool:
+    """Return whether a path of the wheel's leads into a folder, and nowhere else on any system."""
+    first, *rest = path.split("/")
+    return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0", ":"} & set(path)
+
+
+def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
+    """Return all of a stored report; that takes longer than `read_result`, whose arguments these are.
+
+    Returns:
+        `None` where `read_result` does, and if its manifest could not be packaged.
+    """
+    from hatch_lower.format.codec import decode
+    from hatch_lower.format.manifest import read_model
+    from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport
+
+    result = read_result(store, value, level)
+    if result is None:
+        return None
+    try:
+        return ModelReport(
+            model=result.model,
+            manifest=read_model(value["manifest"], "a report"),
+            files=result.files,
+            rows=result.rows,
+            native=result.native,
+            tools=result.tools,
+            torch=result.torch,
+            methods=decode(Mapping[str, MethodRecord], value["methods"]),
+            key=value["key"],
+            architecture=decode(Architecture, value["architecture"]),
+            backends=decode(tuple[BackendRecord, ...], value["backends"]),
+        )
     except (KeyError, TypeError, ValueError, AttributeError, LowerError):
         return None
-    if not all(is_there(file) for file in files):
-        return None
-    rows = tuple(replace(row, level=level, reused=row.partitions, seconds=0.0) for row in report.rows)
-    return replace(report, files=files, native=native, rows=rows)
-
-
-def is_there(file: PayloadFile) -> bool:
-    """Return whether a file is what it was, as far as this costs little."""
-    try:
-        if file.source.stat().st_size != file.size:
-            return False
-        return file.size > SMALL or sha256_file(file.source) == file.sha256
-    except OSError:
-        return False

@@ -122,7 +122,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         read_text(fields["torch"], where),
         {name: read_text(each, f"{where}: tools") for name, each in read_object(fields["tools"], where).items()},
         {
-            read_text(name, where): _read_model(each, f"{where}: models[{name!r:.80}]")
+            read_text(name, where): read_model(each, f"{where}: models[{name!r:.80}]")
             for name, each in read_object(fields["models"], where).items()
         },
     )
@@ -140,7 +140,12 @@ def write_manifest(manifest: Manifest) -> bytes:
     )
 
 
-def _read_model(value: Any, where: str) -> ModelEntry:
+def read_model(value: Any, where: str) -> ModelEntry:
+    """Return a model's part of the manifest, as `model_json` writes it.
+
+    Raises:
+        ProgramError: if it is not of that form.
+    """
     names = frozenset({"order", "constants", "check", "recipes"})
     fields = read_fields(value, names, where, optional=frozenset({"assets"}))
     recipes = {

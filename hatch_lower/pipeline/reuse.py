@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hatch_lower.cache.key import NoKeyError
-from hatch_lower.cache.reports import report_blobs, report_value, restore_report
+from hatch_lower.cache.reports import read_report, report_blobs, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, ProgramError, VerificationError
 from hatch_lower.events import stage
@@ -118,7 +118,7 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
     value = store.find(export.key.digest())
     if value is None or not {"used", "report", "anchors"} <= value.keys() or not is_current(value["used"]):
         return None
-    report = restore_report(store, value["report"], level=2)
+    report = read_report(store, value["report"], level=2)
     if report is None:
         return None
     recipes = dict(report.manifest.recipes)

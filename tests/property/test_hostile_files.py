@@ -51,13 +51,13 @@ from torch.distributed.elastic.multiprocessing import errors as elastic_errors
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_history, write_history
 from hatch_lower.build.inputs.inputs import RecordedInputs
-from hatch_lower.build.lookup import restored
+from hatch_lower.cache import reports
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, read_envelope, write_envelope
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
-from hatch_lower.cache.reports import report_value, restore_report
+from hatch_lower.cache.reports import read_report, report_value
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
@@ -530,7 +530,7 @@ def stored(package: Package, tmp_path_factory: pytest.TempPathFactory) -> Stored
 
 def test_reports_of_a_shared_cache(stored: Stored) -> None:
     def read(data: bytes) -> None:
-        report = restore_report(stored.store, json.loads(data))
+        report = read_report(stored.store, json.loads(data))
         if report is not None:
             for each in report.files:
                 assert each.path.startswith(f"{report.model}/")
@@ -603,11 +603,11 @@ def test_unsigned_partitions_of_a_shared_cache(tmp_path: Path) -> None:
 )
 def test_a_report_whose_files_would_lie_elsewhere_in_the_wheel(stored: Stored, path: Any) -> None:
     value = json.loads(canonical_json(stored.value))
-    assert restore_report(stored.store, value) is not None
-    assert restored(stored.store, {"report": value, "entry": {}}) is not None
+    assert read_report(stored.store, value) is not None
+    assert reports.read_result(stored.store, value) is not None
     value["files"][0]["path"] = path
-    assert restore_report(stored.store, value) is None
-    assert restored(stored.store, {"report": value, "entry": {}}) is None
+    assert read_report(stored.store, value) is None
+    assert reports.read_result(stored.store, value) is None
 
 
 ENTRY = SharedEntry(KEY, {"a": [1, 2.5]}, {"kind": "partition"}, (("b" * 64, 5),), False)
