@@ -60,14 +60,12 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
 
 
 def folder_of(pattern: str) -> PurePosixPath:
-    """Return the folder that a pattern names before its first wildcard."""
     parts = PurePosixPath(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)
     return PurePosixPath(*parts[:fixed])
 
 
 def can_be_packaged(name: str) -> bool:
-    """Return whether the manifest may hold a path."""
     try:
         return name.isprintable() and bool(read_path(name, ""))
     except LowerError:
@@ -75,11 +73,7 @@ def can_be_packaged(name: str) -> bool:
 
 
 def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile]:
-    """Return a model's assets as files of its package's folder, by their names.
-
-    Raises:
-        OSError: if one cannot be read.
-    """
+    """Return a model's assets as files of its package's folder, by their names."""
     return {
         name: PayloadFile(f"{model}/assets/{name}", path, path.stat().st_size, sha256_file(path))
         for name, path in sorted(assets.items())
@@ -87,12 +81,10 @@ def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile
 
 
 def asset_entries(files: Mapping[str, PayloadFile]) -> dict[str, object]:
-    """Return what the manifest says of a model's assets."""
     return {name: {"path": file.path, "size": file.size, "sha256": file.sha256} for name, file in files.items()}
 
 
 def with_assets(result: ModelResult, assets: Mapping[str, Path]) -> ModelResult:
-    """Return a model's result with its assets."""
     if not assets:
         return result
     files = asset_files(result.model, assets)

@@ -102,7 +102,6 @@ class Exports:
     store: Store
 
     def differences(self, before: ModelReport) -> list[str]:
-        """Return how a model's export differs from an earlier one, method by method."""
         after = self.reports[before.model]
         if not before.methods or not after.methods:
             return []
@@ -116,25 +115,22 @@ class Exports:
         return lines
 
     def reader(self, model: str) -> Callable[[str], bytes | None]:
-        """Return a function that finds the stored form of a graph."""
         fresh = replace(self.store, directory=self.folder / "models" / model / FORMS)
         return lambda digest: self.store.read_blob(digest) or fresh.read_blob(digest)
 
 
 def export_again(context: BuildContext, models: Sequence[ModelSettings]) -> Exports:
-    """Export models in a folder of their own."""
     context.work.mkdir()
     answers = export_models(context, models, {}, "capture")
     return Exports({answer.report.model: answer.report for answer in answers}, context.work, context.store)
 
 
 def is_chosen(key: str, rate: float, seed: int) -> bool:
-    """Return whether a model is in the sample: the same every time for one key and seed."""
+    # the same every time for one key and seed
     return int(digest_of([key, seed])[:13], 16) / 16**13 < rate
 
 
 def folder_of_links(root: Path, folder: Path) -> Path:
-    """Make a folder that looks like the project's from inside, and has another path."""
     folder.mkdir()
     for entry in sorted(root.iterdir()):
         (folder / entry.name).symlink_to(entry, target_is_directory=entry.is_dir())
@@ -142,14 +138,13 @@ def folder_of_links(root: Path, folder: Path) -> Path:
 
 
 def varied_environment(environment: Mapping[str, str], seed: int) -> dict[str, str]:
-    """Return a child's environment with another hash seed and another locale."""
     locale = other_locale()
     hash_seed = 1 + int(digest_of(["hash seed", seed])[:8], 16) % HASH_SEEDS
     return {**environment, "PYTHONHASHSEED": str(hash_seed), "LC_ALL": locale, "LANG": locale}
 
 
 def other_locale() -> str:
-    """Return a locale of this machine that writes numbers otherwise than C does; `C` if there is none."""
+    # one that writes numbers otherwise than C does
     command = shutil.which("locale")
     if command is None:
         return "C"
@@ -159,13 +154,7 @@ def other_locale() -> str:
 
 
 def stale_error(stale: Mapping[str, Sequence[str]], plain: Mapping[str, Sequence[str]], root: Path) -> CacheError:
-    """Return the error for results that do not hold.
-
-    Args:
-        stale: model to what differs, exported elsewhere.
-        plain: the same, exported as a build does.
-        root: the project's folder.
-    """
+    """Return the error for results that do not hold."""
     wrong = {model: each for model, each in plain.items() if each}
     lines = [f"{model}.{line}" for model, each in (wrong or stale).items() for line in each]
     if wrong:

@@ -63,7 +63,6 @@ def look_up(context: BuildContext) -> dict[str, LookupResult]:
 def result_of(
     settings: Settings, found: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
 ) -> BuildResult:
-    """Return what the results and the assets of all models come to."""
     results = [with_assets(found[model.name], assets[model.name]) for model in settings.models]
     recipes = [recipe for result in results for recipe in result.entry["recipes"].values()]
     return BuildResult(
@@ -93,7 +92,6 @@ def collect_payload(settings: Settings, results: Sequence[ModelResult], work: Pa
 
 
 def write_package_manifest(settings: Settings, results: Sequence[ModelResult], path: str, work: Path) -> PayloadFile:
-    """Write the manifest of the models that one package holds."""
     data = package_manifest(
         settings.name,
         settings.version,

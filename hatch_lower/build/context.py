@@ -20,10 +20,8 @@ class BuildContext(Frozen):
     """What one build works with.
 
     Args:
-        settings: what to build.
         view: what the models' code sees of its project.
         work: an empty folder for the files of this build; it must live until they are in the wheel.
-        store: the cache.
         reporter: is told of the stages; what the models' code and the backends print are notes of the stage `output`.
         environment: of the child processes.
     """
@@ -58,11 +56,7 @@ def open_cache(settings: Settings, warn: Callable[[str], None]) -> Store:
 
 
 class CacheNotes:
-    """Lines about the cache, which is opened before there is a reporter: it decides where that writes.
-
-    Args:
-        project: the project's name.
-    """
+    """Lines about the cache, which is opened before there is a reporter: it decides where that writes."""
 
     def __init__(self, project: str) -> None:
         self._project = project
@@ -70,7 +64,6 @@ class CacheNotes:
         self._reporter: Reporter | None = None
 
     def __call__(self, line: str) -> None:
-        """Report a line, or keep it until there is a reporter."""
         if self._reporter is None:
             self._early.append(line)
         else:

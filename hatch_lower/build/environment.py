@@ -63,8 +63,6 @@ def child_environment(
     """Return a child's environment.
 
     Args:
-        environment: the caller's.
-        pass_env: more globs of variables to pass.
         search_path: the caller's `sys.path`, so that the child imports what the caller would.
         temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
         instruction_sets: of the processor, as `recording.machine.cpu_capability` names them.
@@ -85,5 +83,4 @@ SPECIAL = frozenset("*?[")
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
-    """Return whether a variable's name matches any of the globs."""
     return name in globs or any(fnmatchcase(name, each) for each in globs if SPECIAL.intersection(each))

@@ -43,10 +43,7 @@ def export_models(
     """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
 
     Args:
-        context: of the build.
-        models: those to export.
         known: what the look-up of each model came to; without one its result is not remembered.
-        mode: what to do with them.
 
     Raises:
         LowerError: if a model cannot be lowered; no child process is left.
@@ -99,13 +96,7 @@ def import_sbom_writer() -> None:
 def explained(
     context: BuildContext, known: Mapping[str, LookupResult], answers: Sequence[Answer]
 ) -> dict[str, ModelResult]:
-    """Return the results of models that were exported; their rows say why. It is kept for `hatch-lower explain`, too.
-
-    Args:
-        context: of the build.
-        known: what the look-up of each model came to.
-        answers: of the models that were exported.
-    """
+    """Return the results of models that were exported; their rows say why. `hatch-lower explain` reads it later."""
     settings, store = context.settings, context.store
     before = read_history(store.directory, settings.root) if store.mode != "off" else None
     histories: dict[str, ModelHistory] = {}
@@ -143,6 +134,5 @@ def explained(
 
 
 def shortened(reasons: Sequence[str]) -> str:
-    """Return the weightiest reasons, and how many more there are."""
     more = len(reasons) - SHOWN
     return "; ".join([*reasons[:SHOWN], *([f"{more} more, see `hatch-lower explain`"] if more > 0 else [])])

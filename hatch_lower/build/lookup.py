@@ -63,10 +63,8 @@ class LookupResult(Frozen):
 
     Args:
         key: components of the `ManifestKey` of its results.
-        store: holds its results.
         result: the one that still holds; `None` if there is none.
         changes: what is not as it was for the nearest earlier result; empty if there is none.
-        stored: the result as it is stored.
         entry: what was read for it, and the key under which it is stored.
     """
 
@@ -89,7 +87,6 @@ class ResultLookup:
     """Looks for results that still hold. Every file is looked at once, for all models and all earlier results.
 
     Args:
-        store: the cache.
         roots: by which the child's inputs are located.
         environment: of the child process that would export.
         project: what is recorded of the project's metadata where it is read.
@@ -106,11 +103,7 @@ class ResultLookup:
         self._checker = Checker(roots, environment, self._secret, self._stats, project)
 
     def look_up(self, key: Mapping[str, Any]) -> LookupResult:
-        """Return the newest result under a key that still holds, or what has changed.
-
-        Args:
-            key: components of a `ManifestKey`.
-        """
+        """Return the newest result under a key that still holds, or what has changed."""
         entries = readable_entries(self._store.find(digest_of(key), shared=False))
         known = self._first_that_holds(key, entries) or self._look_elsewhere(key)
         if known is not None:
@@ -139,18 +132,10 @@ class ResultLookup:
         return known
 
     def save(self) -> None:
-        """Keep the digests of files for the next build."""
         if self._store.writes:
             self._stats.save()
 
     def key_of(self, settings: Settings, model: ModelSettings, view: ProjectView) -> ManifestKey:
-        """Return the key under which a model's results are kept.
-
-        Args:
-            settings: of the build.
-            model: one of its models.
-            view: what exports see of the project.
-        """
         environment = self._environment
         recipes = [recipe for recipe in settings.recipes if recipe.name in model.recipes]
         machine = machine_facts()
@@ -196,9 +181,6 @@ def remember(
     """Keep a result together with what its export read, unless that is not known completely.
 
     Args:
-        store: the cache.
-        key: components of the model's `ManifestKey`.
-        inputs: what the export read.
         report: the result; its files are taken into the store.
         shared: what the export read as other machines may know it; `None`: nothing is shared.
     """
@@ -226,11 +208,7 @@ def add_entry(
     """Put an entry before those that are stored under a key.
 
     Args:
-        store: the cache.
-        digest: of the key.
         components: what the record is described with.
-        inputs: what the export read.
-        report_key: the key of its report.
         elsewhere: whether the entries are those of the shared cache.
     """
     entry = {"inputs": inputs.to_json(), "report": report_key}
@@ -245,17 +223,15 @@ def add_entry(
 
 
 def shared_key(key: Mapping[str, Any]) -> str:
-    """Return the digest under which the shared cache has the entries of a `ManifestKey`."""
     return digest_of(["shared", key])
 
 
 def described(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the components of a record of entries."""
     return {"kind": "manifest", "subject": key["model"], **key}
 
 
 def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
-    """Return what was read and the key of the report, for each stored entry; nothing where there is no such value."""
+    # another version, or another machine, may have written it
     try:
         return [(RecordedInputs.from_json(entry["inputs"]), str(entry["report"])) for entry in value["entries"]]
     except (KeyError, TypeError, ValueError):
@@ -277,7 +253,6 @@ def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[
 
 
 def stats_path(store: Store) -> Path:
-    """Return where the digests of files are kept."""
     return store.directory / "stats.json"
 
 
@@ -285,9 +260,7 @@ def roots_of(root: Path, search_path: Sequence[Path], environment: Mapping[str, 
     """Return the roots by which the child's inputs are located, the same in parent and child.
 
     Args:
-        root: the project's folder.
         search_path: `sys.path` of the child process, without the folders that this build makes for it.
-        environment: of the child process.
         ignored: folders of this build, and the cache.
     """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))

@@ -46,12 +46,7 @@ class ChildExit:
 
 
 def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
-    """Return a child's answer, or the error that says why there is none.
-
-    Args:
-        exited: of the child.
-        timeout: seconds that it had.
-    """
+    """Return a child's answer, or the error that says why there is none."""
     tail = output_tail(exited.output)
     if exited.timed_out:
         return ProcessError(
@@ -112,12 +107,10 @@ def output_tail(output: Sequence[str]) -> str:
 
 
 def cut(line: str) -> str:
-    """Return a line as far as anybody reads it."""
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} …"
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGSEGV`."""
     try:
         return signal.Signals(number).name
     except ValueError:

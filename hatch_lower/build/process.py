@@ -50,12 +50,10 @@ class Child:
     told: float = 0.0
 
     def descriptors(self) -> tuple[int, int]:
-        """Return the reading ends of its pipes: events, and what it prints."""
         assert self.process.stdout is not None
         return self.events.fileno(), self.process.stdout.fileno()
 
     def place(self) -> str:
-        """Return the model, and the stage in which it was last seen."""
         where = f"model `{self.request.model}`"
         if not self.open_stages:
             return where
@@ -63,7 +61,6 @@ class Child:
         return f"{where}, stage `{event.stage}` of `{event.subject()}`"
 
     def exit(self) -> ChildExit:
-        """Return what is known of it once it has ended."""
         status = self.process.returncode
         return ChildExit(self.request.folder, self.place(), status, self.timed_out, tuple(self.output))
 
@@ -166,7 +163,6 @@ def read_some(child: Child, descriptor: int, reporter: Reporter) -> int:
 
 
 def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) -> None:
-    """Take one line of a child's events, or of what it prints."""
     if descriptor == child.events.fileno():
         take_event(child, line, reporter)
         return
@@ -176,12 +172,11 @@ def take_line(child: Child, descriptor: int, line: bytes, reporter: Reporter) ->
 
 
 def as_on_a_terminal(line: str) -> str:
-    """Return what is last seen of a line that overwrites itself, as a progress bar does."""
+    # a progress bar overwrites its line: what is last seen of it counts
     return next((part for part in reversed(line.rstrip().split("\r")) if part.strip()), "").rstrip()
 
 
 def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
-    """Show an event, and remember which stages have begun and not ended."""
     event = read_event(line)
     if event is None:
         return
@@ -202,7 +197,7 @@ def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
 
 
 def read_event(line: bytes) -> Event | None:
-    """Return the event of a line, or `None`: half of one from a child that crashed, or what other code wrote there."""
+    # a child that crashed leaves half a line, and other code may write to the pipe
     try:
         fields = json.loads(line)
         event = event_from_json(fields)
@@ -215,7 +210,7 @@ def read_event(line: bytes) -> Event | None:
 
 
 def has_ended(child: Child) -> bool:
-    """Return whether a child has exited, without giving its process id back yet: it still names its group."""
+    # its process id is not given back yet, for it still names the group
     if child.process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -259,14 +254,12 @@ def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, ti
 
 
 def close_pipes(child: Child) -> None:
-    """Close the parent's ends of a child's pipes."""
     for stream in (child.events, child.process.stdin, child.process.stdout):
         assert stream is not None
         stream.close()
 
 
 def readable(descriptor: int) -> bool:
-    """Return whether a read would not have to wait."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(0))

@@ -43,7 +43,6 @@ class DistributedFile(Frozen):
     distributed: str
 
     def is_python(self) -> bool:
-        """Return whether it is a Python source file."""
         return self.distributed.endswith(".py")
 
     def root(self) -> Path | None:
@@ -52,7 +51,6 @@ class DistributedFile(Frozen):
         return self.path.parents[len(parts) - 1] if self.path.parts[-len(parts) :] == parts else None
 
     def top(self) -> str:
-        """Return the first part of the distributed path."""
         return self.distributed.partition("/")[0]
 
 
@@ -94,7 +92,6 @@ def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]
 
 
 def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the links for one distributed folder and what is below it."""
     below = [each for each in sorted(folders) if f"{each}/".startswith(f"{folder}/")]
     special = [each for each in sorted(renamed) if each.startswith(f"{folder}/")]
     sources = sorted(folders.get(folder, ()))
@@ -112,12 +109,10 @@ def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, P
 
 
 def under(source: Path, folder: str, deeper: str) -> Path:
-    """Return the directory that is to `source` as `deeper` is to `folder`."""
     return source / deeper[len(folder) + 1 :] if deeper != folder else source
 
 
 def child_of(folder: str, deeper: str) -> str:
-    """Return the path one part longer than `folder` that leads to `deeper`."""
     return f"{folder}/{deeper[len(folder) + 1 :].partition('/')[0]}"
 
 

@@ -27,17 +27,12 @@ class Request:
     """What a child process is to do.
 
     Args:
-        settings: of the build.
-        model: the name of the model.
         folder: where it writes the model's files, and the answer.
-        mode: what to do with the model.
         search_path: directories for the front of `sys.path`: the project as if it were installed.
         import_roots: those of them that hold the user's own code.
         later_hooks: build hooks that run after this one.
-        events: file descriptor for events, as JSON lines.
         manifest: components of the `ManifestKey` under which the result is remembered; empty if it is not.
         recorded_path: `sys.path` of the child process by which its inputs are located, without folders of this build.
-        work: the folder of this build.
         log: what the preloaded library writes; `None` if there is no such library.
         variables: of the environment, which put that library into the process.
         project: what is recorded of the project's metadata where it is read.

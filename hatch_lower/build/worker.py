@@ -70,7 +70,6 @@ class PipeReporter:
         self._lock = threading.Lock()
 
     def report(self, event: Event) -> None:
-        """Write one line."""
         with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
             line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
             while line and identity(self._descriptor) == self._pipe:
@@ -81,7 +80,6 @@ class PipeReporter:
 
 
 def identity(descriptor: int) -> tuple[int, int]:
-    """Return which file a descriptor is."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
@@ -124,8 +122,6 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
     """Return the model's report, and why what it was made from is not known; remember it if it is.
 
     Args:
-        request: what to do.
-        reporter: is told of the stages.
         environment: for the cache: with the credentials of the shared one.
     """
 
@@ -162,7 +158,7 @@ def answer_request(request: Request, reporter: PipeReporter, environment: Mappin
 
 
 def look_again(request: Request, store: Store) -> ModelReport | None:
-    """Return the result that another build on this machine has remembered since this one looked."""
+    # another build on this machine may have remembered a result since this one looked
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
     return ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest).report
@@ -285,12 +281,11 @@ def shorten_sockets(folder: str) -> None:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Unwind, so that temporary files are removed."""
+    # unwinding removes temporary files
     sys.exit(128 + number)
 
 
 def error_of(request: Request, error: BaseException) -> LowerError:
-    """Return what the parent is told of an exception."""
     undeclared = undeclared_read(request, error) if request.settings.strict else None
     if undeclared is not None:
         return undeclared
@@ -316,13 +311,12 @@ def error_of(request: Request, error: BaseException) -> LowerError:
 
 
 def show(error: BaseException) -> None:
-    """Print a traceback, unless the model's code has closed what it would be printed to."""
+    # the model's code may have closed what this is printed to
     with contextlib.suppress(Exception):
         traceback.print_exception(error)
 
 
 def unexpected_error(model: str, error: BaseException) -> ProcessError:
-    """Return the error for an exception that nothing expected."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return ProcessError(
         "the build process failed unexpectedly",

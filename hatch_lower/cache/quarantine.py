@@ -18,12 +18,7 @@ NOTE = "suspects.json"
 
 @contextmanager
 def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
-    """Leave a note in a model's folder while its results are run; it stays unless they were compared.
-
-    Args:
-        folder: of the model in this build.
-        keys: of the results in the cache.
-    """
+    """Leave a note in a model's folder while its results are run; it stays unless they were compared."""
     note = folder / NOTE
     note.write_text(json.dumps(list(keys)), encoding="utf-8")
     try:
@@ -35,12 +30,7 @@ def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
 
 
 def forget_suspects(store: Store, folders: Sequence[Path]) -> None:
-    """Let the next build make anew what was run when a build failed.
-
-    Args:
-        store: the cache.
-        folders: of the models of this build.
-    """
+    """Let the next build make anew what was run when a build failed."""
     for folder in folders:
         note = folder / NOTE
         if note.exists():

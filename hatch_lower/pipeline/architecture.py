@@ -33,12 +33,10 @@ def architecture_of(source: CapturedModel) -> Architecture:
 
 
 def class_name(kind: type) -> str:
-    """Return a class's module and qualified name, with a dot between them."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def root_class(program: ExportedProgram) -> str:
-    """Return the name of the class of the module that a program was exported from; empty if torch did not note it."""
     for node in program.graph.nodes:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             if not path:
@@ -58,7 +56,6 @@ def outputs_of(method: CapturedMethod) -> list[str]:
 
 
 def value_text(value: Any, dimensions: Mapping[str, str]) -> str:
-    """Return a leaf in words; a size that varies and has no name is `?`."""
     if isinstance(value, torch.Tensor):
         sizes = (SYMBOL.sub(lambda match: dimensions.get(match[0], "?"), str(size)) for size in value.shape)
         return f"{dtype_name(value.dtype)}[{', '.join(sizes)}]"

@@ -46,10 +46,7 @@ class CapturedMethod:
     """One exported method, before decomposition.
 
     Args:
-        name: the method's name.
         program: ATen ops, with the module's own tensors.
-        args: example positional arguments.
-        kwargs: example keyword arguments.
         parameters: the Python names of the positional arguments, in order; the keyword arguments' names are in
             `program.call_spec.in_spec`.
         dimensions: symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for,
@@ -71,7 +68,6 @@ class CapturedModel:
     """A model's methods; programs of one model share the tensors of parameters and buffers of the same name.
 
     Args:
-        name: the model's name.
         methods: in the order in which they were declared.
         eager: the module that was exported, unchanged; `None` for ready programs.
         attributes: method name to the name of the module's own method.
@@ -89,9 +85,6 @@ def capture_model(
     """Export every method of a model.
 
     Args:
-        name: the model's name.
-        exports: what its entry point returned.
-        reporter: is told of each method.
         roots: the directories that hold the user's own code, to name its lines in errors.
         examples_needed: whether a ready program without example inputs is an error.
 
@@ -119,7 +112,7 @@ def capture_model(
 
 
 def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
-    """Refuse names that a loaded model could not offer as attributes."""
+    # a loaded model offers its methods as attributes
     from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES
 
     for name in methods:
@@ -138,7 +131,6 @@ def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
 def capture_method(
     model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
 ) -> CapturedMethod:
-    """Export one method of a module."""
     args, kwargs = separate((tuple(declared.args), dict(declared.kwargs)))
     check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
@@ -169,7 +161,7 @@ def capture_method(
 
 
 def separate(examples: Any) -> Any:
-    """Return example inputs in which no tensor stands twice: of two, torch.export would make one input."""
+    # of one tensor that stands twice, torch.export would make one input
     seen: set[int] = set()
 
     def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,7 +174,7 @@ def separate(examples: Any) -> Any:
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None:
-    """Let torch record the lines of a module's own functions; by itself it records those of `forward` only."""
+    # torch by itself records the lines of `forward` only
     functions = [getattr(call, "__func__", call)]
     for kind in {type(each): None for each in module.modules()}:
         if not kind.__module__.startswith("torch."):
@@ -216,7 +208,7 @@ def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) ->
 
 
 def submodule_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return a function with the submodule's signature: `module.forward` must not be a module itself."""
+    # `module.forward` must not be a module itself
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
@@ -252,7 +244,6 @@ def name_module_paths(program: ExportedProgram) -> None:
 
 
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
-    """Take a program that the author exported."""
     check_devices(model, name, {**program.state_dict, **tensors_of(program.constants)})
     examples = program.example_inputs
     if examples is None and examples_needed:
@@ -323,7 +314,6 @@ def capture_error(
 
 
 def failure_of_eager(module: torch.nn.Module, name: str, declared: Method) -> Exception | None:
-    """Return what a copy of the module raises on the example inputs, if anything."""
     try:
         run = getattr(copy.deepcopy(module), declared.attribute or name)
         args, kwargs = copy.deepcopy((tuple(declared.args), dict(declared.kwargs)))
@@ -338,11 +328,10 @@ def failure_of_eager(module: torch.nn.Module, name: str, declared: Method) -> Ex
 
 
 def place(model: str, method: str, line: str) -> str:
-    """Return the subject of an error message."""
     return f"model `{model}`, method `{method}`{f', {line}' if line else ''}"
 
 
 def cleaned(reason: str) -> str:
-    """Return torch's reason without its advertisements: the first paragraph, and the suggested fixes."""
+    # torch's reason without its advertisements
     text = NOISE.sub("", reason).strip()
     return trim(text if "Suggested fixes" in text else text.split("\n\n")[0])

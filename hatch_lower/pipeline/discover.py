@@ -41,7 +41,6 @@ class EntryPoint:
     """A model's export entry point.
 
     Args:
-        model: the model's name.
         export: `module:attribute`, where the attribute may be dotted.
         root: the project's root; the user's source lines are given relative to it.
         import_roots: the directories on `sys.path` that hold the project's modules.
@@ -55,11 +54,9 @@ class EntryPoint:
     later_hooks: tuple[str, ...] = ()
 
     def roots(self) -> tuple[Path, ...]:
-        """Return the directories that hold the user's own code."""
         return (self.root, *self.import_roots)
 
     def where(self, line: str = "") -> str:
-        """Return the subject of an error message."""
         subject = f"entry point `{self.model} = {self.export}`"
         return f"{subject}, {line}" if line else subject
 
@@ -83,7 +80,6 @@ def discover(entry: EntryPoint) -> Exports:
 
 
 def find_callable(entry: EntryPoint) -> Any:
-    """Return the entry point's callable."""
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
     names = [*module_name.split("."), *attributes.split(".")]
@@ -108,7 +104,6 @@ def find_callable(entry: EntryPoint) -> Any:
 
 
 def import_module(name: str, entry: EntryPoint) -> ModuleType:
-    """Import the module, and say what failed in the user's own terms."""
     try:
         return importlib.import_module(name)
     except (LowerError, KeyboardInterrupt):
@@ -134,11 +129,7 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
 
 
 def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPointError:
-    """Return the error for an exception in the user's module or callable.
-
-    Raises:
-        MemoryError: if that is what it means.
-    """
+    """Return the error for an exception in the user's module or callable."""
     if is_out_of_memory(error):
         raise MemoryError(str(error)) from error
     files = named_files(error)
@@ -168,7 +159,6 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
 
 
 def check_callable(value: Any, entry: EntryPoint) -> None:
-    """Refuse what cannot be called without arguments."""
     if isinstance(value, (torch.nn.Module, Model, ExportedProgram)) or not callable(value):
         raise EntryPointError(
             "an entry point must be a function without arguments",
@@ -212,7 +202,6 @@ def checked_exports(value: Any, entry: EntryPoint) -> Exports:
 
 
 def check_model(model: Model, entry: EntryPoint) -> None:
-    """Refuse a `Model` whose fields are not what they are declared to be."""
     if not isinstance(model.module, torch.nn.Module):
         raise refused(entry, model.module, "give `Model` a `torch.nn.Module`", "`Model.module`")
     if not isinstance(model.methods, Mapping) or not model.methods:
@@ -228,7 +217,6 @@ def check_model(model: Model, entry: EntryPoint) -> None:
 
 
 def refused(entry: EntryPoint, value: Any, hint: str, part: str = "") -> EntryPointError:
-    """Return the error for a returned value that is not accepted."""
     where = entry.where(part)
     return EntryPointError(
         "the entry point returned something that cannot be exported", where=where, found=described(value), hint=hint
@@ -276,7 +264,6 @@ def named_files(error: BaseException) -> list[Path]:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether a file is a Git LFS pointer."""
     try:
         if not path.is_file() or path.stat().st_size > LFS_POINTER_BYTES:
             return False
@@ -286,7 +273,6 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def is_inside(path: Path, entry: EntryPoint) -> bool:
-    """Return whether a path lies in the project."""
     try:
         return any(path.absolute().is_relative_to(root.absolute()) for root in entry.roots())
     except OSError:  # the working directory was removed
@@ -294,7 +280,6 @@ def is_inside(path: Path, entry: EntryPoint) -> bool:
 
 
 def sibling_modules(name: str, entry: EntryPoint) -> list[str]:
-    """Return the modules that stand where `name` was looked for."""
     parent, dot, _ = name.rpartition(".")
     if not dot:
         return [info.name for info in pkgutil.iter_modules([str(root) for root in entry.import_roots])]
@@ -314,7 +299,6 @@ def public_names(value: Any) -> list[str]:
 
 
 def searched(entry: EntryPoint) -> str:
-    """Return where the project's modules were looked for, relative to its root."""
     roots = [relative_to_roots(root, (entry.root,)) for root in entry.import_roots]
     return "looked in " + ", ".join(f"`{root}`" for root in roots) if roots else ""
 
@@ -332,5 +316,4 @@ def later_hooks_hint(entry: EntryPoint) -> str:
 
 
 def joined(*hints: str) -> str:
-    """Return the hints that are there as one text."""
     return "; ".join(hint for hint in hints if hint)

@@ -61,7 +61,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an exception says of itself; nothing if that raises, too."""
+    # `str` of an exception may raise, too
     try:
         return str(error)
     except Exception:
@@ -69,12 +69,10 @@ def message_of(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out."""
     return isinstance(error, MemoryError) or any(words in message_of(error) for words in NO_MEMORY)
 
 
 def trim(text: str) -> str:
-    """Return the first lines of `text`, with an ellipsis where something was left out."""
     lines = text.strip().splitlines()
     kept = "\n".join(lines[:LINES_KEPT])
     if len(kept) > CHARACTERS_KEPT:

@@ -47,10 +47,7 @@ class Export:
     """What is known of an exported model before it is lowered.
 
     Args:
-        key: what the result depends on.
-        methods: what each method is.
         programs: method name to program, before decomposition.
-        sources: names source files.
     """
 
     key: ExportKey
@@ -64,7 +61,6 @@ class UsedBackend:
     """A backend that lowered a partition.
 
     Args:
-        backend: its id.
         specs: the options, values in hexadecimal.
     """
 
@@ -72,21 +68,12 @@ class UsedBackend:
     specs: tuple[tuple[str, str], ...]
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return what the backend says of itself and its tools.
-
-        Raises:
-            Exception: whatever a backend raises that cannot work here.
-        """
         specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
         with process_restored():
             return find_backend(self.backend).fingerprint(specs)
 
     def versions(self) -> list[Any]:
-        """Return what its result depends on beside the partition: its fingerprint, and its code.
-
-        Raises:
-            Exception: whatever a backend raises that cannot work here.
-        """
+        """Return what its result depends on beside the partition: its fingerprint, and its code."""
         code = code_of(self.backend, find_backend(self.backend), {})
         return [sorted([name, text] for name, text in self.fingerprint().items()), code]
 
@@ -102,9 +89,6 @@ def describe_export(
     """Return what is known of an exported model.
 
     Args:
-        settings: of the build.
-        model: the model's own.
-        source: the captured model.
         store: keeps the methods' forms.
         digests: of the constants; those that are being hashed already are waited for.
         examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
@@ -152,7 +136,6 @@ def describe_export(
 
 
 def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
-    """Yield the constants that will be packaged, as far as they are plain memory of the CPU."""
     for method in source.methods:
         for _, tensor in constants_of(method.program):
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
@@ -160,7 +143,6 @@ def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
 
 
 def recipe_row(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as it is in a key."""
     backends = [{"name": choice.name, "options": encode(choice.options)} for choice in recipe.backends]
     return {
         "name": recipe.name,
@@ -189,18 +171,13 @@ def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tenso
 
 
 def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
-    """Yield the version, and a digest of the code, of each backend that a recipe names."""
     known: dict[Path, str] = {}
     for name in dict.fromkeys(choice.name for recipe in recipes for choice in recipe.backends):
         yield f"backend {name}", code_of(name, find_backend(name), known)
 
 
 def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:
-    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them.
-
-    Raises:
-        BackendError: if a backend that has told its fingerprint before does so no more.
-    """
+    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them."""
     fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
     for backend in dict.fromkeys(used):
         with backend_at_work(backend.backend, where):
@@ -209,7 +186,6 @@ def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], wher
 
 
 def used_backends(modules: Iterable[LoweredBackendModule]) -> tuple[UsedBackend, ...]:
-    """Return which backends lowered partitions, with which options."""
     used = (
         UsedBackend(module.backend_id, tuple((spec.key, spec.value.hex()) for spec in module.compile_specs))
         for module in modules

@@ -40,11 +40,7 @@ class Packaged:
 
     Args:
         folder: what the paths of delegates in the plan are relative to.
-        plan: the plan's file.
-        constants: the constants file, if there is one.
-        imports: modules to import first.
         examples: a file of the example inputs and eager's outputs, named as in `check.safetensors`.
-        tolerances: of each method.
         requirements: what the wheel requires: nothing else that is installed can be imported; `None` if that is not
             known.
     """
@@ -59,13 +55,7 @@ class Packaged:
 
 
 class FreshProcess:
-    """The parent's end of the process.
-
-    Args:
-        process: its id.
-        requests: what is written here, it reads.
-        answers: what it writes is read here.
-    """
+    """The parent's end of the process."""
 
     def __init__(self, process: int, requests: BinaryIO, answers: BinaryIO) -> None:
         self._process = process
@@ -75,7 +65,6 @@ class FreshProcess:
         self._pipes = self._identities()
 
     def _identities(self) -> list[tuple[int, int]]:
-        """Return which files the descriptors are; none if they are closed."""
         try:
             found = [os.fstat(each.fileno()) for each in (self._requests, self._answers)]
         except OSError:
@@ -84,10 +73,6 @@ class FreshProcess:
 
     def check(self, packaged: Packaged, where: str) -> bool:
         """Load a recipe there, and compare what it computes from the example inputs with eager.
-
-        Args:
-            packaged: the recipe.
-            where: names it in errors.
 
         Returns:
             False if nothing can be asked, for the descriptors of the pipes were closed.
@@ -109,7 +94,6 @@ class FreshProcess:
         return True
 
     def _ask(self, packaged: Packaged) -> str:
-        """Return what is wrong with a recipe, or an empty text."""
         try:
             self._requests.write(b"\n" + json.dumps(encode(packaged)).encode() + b"\n")
             self._requests.flush()
@@ -153,7 +137,7 @@ def start_fresh() -> FreshProcess | None:
 
 
 def read_request(line: bytes) -> Packaged | None:
-    """Return the request in a line, or `None`: a backend that writes into all descriptors has written here, too."""
+    # a backend that writes into all descriptors has written here, too
     try:
         packaged: Packaged = decode(Packaged, json.loads(line))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -162,18 +146,13 @@ def read_request(line: bytes) -> Packaged | None:
 
 
 class RequiredOnly(importlib.abc.MetaPathFinder):
-    """Hides what is installed here and not where the wheel is: distributions that nothing requires.
-
-    Args:
-        requirements: what the wheel requires.
-    """
+    """Hides what is installed here and not where the wheel is: distributions that nothing requires."""
 
     def __init__(self, requirements: Sequence[str]) -> None:
         self._requirements = requirements
 
     @functools.cached_property
     def _hidden(self) -> frozenset[str]:
-        """The modules and packages of such distributions."""
         brought = distributions_required(self._requirements)
         return frozenset(
             module
@@ -182,11 +161,6 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
         )
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Leave a module to the other finders.
-
-        Raises:
-            ModuleNotFoundError: if it is hidden.
-        """
         if path is None and fullname not in sys.stdlib_module_names and fullname in self._hidden:
             raise ModuleNotFoundError(
                 f"`{fullname}` is installed here, but nothing that the wheel requires brings it", name=fullname

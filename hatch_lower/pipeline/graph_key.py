@@ -46,8 +46,6 @@ class ExportedMethod:
     """What is known of one method.
 
     Args:
-        form: its canonical form before decomposition.
-        graph: sha256 of the form.
         names: sha256 of what the form leaves out, but for contents and source lines.
         examples: sha256 of the example inputs.
     """
@@ -83,13 +81,7 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
 
 
 def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[str]) -> bytes:
-    """Return the blob in which a method's form is kept for explanations.
-
-    Args:
-        method: the method.
-        form: its canonical form.
-        sources: the source line of each node of the outer graph.
-    """
+    """Return the blob in which a method's form is kept for explanations."""
     specs = method.program.graph_signature.input_specs
     overloads = {encode_target(node.target): node.target for node in operations(method.program)}
     value = {
@@ -106,7 +98,6 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[st
 
 
 def operations(program: ExportedProgram) -> Iterator[Node]:
-    """Yield the operations of a program, those of nested graphs too."""
     for each in graph_modules(program.graph_module):
         yield from (node for node in each.graph.nodes if node.op == "call_function")
 
@@ -131,7 +122,6 @@ def refuse_unknown(program: ExportedProgram) -> None:
 
 
 def is_composite(operator: OpOverload) -> bool:
-    """Return whether an operator is defined by others."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     schema = operator._schema
     name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
@@ -157,7 +147,6 @@ def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(module: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that graphs have as attributes, by the path under which a plan names them."""
     for node in module.graph.nodes:
         found = attribute_of(module, node.target) if node.op == "get_attr" else None
         if isinstance(found, torch.Tensor):
@@ -167,7 +156,6 @@ def attributes_of(module: GraphModule, prefix: str) -> Iterator[tuple[str, torch
 
 
 def layout_row(tensor: torch.Tensor) -> list[Any]:
-    """Return how a constant's memory is to be read."""
     return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
 
 
@@ -181,13 +169,12 @@ def sharing_of(programs: Iterable[ExportedProgram]) -> str:
 
 
 def dimension_rows(method: CapturedMethod, symbols: SymbolNames) -> list[list[str]]:
-    """Return the canonical name of each named dimension with the name that the author gave it."""
     known = {str(symbol): str(renamed) for symbol, renamed in symbols.symbols.items()}
     return sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items())
 
 
 def range_rows(program: ExportedProgram, symbols: SymbolNames) -> list[list[str]]:
-    """Return all ranges: the form has those of symbols only, and a plan uses those of expressions too."""
+    # the form has the ranges of symbols only, and a plan uses those of expressions too
     ranges = program.range_constraints.items()
     return sorted([symbols.text(each), str(bounds.lower), str(bounds.upper)] for each, bounds in ranges)
 
@@ -203,17 +190,11 @@ def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[A
 
 
 def module_row(node: Node) -> list[Any]:
-    """Return the modules whose `forward` a node is in, outermost first: path and class."""
     return [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
 
 
 def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
-    """Return which nodes have one oldest ancestor, and its operator: they share a debug handle.
-
-    Args:
-        node: a node of a program that was made from another one, as a ready program may be.
-        numbers: the ancestors met so far; extended.
-    """
+    """Return which nodes have one oldest ancestor, and its operator: they share a debug handle."""
     sources = node.meta.get("from_node")
     if not sources:
         return []
@@ -224,11 +205,7 @@ def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
 
 
 def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
-    """Return a note as JSON that only equal notes share.
-
-    Raises:
-        NoKeyError: for a value of a type that is not known here.
-    """
+    """Return a note as JSON that only equal notes share."""
     if isinstance(value, dict):
         rows = [[encode_note(each, symbols, where) for each in pair] for pair in value.items()]
         return ["dict", sorted(rows, key=canonical_json)]
@@ -255,11 +232,7 @@ def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
 
 
 def tree_row(spec: pytree.TreeSpec | None) -> Any:
-    """Return a tree of containers with all that a plan says of them: their classes, keys and fields.
-
-    Raises:
-        NoKeyError: for a container that describes itself by something unknown.
-    """
+    """Return a tree of containers with all that a plan says of them: their classes, keys and fields."""
     if spec is None or spec.is_leaf():
         return None if spec is None else "leaf"
     kind: Any = spec.type
@@ -273,11 +246,7 @@ def tree_row(spec: pytree.TreeSpec | None) -> Any:
 
 
 def example_row(method: CapturedMethod) -> list[Any]:
-    """Return the example inputs: their containers, and of each tensor its layout and contents.
-
-    Raises:
-        NoKeyError: for an input that is neither a plain tensor nor a plain value.
-    """
+    """Return the example inputs: their containers, and of each tensor its layout and contents."""
     leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     for tensor in tensors:

@@ -37,12 +37,7 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
 
 
 class ReportedSteps(Steps):
-    """Reports the steps, measures them, and names the backend whose code fails.
-
-    Args:
-        build: of the model.
-        recipe: that it is lowered for.
-    """
+    """Reports the steps, measures them, and names the backend whose code fails."""
 
     def __init__(self, build: ModelBuild, recipe: Recipe) -> None:
         self._build = build
@@ -51,7 +46,6 @@ class ReportedSteps(Steps):
 
     @contextmanager
     def edge(self, method: str) -> Iterator[None]:
-        """Report and measure a conversion."""
         begin = time.perf_counter()
         with stage(self._build.reporter, "edge", self._build.source.name, self._recipe.name, method):
             yield
@@ -77,7 +71,6 @@ class ReportedSteps(Steps):
 
 
 def count_text(lowered: Mapping[str, Lowered]) -> str:
-    """Return `3 partitions, 2 reused`."""
     partitions = sum(method.partitions for method in lowered.values())
     reused = sum(method.reused for method in lowered.values())
     return f"{partitions} partition{'' if partitions == 1 else 's'}, {reused} reused"

@@ -59,12 +59,7 @@ def lower_model(
     What was lowered before from an equal export is taken from the cache; its debug maps get the lines of this one.
 
     Args:
-        settings: of the build.
-        model: which one.
-        source: its exported methods.
         folder: for its files.
-        reporter: is told of the stages.
-        store: the cache.
         fresh: a process that has not run the model's code; without it the programs are run in this one only.
 
     Raises:
@@ -139,7 +134,6 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
 
 
 def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedProgram:
-    """Return the plan, debug map and constants of lowered methods."""
     methods = {
         method.name: LoweredMethod(
             method.name,
@@ -167,7 +161,6 @@ def write_check_data(build: ModelBuild) -> FileEntry | None:
 def summary_row(
     model: str, recipe: str, method: str, entry: MethodEntry, lowered: Lowered, seconds: float
 ) -> MethodRow:
-    """Return a method's row of the summary."""
     blobs = [module.processed_bytes for module in lowered_modules(lowered.program)]
     return MethodRow(
         model=model,

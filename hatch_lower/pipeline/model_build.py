@@ -27,17 +27,11 @@ class ModelBuild:
     """What lowering one model works with.
 
     Args:
-        settings: of the build.
-        model: the model's own.
-        source: the captured model.
-        recipes: those that it is lowered for.
         partitioners: recipe to backend to its partitioner, in the order of their turns.
-        store: the cache.
         folder: of the model in this build.
         packager: writes its files.
         digests: of its constants.
         examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
-        reporter: is told of the stages.
         fresh: a process that has not run the model's code.
     """
 
@@ -55,11 +49,9 @@ class ModelBuild:
     fresh: FreshProcess | None
 
     def warn(self, line: str) -> None:
-        """Report a line about the cache or the check data."""
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))
 
     def place(self, recipe: Recipe) -> str:
-        """Return where a backend works, for errors."""
         return f"model `{self.source.name}`, recipe `{recipe.name}`"
 
 
@@ -68,11 +60,8 @@ class LoweredRecipe:
     """A model lowered for one recipe, and written.
 
     Args:
-        recipe: the recipe.
         emitted: its plan, debug map and constants.
-        files: what was written of them.
         methods: the manifest's entries of the methods.
-        rows: for the summary table.
         used: the backends that lowered partitions.
         keys: of the partitions' results in the cache; whether they were taken from there.
     """

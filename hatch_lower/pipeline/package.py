@@ -34,14 +34,7 @@ UNFINISHED = "constants-"
 
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """The manifest's entries of one program, and which of its files are native code.
-
-    Args:
-        plan: its plan.
-        debug: its debug map.
-        delegates: the files of its delegates: blobs, and named data beside them.
-        native: where those are that hold native code.
-    """
+    """The manifest's entries of one program, and which of its files are native code."""
 
     plan: FileEntry
     debug: FileEntry
@@ -54,7 +47,6 @@ class Packager:
 
     Args:
         folder: what will be `_lowered` in the wheel.
-        model: the model's name.
         store: keeps the constants file for the next build.
     """
 
@@ -65,7 +57,6 @@ class Packager:
         self._files: dict[str, PayloadFile] = {}
 
     def files(self) -> tuple[PayloadFile, ...]:
-        """Return every file written, by path."""
         return tuple(self._files[path] for path in sorted(self._files))
 
     def refuse_changed(self, program: ProgramFiles, where: str) -> None:
@@ -88,11 +79,9 @@ class Packager:
                 )
 
     def source(self, path: str) -> Path:
-        """Return where a written file is on disk."""
         return self._files[path].source
 
     def write(self, name: str, data: bytes) -> FileEntry:
-        """Write a file below the model's folder."""
         path = f"{self._model}/{name}"
         entry = FileEntry(path, len(data), sha256_bytes(data))
         if path not in self._files:
@@ -160,11 +149,7 @@ class Packager:
         return written, self._store.adopt(source, written.sha256)
 
     def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[ConstantsFile, Path]:
-        """Write the constants file beside the blobs; what killed builds left of theirs goes.
-
-        Raises:
-            OSError: if it cannot be written there.
-        """
+        """Write the constants file beside the blobs; what killed builds left of theirs goes."""
         folder = self._store.directory
         make_folder(folder)
         remove_abandoned(folder, f"{UNFINISHED}*{LEFTOVER}")

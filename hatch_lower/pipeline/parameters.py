@@ -61,7 +61,6 @@ def dimension_names(
 
 
 def paired(argument: Any, shape: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each tensor of an argument with its entry in the tree of dynamic shapes."""
     if isinstance(argument, torch.Tensor) or shape is None:
         yield argument, shape
     elif isinstance(argument, Mapping) and isinstance(shape, Mapping):
@@ -75,7 +74,6 @@ def paired(argument: Any, shape: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def flat_examples(program: ExportedProgram) -> list[Any]:
-    """Return the leaves of a program's example inputs, in the order of its user inputs."""
     return pytree.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
 
 

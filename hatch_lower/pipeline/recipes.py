@@ -61,7 +61,6 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
 
 
 def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
-    """Return the manifest's entry of a recipe."""
     plan = lowered.emitted.plan
     return RecipeEntry(
         plan=lowered.files.plan,

@@ -34,11 +34,6 @@ Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], None]
 def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
     """Return the report of an earlier build of the same export; else lower, verify, and keep what it came to.
 
-    Args:
-        build: of the model.
-        lower: lowers it for all its recipes.
-        verify: compares what was lowered with eager.
-
     Raises:
         CacheError: if it would have to be lowered and the cache is frozen.
     """
@@ -90,11 +85,7 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Low
 
 
 def refuse_frozen(store: Store, model: str, found: str) -> None:
-    """Refuse to lower what the cache does not hold as a whole, if it is frozen; not even a portable program is new.
-
-    Raises:
-        CacheError: if it is.
-    """
+    """Refuse to lower what the cache does not hold as a whole, if it is frozen; not even a portable program is new."""
     if store.mode == "frozen":
         raise CacheError(
             "the cache is frozen and does not hold what this build needs",
@@ -106,11 +97,6 @@ def refuse_frozen(store: Store, model: str, found: str) -> None:
 
 def find_report(store: Store, export: Export, packager: Packager) -> ModelReport | None:
     """Return the report of an earlier build of the same export, with the source lines of this one.
-
-    Args:
-        store: where it is.
-        export: what was exported.
-        packager: writes the new debug maps.
 
     Returns:
         `None` if there is none, or a backend has changed.
@@ -143,7 +129,6 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
 
 
 def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether all backends would still shape their blobs as they did."""
     try:
         return all(
             UsedBackend(stored["backend"], tuple((key, value) for key, value in stored["specs"])).versions()
@@ -162,13 +147,6 @@ def keep_report(
     used: Iterable[UsedBackend],
 ) -> str:
     """Store what lowering an export came to, if a later build could make its debug maps from another export.
-
-    Args:
-        store: gets it.
-        export: what was exported.
-        report: what it came to.
-        emitted: recipe to emitted program.
-        used: the backends that lowered partitions.
 
     Returns:
         Why it was not stored; empty if it was, or the store is not written.
@@ -203,7 +181,7 @@ def keep_report(
 
 
 def line_in_reasons(debug: DebugMap) -> str:
-    """Return a reason that names a file of the model's source: it would be stale when lines move."""
+    # such a reason would be stale when lines move
     for method in debug.methods.values():
         files = {PurePath(origin.source.rpartition(":")[0]).name for origin in method.handles.values()} - {""}
         for node in method.undelegated:
@@ -213,10 +191,8 @@ def line_in_reasons(debug: DebugMap) -> str:
 
 
 def write_anchors(anchors: Anchors) -> dict[str, list[list[int | None]]]:
-    """Return anchors as JSON."""
     return {name: [[handle, position] for handle, position in each.items()] for name, each in anchors.items()}
 
 
 def read_anchors(value: Mapping[str, Any]) -> Anchors:
-    """Return the anchors that `write_anchors` wrote."""
     return {name: dict(each) for name, each in value.items()}

@@ -20,10 +20,6 @@ from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 def backend_at_work(backend: str, where: str) -> Iterator[None]:
     """Run a backend's code.
 
-    Args:
-        backend: its id.
-        where: the model and recipe that it works for, for errors.
-
     Raises:
         BackendError: for whatever it raises that is no error of ours, an attempt to end the process included.
         MemoryError: if memory ran out.

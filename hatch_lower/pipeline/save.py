@@ -79,7 +79,6 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
 
 
 def constant_program(value: Any) -> ExportedProgram:
-    """Return the edge program of a method without arguments that returns a constant."""
 
     class Constant(torch.nn.Module):
         def forward(self) -> Any:
@@ -89,7 +88,6 @@ def constant_program(value: Any) -> ExportedProgram:
 
 
 def count_method(program: ExportedProgram) -> MethodEntry:
-    """Return how much of a lowered method is in delegates."""
     modules = list(lowered_modules(program))
     delegated = sum(count_operations(each.original_module.graph_module) for each in modules)
     return MethodEntry(count_operations(program.graph_module) - len(modules) + delegated, delegated, len(modules))

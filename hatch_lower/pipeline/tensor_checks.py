@@ -27,13 +27,11 @@ def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
 
 
 def tensors_of(value: Any) -> dict[str, Any]:
-    """Return the tensors in a tree by their paths."""
     leaves, _ = pytree.tree_flatten_with_path(value)
     return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def path_text(path: Sequence[Any]) -> str:
-    """Return `args[0]` for the path of a leaf below a dict."""
     first, *rest = path
     return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
 
@@ -114,12 +112,10 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
 
 
 def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same layout and contents."""
     if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
         return False
     return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
 
 
 def described_tensor(tensor: torch.Tensor) -> str:
-    """Return `float32[2, 3]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -39,7 +39,6 @@ def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> None:
 
 
 def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
-    """Compare a packaged recipe with eager in a process that has not run the model's code."""
     if build.fresh is None or build.examples is None:
         return
     source, recipe, packager = build.source, lowered.recipe, build.packager

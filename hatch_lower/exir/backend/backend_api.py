@@ -80,12 +80,7 @@ class Lowered:
     keys: Mapping[str, bool] = field(default_factory=dict)
 
     def then(self, later: Lowered, name: str = "") -> Lowered:
-        """Return what this and a later partitioner came to together.
-
-        Args:
-            later: what the later one made of this program.
-            name: put before its reasons.
-        """
+        """Return what this and a later partitioner came to together."""
         reasons = dict(self.reasons)
         for node, reason in later.reasons.items():
             told = f"{name}: {reason}" if name else reason
@@ -221,7 +216,6 @@ def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:
 
 
 def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
-    """Return whether a program is still what it was; one that can no longer be described is not."""
     expected = structure_digest(program)
     try:
         return structure_digest(tagged) == expected
@@ -230,25 +224,22 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
 
 
 def used_tags(result: PartitionResult) -> list[str]:
-    """Return the declared tags that operations carry, in the order of their declaration."""
     modules = graph_modules(result.tagged_exported_program.graph_module)
     found = {node.meta.get(DELEGATION_TAG) for each in modules for node in each.graph.nodes if node.op != "placeholder"}
     return [tag for tag in result.partition_tags if tag in found]
 
 
 def node_names(program: ExportedProgram) -> list[str]:
-    """Return the names of a program's nodes, in order."""
     return [node.name for node in program.graph.nodes]
 
 
 def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
-    """Return the tensors of some programs with their names, one for each memory, as far as they are plain memory."""
     held = [each for program in programs for each in (*program.state_dict.items(), *program.constants.items())]
     return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain(tensor)}
 
 
 def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], before: Sequence[int]) -> None:
-    """Raise `PartitionError` if a partitioner has written into tensors: they are those of the model itself."""
+    # the tensors are those of the model itself, not copies
     after = storage_checksums(tensor for _, tensor in weights.values())
     changed = [name for (name, _), old, new in zip(weights.values(), before, after, strict=True) if old != new]
     if changed:
@@ -260,7 +251,6 @@ def refuse_changed_weights(weights: Mapping[int, tuple[str, torch.Tensor]], befo
 
 
 def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails], program: ExportedProgram) -> Request:
-    """Return what is asked of a partition's backend."""
     return Request(method, spec, backend, localise(program, weight_free=backend.weight_free))
 
 
@@ -294,7 +284,7 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
 
 
 def count_operations(plan: Plan) -> int:
-    """Return how many operations are in partitions; a `getitem` computes nothing and does not count."""
+    # a `getitem` computes nothing
     nodes = (node for partition in plan.all_partitions() for node in partition.nodes)
     return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
@@ -347,6 +337,5 @@ def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -
 
 
 def lower_whole(backend_id: str, program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule:
-    """Lower a whole program as one partition."""
     request = make_request("forward", DelegationSpec(backend_id, compile_specs), find_backend(backend_id), program)
     return make_module(program, request, preprocess_all([request], None)[0])

@@ -80,13 +80,10 @@ def lower_exported(
 
     Args:
         exported: method name to program, as `torch.export.export` returns them.
-        turns: in their order.
         preserve: operators that stay whole in any case.
         passes: of a method, run over its edge program before the first turn.
         needs_delegates: whether an operation that was kept whole for a partitioner is refused if none took it. A build
             leaves it: torch runs it whole. ExecuTorch's runtime could not.
-        store: the cache.
-        steps: what to do around the steps.
 
     Raises:
         NotDelegatedError: for such an operation.
@@ -118,5 +115,4 @@ def lower_exported(
 
 
 def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:
-    """Return method name to program."""
     return {method: lowered.program for method, lowered in methods.items()}

@@ -38,9 +38,6 @@ class Request:
     """One partition to lower.
 
     Args:
-        method: the method that it is in.
-        spec: its backend's id and options.
-        backend: the backend's compile half.
         local: what the backend sees.
     """
 
@@ -116,7 +113,6 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
 
 
 def lowers_jointly(backend: type[BackendDetails]) -> bool:
-    """Return whether a backend defines `preprocess_multimethod`: then each result may depend on all partitions."""
     defined = getattr(backend.preprocess_multimethod, "__func__", None)
     return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
 
@@ -143,7 +139,6 @@ def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[s
 
 
 def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[PreprocessResult]]:
-    """Return the stored results of the units that have all of theirs."""
     found = {key: read_unit(store, key, unit) for key, unit in units.items()}
     return {key: results for key, results in found.items() if results is not None}
 
@@ -160,12 +155,6 @@ def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[Preproc
 
 
 def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]]) -> PartitionKey:
-    """Return a partition's key.
-
-    Args:
-        request: the partition.
-        fingerprints: those already asked for, by backend and options; extended.
-    """
     program, state = request.local.program, state_of(request)
     backend_id, specs = request.spec
     options = tuple((spec.key, spec.value.hex()) for spec in specs)
@@ -198,7 +187,7 @@ def state_of(request: Request) -> str:
 
 
 def refuse_changed_weights(unit: Unit) -> None:
-    """Raise `BackendError` if a backend has written into the model's tensors: eager's would be the same wrong ones."""
+    # eager would compute with the same wrong weights, so no comparison would notice
     for request, before in zip(unit.requests, unit.states, strict=True):
         if state_of(request) != before:
             raise BackendError(
@@ -210,7 +199,6 @@ def refuse_changed_weights(unit: Unit) -> None:
 
 
 def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> None:
-    """Raise `BackendError` if a result's debug map has a handle that no node of its partition has."""
     for request, result in zip(unit.requests, results, strict=True):
         handles = [handle for each in (result.debug_handle_map or {}).values() for handle in each]
         if max(handles, default=0) > len(request.local.handles):
@@ -223,10 +211,7 @@ def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> N
 
 
 def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
-    """Return what identifies a backend's code, whatever its fingerprint says of it.
-
-    A class that is defined in no file has nothing that does: its results are found again in no other call.
-    """
+    # A class that is defined in no file has nothing that tells its code: its results are found again in no other call.
     try:
         return code_of(backend_id, backend, {})
     except NoKeyError:
@@ -272,7 +257,6 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
 
 
 def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
-    """Raise `BackendError` unless a backend returned so many results."""
     if not isinstance(results, (list, tuple)) or len(results) != count:
         found = "nothing" if results is None else f"{len(results)} results" if hasattr(results, "__len__") else "?"
         raise BackendError(
@@ -281,7 +265,6 @@ def check_count(backend_id: str, results: Any, count: int, where: str, subject: 
 
 
 def check_result(backend_id: str, result: Any, method: str) -> None:
-    """Raise `BackendError` unless what a backend returned for a partition can be stored and packaged."""
     where = f"method `{method}`"
     if not isinstance(result, PreprocessResult):
         raise BackendError(
@@ -301,7 +284,6 @@ def check_result(backend_id: str, result: Any, method: str) -> None:
 
 
 def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | None:
-    """Return the stored results of a unit, or `None`."""
     method, backend_id = unit.requests[0].method, unit.requests[0].spec.backend_id
     subject = "all partitions" if unit.joint else f"a partition of `{method}`"
     value = store.get(key, f"{subject} for the backend `{backend_id}`")
@@ -313,7 +295,6 @@ def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | No
 
 
 def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | None:
-    """Return the result that `result_value` describes, or `None`."""
     if not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
         return None
     target = value["target"]
@@ -340,7 +321,6 @@ def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | No
 
 
 def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedDataStoreOutput:
-    """Return the named data that `data_value` describes."""
     return NamedDataStoreOutput(
         tuple(blobs[digest] for digest in value["buffers"]),
         {name: read_entry(each) for name, each in value["program"]},
@@ -349,7 +329,6 @@ def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedData
 
 
 def read_entry(value: Mapping[str, Any]) -> DataEntry:
-    """Return the entry that `entry_value` describes."""
     layout = value["layout"]
     if layout is not None:
         layout = TensorLayout(layout["scalar_type"], tuple(layout["sizes"]), tuple(layout["dim_order"]))
@@ -357,7 +336,7 @@ def read_entry(value: Mapping[str, Any]) -> DataEntry:
 
 
 def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessResult]) -> None:
-    """Store the results of a unit, unless one holds what cannot be written as JSON; such are made anew each time."""
+    # what JSON cannot hold is made anew each time
     if not all(map(is_storable, results)):
         return
     values = [result_value(each) for each in results]
@@ -369,14 +348,12 @@ def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessR
 
 
 def is_storable(result: PreprocessResult) -> bool:
-    """Return whether a result is the same after it was written as JSON and read."""
     data = result.data_store_output
     known = data is None or isinstance(data, NamedDataStoreOutput)
     return known and is_plain(result._delegate_info_meta) and is_json(dict(result.info))
 
 
 def result_value(result: PreprocessResult) -> dict[str, Any]:
-    """Return a result as JSON; its blob and buffers by their digests."""
     data, debug, target = result.data_store_output, result.debug_handle_map, result.target
     return {
         "blob": sha256_bytes(result.processed_bytes),
@@ -392,7 +369,6 @@ def result_value(result: PreprocessResult) -> dict[str, Any]:
 
 
 def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
-    """Return named data as JSON; its buffers by their digests, everything in the order of the backend."""
     return {
         "buffers": [sha256_bytes(buffer) for buffer in data.buffers],
         "program": [[name, entry_value(each)] for name, each in data.pte_data.items()],
@@ -404,7 +380,6 @@ def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
 
 
 def entry_value(entry: DataEntry) -> dict[str, Any]:
-    """Return one name's entry as JSON."""
     layout = entry.tensor_layout and {
         "scalar_type": entry.tensor_layout.scalar_type,
         "sizes": list(entry.tensor_layout.sizes),
@@ -414,7 +389,7 @@ def entry_value(entry: DataEntry) -> dict[str, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is the same after a round trip through JSON."""
+    # whether it is the same after a round trip through JSON
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
     if isinstance(value, list):
@@ -423,7 +398,6 @@ def is_plain(value: Any) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Return whether a value can be written as JSON; emitting says what is wrong with one that cannot."""
     try:
         canonical_json(value)
     except (TypeError, ValueError):

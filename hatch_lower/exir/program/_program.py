@@ -49,7 +49,6 @@ class EdgeCompileConfig:
     """Operators that are left whole in all programs, whether a backend takes them or not."""
 
     def exempt(self) -> frozenset[OpOverload]:
-        """Return the operators that need not be core ATen."""
         return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))
 
 
@@ -126,7 +125,6 @@ class EdgeProgramManager:
 
     @property
     def _named_data_store(self) -> NamedDataStore:
-        """The named data of all delegates of all methods."""
         store = NamedDataStore()
         for program in self._edge_programs.values():
             for module in lowered_modules(program):
@@ -262,12 +260,10 @@ def to_edge_transform_and_lower(
 
 
 def by_method(programs: Programs) -> dict[str, ExportedProgram]:
-    """Return method name to program."""
     return {"forward": programs} if isinstance(programs, ExportedProgram) else dict(programs)
 
 
 def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedProgram:
-    """Return a method's program, or raise `MethodNameError`."""
     if name not in programs:
         raise MethodNameError(f"there is no method `{name}`", found=nearest(name, programs), hint="correct the name")
     return programs[name]
@@ -293,7 +289,6 @@ def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -
 
 
 def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
-    """Check one program, and name its method if it breaks a rule."""
     try:
         verify_edge(program, exempt=exempt)
     except EdgeViolationError as error:
@@ -311,7 +306,6 @@ def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
 
 
 def refuse_etrecord(wanted: bool) -> None:
-    """Raise `EdgeError` if an ETRecord is asked for."""
     if wanted:
         raise EdgeError(
             "there are no ETRecords here",

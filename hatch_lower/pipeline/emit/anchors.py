@@ -37,7 +37,6 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
 
 
 def exported_nodes(program: ExportedProgram) -> list[Node]:
-    """Return the nodes of a program, then those of the graphs nested in it."""
     return [node for each in graph_modules(program.graph_module) for node in each.graph.nodes]
 
 
@@ -58,10 +57,7 @@ def re_anchor(
     """Return a debug map with the module paths and source lines of an export.
 
     Args:
-        debug: of an earlier export with the same canonical form.
-        anchors: its anchors.
         exported: method name to program, before decomposition.
-        sources: names files.
     """
     return DebugMap(
         {
@@ -87,5 +83,4 @@ def re_anchor_method(
 
 
 def source_lines(program: ExportedProgram, sources: SourceRoots) -> list[str]:
-    """Return the source line of each node of a program's outer graph, empty where it has none."""
     return [sources.source(node.meta.get("stack_trace")) for node in program.graph.nodes]

@@ -24,22 +24,12 @@ def overload_of(target: Any) -> OpOverload | None:
 
 
 def op_name(overload: OpOverload) -> str:
-    """Return `aten.add.Tensor`."""
     namespace, name = overload._schema.name.split("::")
     return f"{namespace}.{name}.{overload._schema.overload_name or 'default'}"
 
 
 def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) -> Argument:
-    """Return an instruction's argument.
-
-    Args:
-        value: a node's argument: nodes, literals, and lists of them.
-        refer: from a node to its reference.
-        where: the method and node, for errors.
-
-    Raises:
-        EdgeError: for something that a plan cannot hold.
-    """
+    """Return an instruction's argument."""
     if isinstance(value, Node):
         return refer(value)
     if isinstance(value, (list, tuple)):
@@ -48,11 +38,7 @@ def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) 
 
 
 def literal_argument(value: Any, where: str) -> Literal:
-    """Return a literal.
-
-    Raises:
-        EdgeError: for something that a plan cannot hold, such as a generator or a device other than the CPU.
-    """
+    """Return a literal."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if type(value) in (int, float, complex):

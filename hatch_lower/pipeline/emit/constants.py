@@ -26,9 +26,7 @@ class ConstantUse:
     """That a method uses a tensor under a name.
 
     Args:
-        method: the method's name.
         name: the parameter's or buffer's dotted name, or the lifted tensor's.
-        tensor: its value, on the CPU.
         mutated: whether the method changes it.
         lifted: whether it is no part of the module, so that its name means something in this method only.
     """
@@ -71,7 +69,7 @@ class SpanDigests:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="digests")
 
     def start(self, tensors: Iterable[torch.Tensor]) -> list[Future[str]]:
-        """Begin to hash the memory that each tensor spans; hashing leaves the interpreter to others."""
+        # hashing leaves the interpreter to other threads
         found = []
         for tensor in tensors:
             place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
@@ -81,21 +79,15 @@ class SpanDigests:
         return found
 
     def digests(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """Return the sha256 of the memory that each tensor spans."""
         return [each.result() for each in self.start(tensors)]
 
 
 def span_digest(tensor: torch.Tensor) -> str:
-    """Return the sha256 of the memory that a tensor spans."""
     return sha256_bytes(span_bytes(tensor))
 
 
 def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
-    """Return the tensors of a model by plan name, and the names of those that a method changes.
-
-    Raises:
-        EdgeError: if methods use one name for different tensors.
-    """
+    """Return the tensors of a model by plan name, and the names of those that a method changes."""
     tensors: dict[str, torch.Tensor] = {}
     mutable = set()
     for use in uses:
@@ -120,7 +112,6 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what tells one view of memory from another."""
     return (storage_key(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -131,7 +122,6 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
         tensors: plan name to tensor, on the CPU, of any dtype, shape and strides.
         mutable: plan names of those that a method changes. All constants that overlap one are mutable too, and none of
             them is merged with others by content.
-        digests: what was hashed already.
 
     Raises:
         EdgeError: for a tensor that is not plain memory on the CPU.
@@ -172,11 +162,7 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
 
 
 def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a constant without gradient, and with pending conjugation or negation carried out.
-
-    Raises:
-        EdgeError: if it is not plain memory on the CPU.
-    """
+    """Return a constant without gradient, and with pending conjugation or negation carried out."""
     value = tensor.detach()
     known = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and dtype_name(value.dtype) in DTYPES
     if not known or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":

@@ -34,7 +34,6 @@ def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> Constan
     """Write a safetensors file.
 
     Args:
-        path: the file; it is overwritten.
         storages: key to contiguous tensor on the CPU, of any dtype. No tensor is copied.
 
     Returns:
@@ -71,7 +70,6 @@ def place_in_file(key: str, tensor: torch.Tensor) -> tuple[bool, int, str]:
 
 
 def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the part before the data: 8 bytes of length, sorted JSON, and spaces up to the alignment."""
     entries = {}
     begin = 0
     for key in keys:

@@ -41,11 +41,7 @@ def delegate_file(digest: str, suffix: str) -> str:
 
 
 class DelegateTable:
-    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data.
-
-    Args:
-        model: the model's name: the folder of the files.
-    """
+    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -58,10 +54,6 @@ class DelegateTable:
 
     def add(self, module: LoweredBackendModule, constants: tuple[str, ...]) -> int:
         """Return the number of a lowered module's delegate.
-
-        Args:
-            module: the lowered module.
-            constants: plan names of the constants to bind to it, in order.
 
         Raises:
             BackendError: for named data that contradict those of another delegate or cannot be mapped, or facts for the
@@ -96,7 +88,7 @@ class DelegateTable:
         return self._numbers[key]
 
     def _join_blobs(self, digest: str, result: PreprocessResult) -> Blob:
-        """Return a result's blob; equal bytes are one file, whichever backends they come from."""
+        # equal bytes are one file, whichever backends they come from
         known = self.blobs.get(digest)
         if known is None:
             return Blob(result.processed_bytes, result.suffix, result.target, tuple(sorted(set(result.requirements))))
@@ -132,11 +124,7 @@ class DelegateTable:
 
 
 def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> DataFile:
-    """Return the plan's entry of named data.
-
-    Raises:
-        BackendError: for an empty name, an alignment that a mapped file cannot have, or the layout of another size.
-    """
+    """Return the plan's entry of named data."""
     if not name or "\0" in name:
         raise BackendError("named data needs a name", where=where, found=repr(name), hint="name it without NUL")
     where = f"{where}, named data `{name}`"

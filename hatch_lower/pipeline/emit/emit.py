@@ -33,8 +33,6 @@ class LoweredMethod:
     """One method after lowering.
 
     Args:
-        name: the method's name.
-        program: edge operators and calls of lowered modules; plain ATen operators are taken too.
         parameters: Python names of the positional arguments.
         reasons: node name to the reason why no backend took it.
         dimensions: torch's name of a symbol to the name of its `torch.export.Dim`.
@@ -52,9 +50,6 @@ class EmittedProgram:
     """One model for one recipe.
 
     Args:
-        plan: refers to blobs by file name and to constants by storage key.
-        blobs: sha256 to blob.
-        debug: the debug map.
         storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
         data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.blob`.
         nodes: method name to debug handle to the node that the debug map describes there.
@@ -68,7 +63,6 @@ class EmittedProgram:
     nodes: Mapping[str, Mapping[int, Node]] = field(default_factory=dict)
 
     def requirements(self) -> tuple[str, ...]:
-        """Return what running the delegates requires, sorted."""
         return tuple(sorted({line for blob in self.blobs.values() for line in blob.requirements}))
 
 
@@ -82,8 +76,6 @@ def emit_program(
     """Return what is packaged for one model and recipe.
 
     Args:
-        model: the model's name: the folder of its blobs.
-        methods: method name to lowered method.
         roots: the project's root and import roots, to which source files in the debug map are relative.
         digests: shared by the recipes of a model, so that its weights are hashed once.
 
@@ -108,11 +100,7 @@ def emit_program(
 
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
-    """Yield the constants that a program's own operations use, by placeholder name or path of an attribute.
-
-    Raises:
-        EdgeError: for a constant that is no tensor.
-    """
+    """Yield the constants that a program's own operations use, by placeholder name or path of an attribute."""
     changed = mutated_names(program)
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -134,7 +122,6 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
 
 
 def attribute_uses(method: str, module: torch.fx.GraphModule, prefix: str) -> Iterator[tuple[str, ConstantUse]]:
-    """Yield the tensors that are attributes of a graph module or of those nested in it."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
             found = attribute_of(module, node.target)
@@ -146,7 +133,6 @@ def attribute_uses(method: str, module: torch.fx.GraphModule, prefix: str) -> It
 
 
 def delegate_uses(method: str, program: ExportedProgram) -> Iterator[ConstantUse]:
-    """Yield the constants that are bound to a program's delegates when they are loaded."""
     pending = [program.graph_module]
     while pending:
         module = pending.pop()
@@ -176,7 +162,6 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
 
 
 def mutated_names(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the parameters and buffers that a program changes."""
     specs = program.graph_signature.output_specs
     return frozenset(str(spec.target) for spec in specs if spec.kind in STATE_MUTATIONS)
 
@@ -191,11 +176,7 @@ def emit_method(
     """Return the plan and the debug map of one method, and the nodes that the map describes, by debug handle.
 
     Args:
-        where: `model.method`, for errors.
-        method: the method.
         names: placeholder name, or path of an attribute, to plan name.
-        delegates: the plan's delegates; extended.
-        sources: for the debug map.
     """
     program = method.program
     symbols = Symbols(program.range_constraints, method.dimensions, where)
@@ -244,11 +225,6 @@ def emit_method(
 
 
 def user_output(spec: OutputSpec, argument: Argument, where: str) -> Argument:
-    """Return an output of the method.
-
-    Raises:
-        EdgeError: for an output of a training graph.
-    """
     if spec.kind is not OutputKind.USER_OUTPUT:
         raise EdgeError(
             "a method has an output that only training needs",

@@ -41,11 +41,7 @@ class MethodContext:
     """What the graphs of one method share while they are emitted.
 
     Args:
-        where: `model.method`, for errors.
-        symbols: the method's symbols.
         constants: placeholder's name, or dotted path of a tensor in a nested graph, to the constant's plan name.
-        add_delegate: from a lowered module to its number in the plan.
-        sources: for the debug map.
         reasons: node name to the reason why no backend took it.
         nodes: debug handle to the node that its origin describes.
     """
@@ -63,7 +59,6 @@ class MethodContext:
     undelegated: list[Undelegated] = field(default_factory=list)
 
     def debug(self) -> MethodDebug:
-        """Return the method's debug map."""
         handles = {handle: self.handles[handle] for handle in sorted(self.handles)}
         return MethodDebug(handles, self.instructions, self.delegates, tuple(self.undelegated))
 
@@ -72,8 +67,6 @@ class GraphEmitter:
     """Turns one FX graph into a plan's graph.
 
     Args:
-        context: what the graphs of the method share.
-        module: the graph module.
         path: what precedes an instruction's number in the debug map: `4.true.`, empty at the top.
         prefix: what precedes an attribute's name: `true_graph_0.`, empty at the top.
     """
@@ -91,13 +84,11 @@ class GraphEmitter:
         self._needed = needed_nodes(module, context.symbols)
 
     def add_input(self, node: Node) -> None:
-        """Let a placeholder be an input of the graph."""
         slot = self._new_slot()
         self._inputs.append(slot)
         self._known[node] = Value(slot)
 
     def add_constant(self, node: Node, name: str) -> None:
-        """Let a placeholder be a constant of the plan."""
         self._known[node] = ConstantName(name)
 
     def emit_calls(self) -> None:
@@ -111,11 +102,9 @@ class GraphEmitter:
                     self._known[node] = ConstantName(name)
 
     def refer(self, value: Any) -> Argument:
-        """Return the reference to a node's value, or a literal."""
         return self._argument(value, "output")
 
     def graph(self, outputs: Sequence[Argument]) -> Graph:
-        """Return the finished graph."""
         return Graph(tuple(self._inputs), tuple(self._instructions), tuple(outputs))
 
     def _new_slot(self) -> int:
@@ -185,7 +174,6 @@ class GraphEmitter:
         return self._append(lambda out: OpCall(name, converted, kwargs, out), self._handles(node, name))
 
     def _message(self, text: str) -> str:
-        """Return an assertion's text without node names, in the plan's symbols."""
         return self._context.symbols.rename(text.partition(" on node '")[0])
 
     def _emit_python(self, node: Node, name: str) -> Argument:
@@ -253,7 +241,6 @@ class GraphEmitter:
         return [*results, *copies]
 
     def _result(self, producer: Any, index: Any) -> Argument:
-        """Return one of the results that were emitted for a node that has no slot of its own."""
         return self._results[producer][int(index)]
 
     def _emit_cond(self, node: Node) -> Argument:
@@ -288,7 +275,7 @@ class GraphEmitter:
         return self._append(lambda out: Map(body, args, rest, out), self._handles(node, "map"))
 
     def _emit_scan(self, node: Node) -> Argument:
-        """Emit a loop over rows; where another dimension is scanned, or backwards, torch has turned the tensors."""
+        # where another dimension is scanned, or backwards, torch has turned the tensors
         arguments: tuple[Any, ...] = node.args
         body_node, carried, rows, extra = arguments
         body = self._nested(body_node, f"{self._next_path()}.body.")
@@ -297,7 +284,6 @@ class GraphEmitter:
         return self._append(lambda out: Scan(body, args, along, rest, out), self._handles(node, "scan"))
 
     def _nested(self, node: Node, path: str) -> Graph:
-        """Return a branch or body; its placeholders are its inputs."""
         module = attribute_of(self._module, str(node.target))
         emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{node.target}.")
         for each in module.graph.nodes:

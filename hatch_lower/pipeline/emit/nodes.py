@@ -34,17 +34,14 @@ def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
 
 
 def always_holds(condition: Any, symbols: Symbols) -> bool:
-    """Return whether an assertion's condition is true for all inputs that are in range."""
     return symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition)
 
 
 def clone_of(argument: Argument) -> Callable[[int], Instruction]:
-    """Return what makes the instruction that copies a tensor."""
     return lambda out: OpCall("aten.clone.default", (argument,), (), out)
 
 
 def item_of(sequence: Argument, index: int) -> Callable[[int], Instruction]:
-    """Return what makes the instruction that takes one of several results."""
     return lambda out: PythonCall("getitem", (sequence, index), out)
 
 
@@ -58,7 +55,6 @@ def conversion_of(value: Any) -> str | None:
 
 
 def name_of(node: Node) -> str:
-    """Return the name of what a node calls: an operator's, or that of a function on sizes or of control flow."""
     overload = overload_of(node.target)
     if overload is not None:
         return op_name(overload)

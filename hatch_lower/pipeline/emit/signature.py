@@ -27,11 +27,6 @@ from hatch_lower.runtime.classes import owner_of
 def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:
     """Return a method's parameters with the containers around their leaves.
 
-    Args:
-        program: the exported program; its `in_spec` holds positional and keyword arguments.
-        names: Python names of the positional arguments.
-        where: the method, for errors.
-
     Raises:
         EdgeError: for a container that a plan cannot describe, or names that do not fit the arguments.
     """
@@ -54,11 +49,7 @@ def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) 
 
 
 def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
-    """Return the plan's description of a torch pytree.
-
-    Raises:
-        EdgeError: for a container that a plan cannot describe.
-    """
+    """Return the plan's description of a torch pytree."""
     if spec.is_leaf():
         return Leaf()
     kind, context = spec.type, spec.context
@@ -101,11 +92,6 @@ def object_keys(kind: Any, context: Any) -> tuple[list[str] | None, list[str]]:
 
 
 def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
-    """Return a dictionary's keys.
-
-    Raises:
-        EdgeError: if one is neither a string nor an integer.
-    """
     for key in keys:
         if type(key) not in (str, int):
             raise EdgeError(
@@ -118,45 +104,36 @@ def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
 
 
 def issubclass_of(kind: Any, base: type) -> bool:
-    """Return whether `kind` is a class below `base`."""
     return isinstance(kind, type) and issubclass(kind, base)
 
 
 def is_name(key: Any) -> bool:
-    """Return whether a key can be an attribute's name."""
     return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
 
 
 def importable(kind: type) -> bool:
-    """Return whether another process finds a class under its module and name."""
+    # another process finds a class by its module and name only
     return "<" not in kind.__qualname__ and kind.__module__ != "__main__"
 
 
 def qualified_name(kind: type) -> str:
-    """Return `module:Class`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def user_inputs(program: ExportedProgram) -> list[tuple[InputSpec, Node]]:
-    """Return the specs and placeholders of a program's flat inputs, in order."""
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     pairs = zip(program.graph_signature.input_specs, placeholders, strict=True)
     return [(spec, node) for spec, node in pairs if spec.kind is InputKind.USER_INPUT]
 
 
 def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input:
-    """Return what a flat input of a method must be."""
     if isinstance(spec.arg, ConstantArgument):
         return LiteralInput(literal_argument(spec.arg.value, where))
     return value_input(node.meta["val"], symbols, f"{where}, input `{node.name}`")
 
 
 def value_input(value: Any, symbols: Symbols, where: str) -> Input:
-    """Return what a method's input, or an argument of a delegate, must be, from its traced value.
-
-    Raises:
-        EdgeError: for a tensor that is not dense or not on the CPU, or a symbolic number that is no integer.
-    """
+    """Return what a method's input, or an argument of a delegate, must be, from its traced value."""
     if isinstance(value, torch.Tensor):
         return tensor_value(value, symbols, where)
     if isinstance(value, torch.SymInt):
@@ -172,11 +149,6 @@ def value_input(value: Any, symbols: Symbols, where: str) -> Input:
 
 
 def tensor_value(value: torch.Tensor, symbols: Symbols, where: str) -> TensorInput:
-    """Return what a tensor must be, from the traced one.
-
-    Raises:
-        EdgeError: if it is not dense or not on the CPU.
-    """
     if value.layout is not torch.strided or value.device.type != "cpu":
         raise EdgeError(
             "a tensor is not a dense tensor on the CPU",

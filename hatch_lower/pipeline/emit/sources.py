@@ -60,7 +60,6 @@ class SourceRoots:
 
 
 def module_path(node: Node) -> str:
-    """Return the dotted path of the innermost module whose `forward` made a node, empty for the model itself."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     return next((path for path in reversed(paths) if not path.startswith("_empty_nn_module_stack")), "")

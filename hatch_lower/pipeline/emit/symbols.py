@@ -36,7 +36,6 @@ class Symbols:
     Args:
         ranges: the exported program's range constraints.
         labels: torch's name of a symbol to what people call it: the name of its `torch.export.Dim`.
-        where: the method, for errors.
     """
 
     def __init__(self, ranges: Mapping[sympy.Expr, ValueRanges[Any]], labels: Mapping[str, str], where: str) -> None:
@@ -51,14 +50,7 @@ class Symbols:
         self._inputs = set(self._names)
 
     def expr(self, value: Any) -> Expression:
-        """Return a size as an integer or a plan expression.
-
-        Args:
-            value: an `int`, `torch.SymInt` or sympy expression.
-
-        Raises:
-            EdgeError: if the plan has no operation for a part of it.
-        """
+        """Return a size as an integer or a plan expression."""
         if isinstance(value, int):
             return value
         return self._convert(expression_of(value))
@@ -90,7 +82,6 @@ class Symbols:
         return bool(bounds.lower is sympy.true)
 
     def rename(self, text: str) -> str:
-        """Return a message with torch's symbols under the plan's names; symbols that no expression uses stay."""
         known = {str(symbol): name for symbol, name in self._names.items()}
         return SYMBOL.sub(lambda match: known.get(match[0], match[0]), text)
 
@@ -123,7 +114,7 @@ class Symbols:
         return rule(self, expr)
 
     def _commutative(self, op: str, expr: sympy.Expr) -> Expression:
-        """Convert with the operands in an order that does not depend on what torch calls its symbols."""
+        # the order must not depend on what torch calls its symbols
         parts = [self._convert(part) for part in expr.args]
         numbers = [part for part in parts if isinstance(part, int)]
         others = [part for part in parts if not isinstance(part, int)]
@@ -182,12 +173,10 @@ RULES: Mapping[type, Rule] = {
 
 
 def expression_of(value: Any) -> sympy.Expr:
-    """Return the sympy expression of a symbolic number, or the expression itself."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node.expr
     return value
 
 
 def finite(bound: sympy.Expr) -> int | None:
-    """Return a bound as an integer, or None if there is none."""
     return int(bound) if bound.is_Integer and abs(int(bound)) < 2**62 else None

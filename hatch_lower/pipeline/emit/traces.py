@@ -19,11 +19,7 @@ ADDRESS = re.compile(rb" at 0x[0-9a-f]{8,16}>")
 
 
 def machine_words(root: Path) -> dict[str, bytes]:
-    """Return what is looked for, by what it is.
-
-    Args:
-        root: of the project.
-    """
+    """Return what is looked for, by what it is."""
     folders = {
         "the project's folder": str(root),
         "the temporary folder": tempfile.gettempdir(),
