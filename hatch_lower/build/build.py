@@ -30,16 +30,16 @@ def build(context: BuildContext) -> BuildResult:
     settings, store = context.settings, context.store
     assets = find_assets(settings)
     known = look_up(context)
-    found = {name: each.result for name, each in known.items() if each.result is not None}
-    missing = [model for model in settings.models if model.name not in found]
+    results = {name: lookup.result for name, lookup in known.items() if lookup.result is not None}
+    missing = [model for model in settings.models if model.name not in results]
     # a project that was copied or moved has no history here yet, and `explain` is to know it
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
         from hatch_lower.build.executor import explained, export_models  # a build of what is known starts no process
 
         answers = export_models(context, missing, known) if missing else []
-        found |= explained(context, known, answers)
-    return result_of(settings, found, assets, context.work)
+        results |= explained(context, known, answers)
+    return result_of(settings, results, assets, context.work)
 
 
 def look_up(context: BuildContext) -> dict[str, LookupResult]:
@@ -61,9 +61,9 @@ def look_up(context: BuildContext) -> dict[str, LookupResult]:
 
 
 def result_of(
-    settings: Settings, found: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
+    settings: Settings, models: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
 ) -> BuildResult:
-    results = [with_assets(found[model.name], assets[model.name]) for model in settings.models]
+    results = [with_assets(models[model.name], assets[model.name]) for model in settings.models]
     recipes = [recipe for result in results for recipe in result.entry["recipes"].values()]
     return BuildResult(
         payload=collect_payload(settings, results, work),

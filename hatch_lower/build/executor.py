@@ -125,9 +125,9 @@ def explained(
             report.torch,
             {"architecture": encode(report.architecture), "backends": encode(report.backends)},
         )
-    for name, each in known.items():
-        if (held := each.report) is not None:
-            histories[name] = ModelHistory(1, methods=held.methods, key=held.key, rows=held.rows, manifest=each.key)
+    for name, lookup in known.items():
+        if (held := lookup.report) is not None:
+            histories[name] = ModelHistory(1, methods=held.methods, key=held.key, rows=held.rows, manifest=lookup.key)
     if store.writes:
         write_history(store.directory, settings.root, BuildHistory(settings.name, settings.version, histories))
     return results

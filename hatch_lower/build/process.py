@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from hatch_lower.build.child_exit import ChildExit, answer_of, cut, without_errors
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.outcome import ChildExit, answer_of, cut, without_errors
 from hatch_lower.build.protocol import REQUEST, Answer, Request
 from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json

@@ -103,21 +103,21 @@ def describe_export(
     sources = SourceRoots([Path(entry) for entry in sys.path if entry])
     methods = {}
     state = []
-    for method, each in zip(source.methods, described, strict=True):
+    for method, exported in zip(source.methods, described, strict=True):
         held = list(constants_of(method.program))
         contents = digests.digests([tensor.detach() for _, tensor in held])
-        form = store.put_blob(form_bytes(method, each.form, source_lines(method.program, sources)))
+        form = store.put_blob(form_bytes(method, exported.form, source_lines(method.program, sources)))
         names = [name for name, _ in held]
         methods[method.name] = MethodRecord(
-            each.graph, each.names, each.examples, dict(zip(names, contents, strict=True)), form
+            exported.graph, exported.names, exported.examples, dict(zip(names, contents, strict=True)), form
         )
         state.append(digest_of([names, contents]))
     key = ExportKey(
         model=model.name,
         methods=tuple(methods),
-        graphs=tuple(each.graph for each in methods.values()),
-        names=tuple(each.names for each in methods.values()),
-        examples=tuple(each.examples for each in methods.values()),
+        graphs=tuple(method.graph for method in methods.values()),
+        names=tuple(method.names for method in methods.values()),
+        examples=tuple(method.examples for method in methods.values()),
         state=tuple(state),
         sharing=sharing,
         eager=eager_digest(source, examples),

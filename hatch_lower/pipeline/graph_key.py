@@ -70,12 +70,12 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
         "parameters": list(method.parameters),
         "dimensions": dimension_rows(method, symbols),
         "ranges": range_rows(program, symbols),
-        "inputs": [[each.kind.name, each.arg.name, each.target] for each in program.graph_signature.input_specs],
-        "outputs": [[each.kind.name, each.target] for each in program.graph_signature.output_specs],
+        "inputs": [[spec.kind.name, spec.arg.name, spec.target] for spec in program.graph_signature.input_specs],
+        "outputs": [[spec.kind.name, spec.target] for spec in program.graph_signature.output_specs],
         "constants": [[name, *layout_row(tensor)] for name, tensor in constants_of(program)],
-        "containers": [tree_row(each) for each in (program.call_spec.in_spec, program.call_spec.out_spec)],
+        "containers": [tree_row(tree) for tree in (program.call_spec.in_spec, program.call_spec.out_spec)],
         "nodes": list(node_rows(program, symbols)),
-        "graphs": [encode_note(dict(each.meta), symbols, "a graph") for each in graph_modules(program.graph_module)],
+        "graphs": [encode_note(dict(graph.meta), symbols, "a graph") for graph in graph_modules(program.graph_module)],
     }
     return ExportedMethod(form, digest_of(form), digest_of(names), digest_of(example_row(method)))
 
@@ -87,7 +87,7 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[st
     value = {
         "form": form,
         "sources": sources,
-        "names": [each.arg.name if each.target is None else each.target for each in specs],
+        "names": [spec.arg.name if spec.target is None else spec.target for spec in specs],
         "arguments": {
             name: [argument.name for argument in overload._schema.arguments]
             for name, overload in overloads.items()
@@ -98,8 +98,8 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[st
 
 
 def operations(program: ExportedProgram) -> Iterator[Node]:
-    for each in graph_modules(program.graph_module):
-        yield from (node for node in each.graph.nodes if node.op == "call_function")
+    for module in graph_modules(program.graph_module):
+        yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def refuse_unknown(program: ExportedProgram) -> None:
@@ -142,15 +142,15 @@ def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
     What no input names is among it: a partitioner or backend could look it up.
     """
     yield from program.state_dict.items()
-    yield from ((name, each) for name, each in program.constants.items() if name not in program.state_dict)
+    yield from ((name, constant) for name, constant in program.constants.items() if name not in program.state_dict)
     yield from attributes_of(program.graph_module, "")
 
 
 def attributes_of(module: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for node in module.graph.nodes:
-        found = attribute_of(module, node.target) if node.op == "get_attr" else None
-        if isinstance(found, torch.Tensor):
-            yield f"{prefix}{node.target}", found
+        attribute = attribute_of(module, node.target) if node.op == "get_attr" else None
+        if isinstance(attribute, torch.Tensor):
+            yield f"{prefix}{node.target}", attribute
     for target, nested in nested_graph_modules(module):
         yield from attributes_of(nested, f"{prefix}{target}.")
 
@@ -161,11 +161,11 @@ def layout_row(tensor: torch.Tensor) -> list[Any]:
 
 def sharing_of(programs: Iterable[ExportedProgram]) -> str:
     """Return the sha256 of which constants overlap in memory, and are views of one storage, over all methods."""
-    tensors = [tensor for each in programs for _, tensor in constants_of(each)]
+    tensors = [tensor for program in programs for _, tensor in constants_of(program)]
     storages: dict[int, int] = {}
     numbers = [storages.setdefault(storage_key(tensor), len(storages)) for tensor in tensors]
     placed = layouts(tensors)
-    return digest_of([[number, each.group, each.offset] for number, each in zip(numbers, placed, strict=True)])
+    return digest_of([[number, place.group, place.offset] for number, place in zip(numbers, placed, strict=True)])
 
 
 def dimension_rows(method: CapturedMethod, symbols: SymbolNames) -> list[list[str]]:
@@ -176,14 +176,14 @@ def dimension_rows(method: CapturedMethod, symbols: SymbolNames) -> list[list[st
 def range_rows(program: ExportedProgram, symbols: SymbolNames) -> list[list[str]]:
     # the form has the ranges of symbols only, and a plan uses those of expressions too
     ranges = program.range_constraints.items()
-    return sorted([symbols.text(each), str(bounds.lower), str(bounds.upper)] for each, bounds in ranges)
+    return sorted([symbols.text(symbol), str(bounds.lower), str(bounds.upper)] for symbol, bounds in ranges)
 
 
 def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[Any]]:
     """Yield what is noted at each node: its modules, its ancestors, and all else but where it is in the source."""
     ancestors: dict[tuple[str, int], int] = {}
-    for each in graph_modules(program.graph_module):
-        for node in each.graph.nodes:
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.nodes:
             notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
             row = [str(node.target) if node.op == "get_attr" else "", module_row(node), ancestry(node, ancestors)]
             yield [*row, encode_note(notes, symbols, f"node `{node.name}`")]
@@ -207,12 +207,12 @@ def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
 def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
     """Return a note as JSON that only equal notes share."""
     if isinstance(value, dict):
-        rows = [[encode_note(each, symbols, where) for each in pair] for pair in value.items()]
+        rows = [[encode_note(item, symbols, where) for item in pair] for pair in value.items()]
         return ["dict", sorted(rows, key=canonical_json)]
     if isinstance(value, (list, tuple)):
-        return [type(value).__name__, [encode_note(each, symbols, where) for each in value]]
+        return [type(value).__name__, [encode_note(item, symbols, where) for item in value]]
     if isinstance(value, (set, frozenset)):
-        return ["set", sorted((encode_note(each, symbols, where) for each in value), key=canonical_json)]
+        return ["set", sorted((encode_note(item, symbols, where) for item in value), key=canonical_json)]
     if value is None or isinstance(value, LITERALS):
         return encode_literal(value, symbols)
     if isinstance(value, sympy.Basic):
@@ -240,7 +240,7 @@ def tree_row(spec: pytree.TreeSpec | None) -> Any:
     facts += [isinstance(kind, type) and issubclass(kind, base) for base in (Mapping, list, dict, tuple)]
     named = spec.context if isinstance(spec.context, type) else kind
     facts.append(owner_of(named))
-    names = [list(getattr(named, each, ())) for each in ("_fields", "__match_args__")]
+    names = [list(getattr(named, attribute, ())) for attribute in ("_fields", "__match_args__")]
     context = encode_note(spec.context, SymbolNames(), f"the container `{facts[0]}`")
     return [facts, names, context, [tree_row(child) for child in spec.children()]]
 

@@ -154,25 +154,29 @@ def keep_report(
     if not store.writes:
         return ""
     anchors: dict[str, Anchors] = {}
-    for recipe, each in emitted.items():
-        anchors[recipe] = anchors_of(each.nodes, export.programs)
-        if re_anchor(each.debug, anchors[recipe], export.programs, export.sources) != each.debug:
+    for recipe, program in emitted.items():
+        anchors[recipe] = anchors_of(program.nodes, export.programs)
+        if re_anchor(program.debug, anchors[recipe], export.programs, export.sources) != program.debug:
             return f"the source lines of the recipe `{recipe}` do not follow from its exported graphs"
-        if reason := line_in_reasons(each.debug):
+        if reason := line_in_reasons(program.debug):
             return f"a backend's reason names a source line: {reason}"
     value = report_value(store, report)
     if value is None:
         return ""
     try:
         backends = [
-            {"backend": each.backend, "specs": [list(spec) for spec in each.specs], "versions": each.versions()}
-            for each in used
+            {
+                "backend": backend.backend,
+                "specs": [list(spec) for spec in backend.specs],
+                "versions": backend.versions(),
+            }
+            for backend in used
         ]
     except NoKeyError as error:
         return str(error)
     stored = {
         "report": value,
-        "anchors": {recipe: write_anchors(each) for recipe, each in anchors.items()},
+        "anchors": {recipe: write_anchors(places) for recipe, places in anchors.items()},
         "used": backends,
     }
     components = {"kind": "export", "subject": report.model, **export.key.components()}
@@ -191,8 +195,8 @@ def line_in_reasons(debug: DebugMap) -> str:
 
 
 def write_anchors(anchors: Anchors) -> dict[str, list[list[int | None]]]:
-    return {name: [[handle, position] for handle, position in each.items()] for name, each in anchors.items()}
+    return {name: [[handle, position] for handle, position in places.items()] for name, places in anchors.items()}
 
 
 def read_anchors(value: Mapping[str, Any]) -> Anchors:
-    return {name: dict(each) for name, each in value.items()}
+    return {name: dict(places) for name, places in value.items()}

@@ -24,9 +24,9 @@ import pytest
 
 import hatch_lower.build.process
 from hatch_lower.build.build import build
+from hatch_lower.build.child_exit import ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.build.context import CacheNotes, build_context, open_cache
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.outcome import ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.build.process import Child, tell_of_long_stage
 from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Answer, Request, write_answer

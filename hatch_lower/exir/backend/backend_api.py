@@ -190,11 +190,11 @@ def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bo
             found=repr(result),
             hint="return `PartitionResult(tagged_exported_program, partition_tags)`",
         )
-    if validate and (found := first_change(result.tagged_exported_program, program)):
+    if validate and (change := first_change(result.tagged_exported_program, program)):
         raise PartitionError(
             "the partitioner changed the program",
             where=f"`{name}.partition`",
-            found=found,
+            found=change,
             hint="only write `node.meta['delegation_tag']`; change graphs in a pass before partitioning",
         )
     return result
@@ -225,8 +225,9 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
 
 def used_tags(result: PartitionResult) -> list[str]:
     modules = graph_modules(result.tagged_exported_program.graph_module)
-    found = {node.meta.get(DELEGATION_TAG) for each in modules for node in each.graph.nodes if node.op != "placeholder"}
-    return [tag for tag in result.partition_tags if tag in found]
+    nodes = (node for module in modules for node in module.graph.nodes if node.op != "placeholder")
+    tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
+    return [tag for tag in result.partition_tags if tag in tags]
 
 
 def node_names(program: ExportedProgram) -> list[str]:
@@ -234,7 +235,7 @@ def node_names(program: ExportedProgram) -> list[str]:
 
 
 def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
-    held = [each for program in programs for each in (*program.state_dict.items(), *program.constants.items())]
+    held = [pair for program in programs for pair in (*program.state_dict.items(), *program.constants.items())]
     return {storage_key(tensor): (name, tensor) for name, tensor in held if is_plain(tensor)}
 
 
@@ -259,10 +260,10 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
     result, spec = response.result, request.spec
     names: list[str] = []
     if request.backend.weight_free:
-        for each in program.graph_signature.input_specs:
-            if each.kind in CONSTANT_KINDS:
-                target = str(each.target)
-                names.append(f"{request.method}:{target}" if each.kind is InputKind.CONSTANT_TENSOR else target)
+        for constant in program.graph_signature.input_specs:
+            if constant.kind in CONSTANT_KINDS:
+                target = str(constant.target)
+                names.append(f"{request.method}:{target}" if constant.kind is InputKind.CONSTANT_TENSOR else target)
     module = LoweredBackendModule(
         program,
         spec.backend_id,
@@ -326,9 +327,9 @@ def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -
     if isinstance(args, ExportedProgram) and isinstance(edge_program, Partitioner):
         return lower_methods({"forward": args}, {"forward": edge_program})["forward"].program
     if isinstance(args, MethodProgramsPartitionerSpec) and edge_program is None:
-        lowered = lower_methods(args.method_to_edge_program, args.method_to_partitioner)
-        return {method: each.program for method, each in lowered.items()}
-    given = ", ".join(type(each).__name__ for each in (args, edge_program, compile_specs) if each is not None)
+        methods = lower_methods(args.method_to_edge_program, args.method_to_partitioner)
+        return {name: lowered.program for name, lowered in methods.items()}
+    given = ", ".join(type(value).__name__ for value in (args, edge_program, compile_specs) if value is not None)
     msg = (
         f"to_backend takes (backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner) or "
         f"(MethodProgramsPartitionerSpec); it was given ({given})"

@@ -93,21 +93,21 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
         CacheError: if the cache is frozen and does not hold a result.
     """
     units, places = units_of(requests)
-    found = {} if store is None else read_units(store, units)
-    missing = {key: unit for key, unit in units.items() if key not in found}
+    results = {} if store is None else read_units(store, units)
+    missing = {key: unit for key, unit in units.items() if key not in results}
     if missing:
         with nullcontext() if store is None else store.locked(missing):
             if store is not None:  # another build may have made some while this one waited
-                found |= read_units(store, missing)
-            missing = {key: unit for key, unit in missing.items() if key not in found}
-            for key, results in call_backends(missing):
+                results |= read_units(store, missing)
+            missing = {key: unit for key, unit in missing.items() if key not in results}
+            for key, made in call_backends(missing):
                 refuse_changed_weights(missing[key])
-                refuse_unknown_handles(missing[key], results)
-                found[key] = results
+                refuse_unknown_handles(missing[key], made)
+                results[key] = made
                 if store is not None:
-                    write_unit(store, key, missing[key], results)
+                    write_unit(store, key, missing[key], made)
     return [
-        Response(found[key][index], key not in missing or missing[key].requests[index] is not request, key)
+        Response(results[key][index], key not in missing or missing[key].requests[index] is not request, key)
         for request, (key, index) in zip(requests, places, strict=True)
     ]
 
@@ -130,17 +130,17 @@ def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[s
         else:
             units.setdefault(places[number][0], Unit((request,), key.components(), (key.state,)))
     for backend_id, numbers in joint.items():
-        together = JointKey(backend_id, tuple((requests[each].method, places[each][0]) for each in numbers))
-        states = tuple(keys[each].state for each in numbers)
-        units[together.digest()] = Unit(tuple(requests[each] for each in numbers), together.components(), states)
+        together = JointKey(backend_id, tuple((requests[number].method, places[number][0]) for number in numbers))
+        states = tuple(keys[number].state for number in numbers)
+        units[together.digest()] = Unit(tuple(requests[number] for number in numbers), together.components(), states)
         for index, number in enumerate(numbers):
             places[number] = (together.digest(), index)
     return units, places
 
 
 def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[PreprocessResult]]:
-    found = {key: read_unit(store, key, unit) for key, unit in units.items()}
-    return {key: results for key, results in found.items() if results is not None}
+    stored = {key: read_unit(store, key, unit) for key, unit in units.items()}
+    return {key: results for key, results in stored.items() if results is not None}
 
 
 def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[PreprocessResult]]]:
@@ -163,7 +163,7 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
         code = identity_of(backend_id, request.backend)
         with process_restored():
             fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
-    lowered = any(isinstance(each, LoweredBackendModule) for each in program.graph_module.modules())
+    lowered = any(isinstance(module, LoweredBackendModule) for module in program.graph_module.modules())
     return PartitionKey(
         # what a lowered module in it computes is in no form of the graph: such a partition is found again in no call
         graph=os.urandom(16).hex() if lowered else structure_digest(program),
@@ -200,7 +200,7 @@ def refuse_changed_weights(unit: Unit) -> None:
 
 def refuse_unknown_handles(unit: Unit, results: Sequence[PreprocessResult]) -> None:
     for request, result in zip(unit.requests, results, strict=True):
-        handles = [handle for each in (result.debug_handle_map or {}).values() for handle in each]
+        handles = [handle for several in (result.debug_handle_map or {}).values() for handle in several]
         if max(handles, default=0) > len(request.local.handles):
             raise BackendError(
                 f"the backend `{request.spec.backend_id}` returned a debug handle that no node has",
@@ -223,8 +223,8 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     specs = [request.spec.compile_specs for request in requests]
     programs = [
-        backend.copy_exported_program_for_preprocess(request.local.program, each)
-        for request, each in zip(requests, specs, strict=True)
+        backend.copy_exported_program_for_preprocess(request.local.program, options)
+        for request, options in zip(requests, specs, strict=True)
     ]
     if not lowers_jointly(backend):
         results: Any = backend.preprocess_many(programs, specs)
@@ -237,8 +237,8 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     for number, request in enumerate(requests):
         by_method.setdefault(request.method, []).append(number)
     answer: Any = backend.preprocess_multimethod(
-        {method: [programs[each] for each in numbers] for method, numbers in by_method.items()},
-        {method: [specs[each] for each in numbers] for method, numbers in by_method.items()},
+        {method: [programs[number] for number in numbers] for method, numbers in by_method.items()},
+        {method: [specs[number] for number in numbers] for method, numbers in by_method.items()},
     )
     place = f"`{backend.__name__}.preprocess_multimethod`"
     hint = "return {method: [one PreprocessResult for each program, in order]}"
@@ -246,14 +246,14 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
         raise BackendError(
             f"the backend `{backend_id}` returned no mapping", where=place, found=repr(answer), hint=hint
         )
-    found: dict[int, PreprocessResult] = {}
+    by_number: dict[int, PreprocessResult] = {}
     for method, numbers in by_method.items():
         results = answer.get(method)
         check_count(backend_id, results, len(numbers), place, f" for the method `{method}`", hint)
         for result in results:
             check_result(backend_id, result, method)
-        found |= zip(numbers, results, strict=True)
-    return [found[number] for number in range(len(requests))]
+        by_number |= zip(numbers, results, strict=True)
+    return [by_number[number] for number in range(len(requests))]
 
 
 def check_count(backend_id: str, results: Any, count: int, where: str, subject: str, hint: str) -> None:
@@ -290,7 +290,7 @@ def read_unit(store: Store, key: str, unit: Unit) -> list[PreprocessResult] | No
     if value is None:
         return None
     values = value.get("results", []) if unit.joint else [value]
-    results = [result for each in values if (result := read_result(store, each)) is not None]
+    results = [result for stored in values if (result := read_result(store, stored)) is not None]
     return results if len(results) == len(values) == len(unit.requests) else None
 
 
@@ -300,9 +300,9 @@ def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | No
     target = value["target"]
     debug = value["debug_handle_map"]
     digests = [value["blob"], *(value["data"]["buffers"] if value["data"] is not None else ())]
-    found = {each: store.read_blob(each) for each in digests}
-    blobs = {each: blob for each, blob in found.items() if blob is not None}
-    if len(blobs) < len(found):  # removed since the record was looked up
+    read = {digest: store.read_blob(digest) for digest in digests}
+    blobs = {digest: blob for digest, blob in read.items() if blob is not None}
+    if len(blobs) < len(read):  # removed since the record was looked up
         return None
     head = value.get("head")
     if head is not None and head > len(blobs[value["blob"]]):  # whoever shares it need not be trusted
@@ -323,8 +323,8 @@ def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | No
 def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedDataStoreOutput:
     return NamedDataStoreOutput(
         tuple(blobs[digest] for digest in value["buffers"]),
-        {name: read_entry(each) for name, each in value["program"]},
-        {tag: {name: read_entry(each) for name, each in entries} for tag, entries in value["external"]},
+        {name: read_entry(entry) for name, entry in value["program"]},
+        {tag: {name: read_entry(entry) for name, entry in entries} for tag, entries in value["external"]},
     )
 
 
@@ -339,12 +339,15 @@ def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessR
     # what JSON cannot hold is made anew each time
     if not all(map(is_storable, results)):
         return
-    values = [result_value(each) for each in results]
+    values = [result_value(result) for result in results]
     buffers = [
-        buffer for each in results if each.data_store_output is not None for buffer in each.data_store_output.buffers
+        buffer
+        for result in results
+        if result.data_store_output is not None
+        for buffer in result.data_store_output.buffers
     ]
     value = {"results": values} if unit.joint else values[0]
-    store.put(key, unit.components, value, [*(each.processed_bytes for each in results), *buffers])
+    store.put(key, unit.components, value, [*(result.processed_bytes for result in results), *buffers])
 
 
 def is_storable(result: PreprocessResult) -> bool:
@@ -371,9 +374,9 @@ def result_value(result: PreprocessResult) -> dict[str, Any]:
 def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
     return {
         "buffers": [sha256_bytes(buffer) for buffer in data.buffers],
-        "program": [[name, entry_value(each)] for name, each in data.pte_data.items()],
+        "program": [[name, entry_value(entry)] for name, entry in data.pte_data.items()],
         "external": [
-            [tag, [[name, entry_value(each)] for name, each in entries.items()]]
+            [tag, [[name, entry_value(entry)] for name, entry in entries.items()]]
             for tag, entries in data.external_data.items()
         ],
     }
@@ -391,9 +394,9 @@ def entry_value(entry: DataEntry) -> dict[str, Any]:
 def is_plain(value: Any) -> bool:
     # whether it is the same after a round trip through JSON
     if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     if isinstance(value, list):
-        return all(is_plain(each) for each in value)
+        return all(is_plain(item) for item in value)
     return value is None or isinstance(value, (bool, int, str))
 
 
