@@ -35,10 +35,13 @@ def build(context: BuildContext) -> BuildResult:
     # a project that was copied or moved has no history here yet, and `explain` is to know it
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
-        from hatch_lower.build.executor import explained, export_models  # a build of what is known starts no process
+        from hatch_lower.build.executor import (
+            export_models,
+            record_results,
+        )  # a build of what is known starts no process
 
         answers = export_models(context, missing, known) if missing else []
-        results |= explained(context, known, answers)
+        results |= record_results(context, known, answers)
     return result_of(settings, results, assets, context.work)
 
 

@@ -93,10 +93,10 @@ def import_sbom_writer() -> None:
         import hatch_lower.build.sbom.document  # noqa: F401
 
 
-def explained(
+def record_results(
     context: BuildContext, known: Mapping[str, LookupResult], answers: Sequence[Answer]
 ) -> dict[str, ModelResult]:
-    """Return the results of models that were exported; their rows say why. `hatch-lower explain` reads it later."""
+    """Return the results of models that were exported, with the reasons why, and write the history that `explain` reads."""
     settings, store = context.settings, context.store
     before = read_history(store.directory, settings.root) if store.mode != "off" else None
     histories: dict[str, ModelHistory] = {}

@@ -68,7 +68,7 @@ class LookupResult(Frozen):
         entry: what was read for it, and the key under which it is stored.
     """
 
-    key: Mapping[str, Any]
+    key: Mapping[str, object]
     store: Store
     result: ModelResult | None
     changes: tuple[Change, ...] = ()
@@ -102,7 +102,7 @@ class ResultLookup:
         self._secret = secret(store.directory, keeps=store.writes)
         self._checker = Checker(roots, environment, self._secret, self._stats, project)
 
-    def look_up(self, key: Mapping[str, Any]) -> LookupResult:
+    def look_up(self, key: Mapping[str, object]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed."""
         entries = readable_entries(self._store.find(digest_of(key), shared=False))
         known = self._first_that_holds(key, entries) or self._look_elsewhere(key)
@@ -111,7 +111,7 @@ class ResultLookup:
         changes = [tuple(self._checker.changes(inputs)) for inputs, _ in entries]
         return LookupResult(key, self._store, None, min(changes, key=len, default=()))
 
-    def _first_that_holds(self, key: Mapping[str, Any], entries: Entries) -> LookupResult | None:
+    def _first_that_holds(self, key: Mapping[str, object], entries: Entries) -> LookupResult | None:
         for inputs, report_key in entries:
             if self._checker.first_change(inputs) is None:
                 stored = self._store.find(report_key)
@@ -120,7 +120,7 @@ class ResultLookup:
                     return LookupResult(key, self._store, result, (), stored, (inputs, report_key))
         return None
 
-    def _look_elsewhere(self, key: Mapping[str, Any]) -> LookupResult | None:
+    def _look_elsewhere(self, key: Mapping[str, object]) -> LookupResult | None:
         """Ask the shared cache; what it has is known here from then on."""
         if self._store.remote is None:
             return None
@@ -173,7 +173,7 @@ class ResultLookup:
 
 def remember(
     store: Store,
-    key: Mapping[str, Any],
+    key: Mapping[str, object],
     inputs: RecordedInputs,
     report: ModelReport,
     shared: RecordedInputs | None = None,
@@ -199,7 +199,7 @@ def remember(
 def add_entry(
     store: Store,
     digest: str,
-    components: Mapping[str, Any],
+    components: Mapping[str, object],
     inputs: RecordedInputs,
     report_key: str,
     *,
@@ -222,11 +222,11 @@ def add_entry(
     store.update(digest, components, add, shared=elsewhere)
 
 
-def shared_key(key: Mapping[str, Any]) -> str:
+def shared_key(key: Mapping[str, object]) -> str:
     return digest_of(["shared", key])
 
 
-def described(key: Mapping[str, Any]) -> dict[str, Any]:
+def described(key: Mapping[str, object]) -> dict[str, object]:
     return {"kind": "manifest", "subject": key["model"], **key}
 
 

@@ -46,7 +46,7 @@ class Request:
     import_roots: tuple[Path, ...]
     later_hooks: tuple[str, ...]
     events: int
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, object] = field(default_factory=dict)
     recorded_path: tuple[Path, ...] = ()
     work: Path | None = None
     log: Path | None = None

@@ -184,7 +184,7 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         from hatch_lower.pipeline.capture import capture_model
         from hatch_lower.pipeline.discover import EntryPoint, discover
         from hatch_lower.pipeline.export_key import capture_report
-        from hatch_lower.pipeline.sandbox import export_at_work
+        from hatch_lower.pipeline.sandbox import export_guard
 
         gc.freeze()
         gc.enable()
@@ -193,9 +193,9 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(request.settings.seed)
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
-        with export_at_work(model.name):
+        with export_guard(model.name):
             exports = discover(entry)
-    with export_at_work(model.name):
+    with export_guard(model.name):
         source = capture_model(
             model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
         )

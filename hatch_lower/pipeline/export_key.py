@@ -37,7 +37,7 @@ from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_bytes, sharing_of
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
-from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.pipeline.sandbox import backend_guard
 
 SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
 
@@ -180,7 +180,7 @@ def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], wher
     """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them."""
     fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
     for backend in dict.fromkeys(used):
-        with backend_at_work(backend.backend, where):
+        with backend_guard(backend.backend, where):
             fingerprints.setdefault(backend.backend, {}).update(backend.fingerprint())
     return tuple(backend_record(name, fingerprint) for name, fingerprint in sorted(fingerprints.items()))
 

@@ -16,7 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.lowering.lower import LoweredMethods, Steps, Turn, lower_exported
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.model_build import ModelBuild
-from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.pipeline.sandbox import backend_guard
 
 
 def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods, Mapping[str, float]]:
@@ -54,7 +54,7 @@ class ReportedSteps(Steps):
     def ask(self, method: str) -> AbstractContextManager[object]:
         """Run code of all backends of the recipe."""
         backends = "` or `".join(self._build.partitioners[self._recipe.name])
-        return backend_at_work(backends, f"{self._build.place(self._recipe)}, method `{method}`")
+        return backend_guard(backends, f"{self._build.place(self._recipe)}, method `{method}`")
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
@@ -62,7 +62,7 @@ class ReportedSteps(Steps):
         begin = time.perf_counter()
         lowered: dict[str, Lowered] = {}
         with stage(self._build.reporter, "lower", self._build.source.name, self._recipe.name) as describe:
-            with backend_at_work(turn.name, self._build.place(self._recipe)):
+            with backend_guard(turn.name, self._build.place(self._recipe)):
                 yield lowered.update
             describe(f"{turn.name}: {count_text(lowered)}")
         taken = time.perf_counter() - begin

@@ -15,7 +15,7 @@ from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.pipeline.exceptions import trim
 from hatch_lower.pipeline.model_build import LoweredRecipe
-from hatch_lower.pipeline.sandbox import backend_at_work
+from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 
 PLAN_READER = "hatch-lower>=0.1"
@@ -30,7 +30,7 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
     """
     where = f"recipe `{recipe.name}`, backend `{choice.name}`"
     try:
-        with backend_at_work(choice.name, where):
+        with backend_guard(choice.name, where):
             partitioner: object = find_backend(choice.name).partitioner(choice.options)
     except BackendError as error:
         raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
@@ -55,7 +55,7 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     required = {PLAN_READER: None}
     for recipe in recipes:
         for choice in recipe.backends:
-            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+            with backend_guard(choice.name, f"recipe `{recipe.name}`"):
                 required.update(dict.fromkeys(find_backend(choice.name).requirements(choice.options)))
     requirements_to_add(settings.runtime_requirements, sorted(required), settings.dependencies)
 

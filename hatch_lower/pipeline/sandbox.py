@@ -17,7 +17,7 @@ from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 
 @contextmanager
-def backend_at_work(backend: str, where: str) -> Iterator[None]:
+def backend_guard(backend: str, where: str) -> Iterator[None]:
     """Run a backend's code.
 
     Raises:
@@ -43,7 +43,7 @@ def backend_at_work(backend: str, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def export_at_work(model: str) -> Iterator[None]:
+def export_guard(model: str) -> Iterator[None]:
     """Run the model's own code.
 
     Raises:

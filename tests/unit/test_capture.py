@@ -18,7 +18,7 @@ from hatch_lower.events import Event, NullReporter
 from hatch_lower.exir.lowering.process_state import arithmetic
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
-from hatch_lower.pipeline.sandbox import export_at_work
+from hatch_lower.pipeline.sandbox import export_guard
 
 pytestmark = pytest.mark.torch
 
@@ -452,7 +452,7 @@ def test_example_inputs_without_memory() -> None:
 )
 def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Callable[[], Any], found: str) -> None:
     before = arithmetic()
-    with pytest.raises(CaptureError) as caught, export_at_work("net"):
+    with pytest.raises(CaptureError) as caught, export_guard("net"):
         change()
     assert str(caught.value).startswith(
         "the model's code leaves a setting of torch changed, and whoever loads the model has not changed it\n"
@@ -463,7 +463,7 @@ def test_an_export_that_leaves_torchs_arithmetic_changed_is_refused(change: Call
 
 def test_other_settings_of_torch_are_put_back_after_an_export() -> None:
     precision = torch.get_float32_matmul_precision()
-    with export_at_work("net"):
+    with export_guard("net"):
         torch.set_grad_enabled(False)
         torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision("medium")
@@ -482,7 +482,7 @@ def test_what_an_export_exchanges_of_the_standard_library_is_put_back() -> None:
         raise ValueError("no weights")
 
     originals = json.dumps, json.JSONEncoder.default, os.write, os.path.exists
-    with pytest.raises(ValueError, match="no weights"), export_at_work("net"):
+    with pytest.raises(ValueError, match="no weights"), export_guard("net"):
         exchange()
     assert (json.dumps, json.JSONEncoder.default, os.write, os.path.exists) == originals
     assert os.added_by_the_model == 1  # type: ignore[attr-defined]

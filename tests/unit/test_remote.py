@@ -367,7 +367,7 @@ def test_a_partition_that_requires_what_no_backend_here_does_is_refused(
 @pytest.mark.torch
 def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
     from hatch_lower.exir.backend.backend_details import PreprocessResult
-    from hatch_lower.exir.lowering.preprocess import result_value
+    from hatch_lower.exir.lowering.stored_results import result_value
 
     value = result_value(PreprocessResult(b"blob"))
     assert value.keys() == PARTITION

@@ -116,11 +116,11 @@ class PausingRemote:
 def tools_of(recipes: Sequence[Recipe]) -> list[str]:
     """Return the commands on which the blobs of the recipes' backends depend."""
     from hatch_lower.exir.backend.registry import find_backend  # by now torch has been imported
-    from hatch_lower.pipeline.sandbox import backend_at_work
+    from hatch_lower.pipeline.sandbox import backend_guard
 
     tools: set[str] = set()
     for recipe in recipes:
         for choice in recipe.backends:
-            with backend_at_work(choice.name, f"recipe `{recipe.name}`"):
+            with backend_guard(choice.name, f"recipe `{recipe.name}`"):
                 tools.update(find_backend(choice.name).tools(choice.options))
     return sorted(tools)
