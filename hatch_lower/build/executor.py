@@ -96,7 +96,7 @@ def import_sbom_writer() -> None:
 def record_results(
     context: BuildContext, known: Mapping[str, LookupResult], answers: Sequence[Answer]
 ) -> dict[str, ModelResult]:
-    """Return the results of models that were exported, with the reasons why, and write the history that `explain` reads."""
+    """Return the results of exported models with reasons, and write the history that `hatch-lower explain` reads."""
     settings, store = context.settings, context.store
     before = read_history(store.directory, settings.root) if store.mode != "off" else None
     histories: dict[str, ModelHistory] = {}
