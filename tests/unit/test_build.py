@@ -317,6 +317,15 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
     assert not (shop.work / "models" / "small" / "request.json").exists()
 
 
+def test_notes_about_the_cache_wait_for_a_reporter() -> None:
+    notes, reporter = CacheNotes("shop-floor"), Recorder()
+    notes("the cache is not used")
+    notes.report_to(reporter)
+    notes("a damaged entry")
+    expected = ["the cache is not used", "a damaged entry"]
+    assert reporter.events == [Event("cache", "note", "shop-floor", detail=line) for line in expected]
+
+
 class SpeechlessError(Exception):
     def __str__(self) -> str:
         raise self
