@@ -28,14 +28,14 @@ def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
         ConfigError: if a pattern matches no file, or two files would have one name.
     """
     problems: list[str] = []
-    found = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
+    assets = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
     if problems:
         raise ConfigError(
             "the assets of a model are not as its table says",
             found="\n".join(problems),
             hint='write patterns relative to the project, such as `assets = ["tokenizer/*.json", "labels.txt"]`',
         )
-    return found
+    return assets
 
 
 def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator[tuple[str, Path]]:

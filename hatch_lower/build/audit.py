@@ -155,7 +155,7 @@ def other_locale() -> str:
 
 def stale_error(stale: Mapping[str, Sequence[str]], plain: Mapping[str, Sequence[str]], root: Path) -> CacheError:
     """Return the error for results that do not hold."""
-    wrong = {model: each for model, each in plain.items() if each}
+    wrong = {model: lines for model, lines in plain.items() if lines}
     lines = [f"{model}.{line}" for model, each in (wrong or stale).items() for line in each]
     if wrong:
         what = "a build would take results that do not hold"

@@ -65,7 +65,7 @@ def child_environment(
     Args:
         search_path: the caller's `sys.path`, so that the child imports what the caller would.
         temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
-        instruction_sets: of the processor, as `recording.machine.cpu_capability` names them.
+        instruction_sets: of the processor, as `build.inputs.machine.cpu_capability` names them.
     """
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
@@ -83,4 +83,4 @@ SPECIAL = frozenset("*?[")
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
-    return name in globs or any(fnmatchcase(name, each) for each in globs if SPECIAL.intersection(each))
+    return name in globs or any(fnmatchcase(name, glob) for glob in globs if SPECIAL.intersection(glob))

@@ -6,7 +6,7 @@ record of a report          the report; its files are blobs of the store
 ```
 
 A cache that a team shares has the first record in another form, under another key: without what says nothing on another
-machine, or must not be said there (`recording/sharing.py`).
+machine, or must not be said there (`build/inputs/sharing.py`).
 
 The build's parent process looks up, without torch; the child process, which has seen what was read, remembers.
 """
@@ -124,8 +124,8 @@ class ResultLookup:
         """Ask the shared cache; what it has is known here from then on."""
         if self._store.remote is None:
             return None
-        found = readable_entries(self._store.fetch(shared_key(key)))
-        entries = [(received(inputs, self._environment, self._secret), report) for inputs, report in found]
+        shared = readable_entries(self._store.fetch(shared_key(key)))
+        entries = [(received(inputs, self._environment, self._secret), report) for inputs, report in shared]
         known = self._first_that_holds(key, entries)
         if known is not None and known.entry is not None:
             add_entry(self._store, digest_of(key), described(key), *known.entry)
@@ -240,7 +240,7 @@ def readable_entries(value: Any) -> list[tuple[RecordedInputs, str]]:
 
 def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[str, str, str], ...]:
     """Return name, version and digest of the entry points of the distributions that bring backends or delegates."""
-    found = []
+    brought = []
     for distribution in distributions:
         try:
             with open(f"{distribution.information}/entry_points.txt", "rb") as file:
@@ -248,8 +248,8 @@ def backend_distributions(distributions: Iterable[Distribution]) -> tuple[tuple[
         except OSError:
             continue
         if any(group in text for group in BACKEND_GROUPS):
-            found.append((distribution.name, distribution.version, sha256_bytes(text)))
-    return tuple(sorted(found))
+            brought.append((distribution.name, distribution.version, sha256_bytes(text)))
+    return tuple(sorted(brought))
 
 
 def stats_path(store: Store) -> Path:

@@ -105,7 +105,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
             end(running)
             for child in running:
                 close_pipes(child)
-    return without_errors([answers[each.model] for each in requests if each.model in answers])
+    return without_errors([answers[request.model] for request in requests if request.model in answers])
 
 
 def start(request: Request, environment: Mapping[str, str]) -> Child:
@@ -184,7 +184,7 @@ def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
     if event.state == "start":
         child.open_stages.append(event)
     elif event.state == "end":
-        child.open_stages = [each for each in child.open_stages if not each.ends_with(event)]
+        child.open_stages = [stage for stage in child.open_stages if not stage.ends_with(event)]
     reporter.report(event)
 
 

@@ -93,12 +93,12 @@ def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]
 
 def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, Path]) -> Iterator[tuple[str, Path]]:
     below = [each for each in sorted(folders) if f"{each}/".startswith(f"{folder}/")]
-    special = [each for each in sorted(renamed) if each.startswith(f"{folder}/")]
+    special = [path for path in sorted(renamed) if path.startswith(f"{folder}/")]
     sources = sorted(folders.get(folder, ()))
-    if len(sources) == 1 and not special and all(folders[each] == {under(sources[0], folder, each)} for each in below):
+    if len(sources) == 1 and not special and all(folders[path] == {under(sources[0], folder, path)} for path in below):
         yield folder, sources[0]
         return
-    children = {child_of(folder, each) for each in [*below, *special] if each != folder} - set(special)
+    children = {child_of(folder, path) for path in [*below, *special] if path != folder} - set(special)
     for source in sources:
         for entry in sorted(source.iterdir()):
             here = f"{folder}/{entry.name}"

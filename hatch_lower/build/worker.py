@@ -166,7 +166,7 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
 
 def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
     """Find the model, capture its methods, and lower them, or say what they are."""
-    model = next(each for each in request.settings.models if each.name == request.model)
+    model = next(model for model in request.settings.models if model.name == request.model)
     with stage(reporter, "discover", model.name):
         # What importing makes stays for good: collecting while it is made, and looking through it in every later
         # collection, took 0.6 s of a small build.

@@ -23,8 +23,12 @@ def architecture_of(source: CapturedModel) -> Architecture:
     programs = [method.program for method in source.methods]
     module = source.eager
     name = class_name(type(module)) if module is not None else next(filter(None, map(root_class, programs)), "")
-    parameters = module.parameters() if module is not None else (each for one in programs for each in one.parameters())
-    distinct = {id(each): each.numel() for each in parameters}
+    parameters = (
+        module.parameters()
+        if module is not None
+        else (parameter for program in programs for parameter in program.parameters())
+    )
+    distinct = {id(parameter): parameter.numel() for parameter in parameters}
     return Architecture(
         name="" if name.startswith(WITHOUT_A_NAME) else name,
         parameters=sum(distinct.values()),

@@ -98,7 +98,7 @@ def capture_model(
         for method, program in exports.items():
             with stage(reporter, "export", name, method=method):
                 captured.append(capture_program(name, method, program, examples_needed))
-        share_tensors(name, {each.name: each.program for each in captured})
+        share_tensors(name, {method.name: method.program for method in captured})
         return CapturedModel(name, tuple(captured), None)
     module = exports.module
     check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
@@ -106,7 +106,7 @@ def capture_model(
     for method, declared in exports.methods.items():
         with stage(reporter, "export", name, method=method):
             captured.append(capture_method(name, method, module, declared, roots))
-    share_tensors(name, {each.name: each.program for each in captured})
+    share_tensors(name, {method.name: method.program for method in captured})
     attributes = {method: declared.attribute or method for method, declared in exports.methods.items()}
     return CapturedModel(name, tuple(captured), module, attributes)
 
@@ -176,7 +176,7 @@ def separate(examples: Any) -> Any:
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None:
     # torch by itself records the lines of `forward` only
     functions = [getattr(call, "__func__", call)]
-    for kind in {type(each): None for each in module.modules()}:
+    for kind in {type(child): None for child in module.modules()}:
         if not kind.__module__.startswith("torch."):
             functions += [value for value in vars(kind).values() if inspect.isfunction(value)]
     for function in functions:
@@ -189,11 +189,13 @@ def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) ->
         value = getattr(module, attribute)
     except AttributeError:
         kind = type(module)
-        own = (each for each in dir(kind) if not hasattr(torch.nn.Module, each) and callable(getattr(kind, each)))
+        own = (
+            member for member in dir(kind) if not hasattr(torch.nn.Module, member) and callable(getattr(kind, member))
+        )
         raise CaptureError(
             f"`{kind.__name__}` has no method `{attribute}`",
             where=f"model `{model}`, method `{name}`",
-            hint=nearest(attribute, {"forward", *(each for each in own if not each.startswith("_"))}),
+            hint=nearest(attribute, {"forward", *(member for member in own if not member.startswith("_"))}),
         ) from None
     if isinstance(value, torch.nn.Module):
         return submodule_call(value)
@@ -283,7 +285,7 @@ def capture_error(
 ) -> CaptureError:
     """Return the error for a method that `torch.export` refused: inputs, dynamic shapes, or the code itself."""
     reason = message_of(error)
-    parameters = ", ".join(f"`{each}`" for each in inspect.signature(call).parameters)
+    parameters = ", ".join(f"`{parameter}`" for parameter in inspect.signature(call).parameters)
     if isinstance(error, UserError) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
         return CaptureError(

@@ -185,7 +185,7 @@ def checked_exports(value: Any, entry: EntryPoint) -> Exports:
     """Return the accepted forms as a `Model` or a dict of programs."""
     if isinstance(value, ExportedProgram):
         return {"forward": value}
-    if isinstance(value, Mapping) and value and all(isinstance(each, ExportedProgram) for each in value.values()):
+    if isinstance(value, Mapping) and value and all(isinstance(program, ExportedProgram) for program in value.values()):
         return dict(value)
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
         module, args = value
@@ -235,7 +235,7 @@ def described(value: Any) -> str:
         members = list(value.values())
     if not members:
         return f"an empty {name}" if isinstance(value, (tuple, list, Mapping)) else f"a value of type {name}"
-    kinds = ", ".join(f"`{type(each).__name__}`" for each in members[:5])
+    kinds = ", ".join(f"`{type(member).__name__}`" for member in members[:5])
     return f"a {name} of {kinds}{', …' if len(members) > 5 else ''}"
 
 

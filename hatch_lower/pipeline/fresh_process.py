@@ -66,10 +66,10 @@ class FreshProcess:
 
     def _identities(self) -> list[tuple[int, int]]:
         try:
-            found = [os.fstat(each.fileno()) for each in (self._requests, self._answers)]
+            statuses = [os.fstat(file.fileno()) for file in (self._requests, self._answers)]
         except OSError:
             return []
-        return [(each.st_dev, each.st_ino) for each in found]
+        return [(status.st_dev, status.st_ino) for status in statuses]
 
     def check(self, packaged: Packaged, where: str) -> bool:
         """Load a recipe there, and compare what it computes from the example inputs with eager.
@@ -180,7 +180,7 @@ def problem_of(packaged: Packaged) -> str:
         if packaged.constants is not None:
             spans = ConstantsFile(packaged.constants, packaged.constants.name).spans(plan.storages)
         kinds = DelegateKinds()
-        delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
+        delegates = {delegate.backend: kinds.load(delegate.backend) for delegate in plan.delegates}
         executor = execute_plan(plan, spans, delegates, packaged.folder, checks_outputs=True)
         tensors = ConstantsFile(packaged.examples, packaged.examples.name).tensors()
         for name, tolerance in packaged.tolerances.items():

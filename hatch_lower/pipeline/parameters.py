@@ -39,7 +39,7 @@ def dimension_names(
         by_key = dict(dynamic_shapes)
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL and parameter.name in by_key:
-                by_key |= {f"{parameter.name}_{i}": each for i, each in enumerate(by_key[parameter.name])}
+                by_key |= {f"{parameter.name}_{i}": value for i, value in enumerate(by_key[parameter.name])}
         shapes = [by_key.get(key) for key in keys]
     else:
         shapes = [*dynamic_shapes, *[None] * (len(arguments) - len(dynamic_shapes))]

@@ -47,11 +47,11 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         raise PackageError(
             "a lowered program is saved into an empty folder only",
             where=str(folder),
-            found=f"`{min(each.name for each in folder.iterdir())}`",
+            found=f"`{min(entry.name for entry in folder.iterdir())}`",
             hint="name a folder that does not exist",
         )
     constants = lowered.constant_methods
-    programs = {**lowered.programs, **{name: constant_program(each) for name, each in constants.items()}}
+    programs = {**lowered.programs, **{name: constant_program(value) for name, value in constants.items()}}
     captured = {
         name: capture_program(model, name, program, examples_needed=False) for name, program in programs.items()
     }
@@ -89,5 +89,5 @@ def constant_program(value: Any) -> ExportedProgram:
 
 def count_method(program: ExportedProgram) -> MethodEntry:
     modules = list(lowered_modules(program))
-    delegated = sum(count_operations(each.original_module.graph_module) for each in modules)
+    delegated = sum(count_operations(module.original_module.graph_module) for module in modules)
     return MethodEntry(count_operations(program.graph_module) - len(modules) + delegated, delegated, len(modules))

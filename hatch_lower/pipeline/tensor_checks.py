@@ -38,13 +38,13 @@ def path_text(path: Sequence[Any]) -> str:
 
 def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Return every tensor that a module holds, plain attributes too, with the count of its in-place changes."""
-    found: dict[str, tuple[torch.Tensor, int]] = {}
+    versions: dict[str, tuple[torch.Tensor, int]] = {}
     for prefix, child in module.named_modules():
         for store in (child._parameters, child._buffers, child.__dict__):
             for name, value in store.items():
                 if isinstance(value, torch.Tensor) and not value.is_inference():
-                    found[f"{prefix}.{name}" if prefix else name] = (value, value._version)
-    return found
+                    versions[f"{prefix}.{name}" if prefix else name] = (value, value._version)
+    return versions
 
 
 def check_unchanged(
@@ -52,7 +52,7 @@ def check_unchanged(
 ) -> None:
     """Refuse a method that changed a tensor of the module while it was exported: the program would not."""
     after = tensor_versions(module)
-    buffers = {id(each) for each in module.buffers()}
+    buffers = {id(buffer) for buffer in module.buffers()}
     for key, (tensor, version) in before.items():
         now = after.get(key)
         if now is not None and now[0] is tensor and now[1] == version:
@@ -111,10 +111,10 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
                 store[name] = known
 
 
-def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+def same_tensor(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if (tensor.dtype, tensor.shape, tensor.stride()) != (other.dtype, other.shape, other.stride()):
         return False
-    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
+    return tensor.data_ptr() == other.data_ptr() or bool(torch.equal(tensor, other))
 
 
 def described_tensor(tensor: torch.Tensor) -> str:

@@ -111,7 +111,7 @@ def lower_exported(
     if needs_delegates:
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
-    return LoweredMethods(edge, methods, frozenset(op for each in wishes.values() for op in each.wanted_by))
+    return LoweredMethods(edge, methods, frozenset(op for method in wishes.values() for op in method.wanted_by))
 
 
 def programs_of(methods: Mapping[str, Lowered]) -> dict[str, ExportedProgram]:

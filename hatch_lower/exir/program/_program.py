@@ -212,7 +212,9 @@ def to_edge(
     """
     refuse_etrecord(generate_etrecord)
     config = EdgeCompileConfig() if compile_config is None else compile_config
-    edge = {name: convert_program(each, keep=list(config.preserve_ops)) for name, each in by_method(programs).items()}
+    edge = {
+        name: convert_program(program, keep=list(config.preserve_ops)) for name, program in by_method(programs).items()
+    }
     return EdgeProgramManager(edge, constant_methods, config)
 
 
@@ -283,7 +285,7 @@ def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -
                 found=nearest(unknown[0], programs),
                 hint=f"name {kind} for existing methods only",
             )
-        return {name: list(each) if isinstance(each, Sequence) else [each] for name, each in given.items()}
+        return {name: list(several) if isinstance(several, Sequence) else [several] for name, several in given.items()}
     listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     return {name: list(listed) for name in programs}
 
@@ -300,9 +302,9 @@ def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
     """Yield the lowered modules that a program calls, those in control flow too."""
     for module in graph_modules(program.graph_module):
         for node in module.graph.find_nodes(op="get_attr"):
-            found = attribute_of(module, node.target)
-            if isinstance(found, LoweredBackendModule):
-                yield found
+            attribute = attribute_of(module, node.target)
+            if isinstance(attribute, LoweredBackendModule):
+                yield attribute
 
 
 def refuse_etrecord(wanted: bool) -> None:

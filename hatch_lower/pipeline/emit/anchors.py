@@ -27,17 +27,17 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
         nodes: method name to debug handle to the node that the debug map describes there.
         exported: method name to program, before decomposition; it must be the very one that was lowered.
     """
-    found: dict[str, Mapping[int, int | None]] = {}
+    anchors: dict[str, Mapping[int, int | None]] = {}
     for method, handles in nodes.items():
         positions = {
             (node.name, id(node.graph)): position for position, node in enumerate(exported_nodes(exported[method]))
         }
-        found[method] = {handle: position_of(node, positions) for handle, node in handles.items()}
-    return found
+        anchors[method] = {handle: position_of(node, positions) for handle, node in handles.items()}
+    return anchors
 
 
 def exported_nodes(program: ExportedProgram) -> list[Node]:
-    return [node for each in graph_modules(program.graph_module) for node in each.graph.nodes]
+    return [node for module in graph_modules(program.graph_module) for node in module.graph.nodes]
 
 
 def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | None:

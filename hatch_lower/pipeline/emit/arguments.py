@@ -19,8 +19,8 @@ from hatch_lower.format.dtypes import DTYPES
 
 def overload_of(target: Any) -> OpOverload | None:
     """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""
-    found = getattr(target, "_op", target) if not isinstance(target, OpOverload) else target
-    return found if isinstance(found, OpOverload) else None
+    operator = getattr(target, "_op", target) if not isinstance(target, OpOverload) else target
+    return operator if isinstance(operator, OpOverload) else None
 
 
 def op_name(overload: OpOverload) -> str:
@@ -33,7 +33,7 @@ def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) 
     if isinstance(value, Node):
         return refer(value)
     if isinstance(value, (list, tuple)):
-        return tuple(convert_argument(each, refer, where) for each in value)
+        return tuple(convert_argument(item, refer, where) for item in value)
     return literal_argument(value, where)
 
 

@@ -70,16 +70,16 @@ class SpanDigests:
 
     def start(self, tensors: Iterable[torch.Tensor]) -> list[Future[str]]:
         # hashing leaves the interpreter to other threads
-        found = []
+        pending = []
         for tensor in tensors:
             place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
             if place not in self._known:
                 self._known[place] = (self._pool.submit(span_digest, tensor), tensor)
-            found.append(self._known[place][0])
-        return found
+            pending.append(self._known[place][0])
+        return pending
 
     def digests(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        return [each.result() for each in self.start(tensors)]
+        return [digest.result() for digest in self.start(tensors)]
 
 
 def span_digest(tensor: torch.Tensor) -> str:

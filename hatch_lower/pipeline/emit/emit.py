@@ -85,7 +85,7 @@ def emit_program(
     """
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
     delegated = [use for method in methods.values() for use in delegate_uses(method.name, method.program)]
-    tensors, mutable = name_constants([*(use for found in uses.values() for use in found.values()), *delegated])
+    tensors, mutable = name_constants([*(use for method in uses.values() for use in method.values()), *delegated])
     constants = collect_constants(tensors, mutable, SpanDigests() if digests is None else digests)
     delegates = DelegateTable(model)
     sources = SourceRoots(roots)
@@ -124,10 +124,10 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
 def attribute_uses(method: str, module: torch.fx.GraphModule, prefix: str) -> Iterator[tuple[str, ConstantUse]]:
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            found = attribute_of(module, node.target)
-            if isinstance(found, torch.Tensor):
+            attribute = attribute_of(module, node.target)
+            if isinstance(attribute, torch.Tensor):
                 path = f"{prefix}{node.target}"
-                yield path, ConstantUse(method, path, found, lifted=True)
+                yield path, ConstantUse(method, path, attribute, lifted=True)
     for target, nested in nested_graph_modules(module):
         yield from attribute_uses(method, nested, f"{prefix}{target}.")
 
@@ -138,9 +138,9 @@ def delegate_uses(method: str, program: ExportedProgram) -> Iterator[ConstantUse
         module = pending.pop()
         pending += [nested for _, nested in nested_graph_modules(module)]
         for node in module.graph.nodes:
-            found = attribute_of(module, node.target) if node.op == "get_attr" else None
-            if isinstance(found, LoweredBackendModule):
-                yield from module_uses(method, found)
+            attribute = attribute_of(module, node.target) if node.op == "get_attr" else None
+            if isinstance(attribute, LoweredBackendModule):
+                yield from module_uses(method, attribute)
 
 
 def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:

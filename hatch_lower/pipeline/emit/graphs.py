@@ -203,8 +203,8 @@ class GraphEmitter:
         )
         args = self._arguments(operands, node)
         handles: dict[int, None] = {}
-        for each in graph_modules(module.original_module.graph_module):
-            for inner in each.graph.nodes:
+        for nested in graph_modules(module.original_module.graph_module):
+            for inner in nested.graph.nodes:
                 if inner.op == "call_function":
                     handles.update(dict.fromkeys(self._handles(inner, name_of(inner))))
         debug = (module.meta or {}).get("debug_handle_map", module.result.debug_handle_map)
@@ -218,10 +218,14 @@ class GraphEmitter:
         given = dict(node.kwargs)
         bases: Any = given.pop("_all_bases")
         schema = overload._schema
-        changed = [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+        changed = [
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
         places: dict[str, Any] = {name: given.pop(f"_{name}_base_index", None) for name in changed}
         if any(key.startswith("_") for key in given) or any(
-            not isinstance(each, int | None) for each in places.values()
+            not isinstance(place, int | None) for place in places.values()
         ):
             raise EdgeError(
                 "a custom operator changes a view or a list of tensors, which a plan cannot express",
@@ -286,9 +290,9 @@ class GraphEmitter:
     def _nested(self, node: Node, path: str) -> Graph:
         module = attribute_of(self._module, str(node.target))
         emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{node.target}.")
-        for each in module.graph.nodes:
-            if each.op == "placeholder":
-                emitter.add_input(each)
+        for inner in module.graph.nodes:
+            if inner.op == "placeholder":
+                emitter.add_input(inner)
         emitter.emit_calls()
         values = module.graph.output_node().args[0]
         listed = values if isinstance(values, (list, tuple)) else [values]

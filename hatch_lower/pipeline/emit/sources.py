@@ -51,7 +51,11 @@ class SourceRoots:
     def _relative(self, path: PurePath) -> str:
         """Return a path below a root; empty for torch, this package and the standard library, and generated code."""
         relative_torch = not path.is_absolute() and path.parts[0] == "torch"
-        if path.name.startswith("<") or relative_torch or any(path.is_relative_to(each) for each in self._machinery):
+        if (
+            path.name.startswith("<")
+            or relative_torch
+            or any(path.is_relative_to(folder) for folder in self._machinery)
+        ):
             return ""
         for root in self._roots:
             if path.is_relative_to(root):

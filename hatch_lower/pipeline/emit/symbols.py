@@ -57,13 +57,13 @@ class Symbols:
 
     def ranges(self) -> dict[str, Symbol]:
         """Return the range of each symbol that an expression used; sizes are not negative."""
-        found = {}
+        symbols = {}
         for symbol, name in self._names.items():
             bounds = self._range(symbol)
-            found[name] = Symbol(
+            symbols[name] = Symbol(
                 max(0, finite(bounds.lower) or 0), finite(bounds.upper), self._labels.get(str(symbol), name)
             )
-        return found
+        return symbols
 
     def proves(self, value: Any) -> bool:
         """Return whether a condition (`bool` or `torch.SymBool`) holds for all inputs that are in range."""

@@ -44,7 +44,7 @@ def trace_in(data: bytes, words: Mapping[str, bytes]) -> str:
 def traces_of(emitted: EmittedProgram, words: Mapping[str, bytes]) -> Iterator[str]:
     """Yield what a program's blobs, and their backends' facts, hold of the machine, one line for each."""
     for entry in emitted.plan.delegates:
-        blob = next(each for digest, each in emitted.blobs.items() if digest in entry.file)
+        blob = next(data for digest, data in emitted.blobs.items() if digest in entry.file)
         for what, data in (("blob", blob.data), ("facts", canonical_json(entry.info))):
             if found := trace_in(data, words):
                 yield f"the {what} of the backend `{entry.backend}` hold{'s' * (what == 'blob')} {found}"
