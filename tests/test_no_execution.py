@@ -29,7 +29,6 @@ ALLOWED = {
     "runtime/compile.py": GENERATED,
     # the package's own names, the project's code, an eager model's, and classes of installed packages for outputs
     "__init__.py": IMPORTS,
-    "build/worker.py": IMPORTS,
     "pipeline/discover.py": IMPORTS,
     "runtime/eager.py": IMPORTS,
     "runtime/classes.py": IMPORTS,

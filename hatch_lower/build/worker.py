@@ -10,21 +10,19 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import json
 import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from hatch_lower.build.child_guards import ENDED, PipeReporter, end_with_parent, refuse_signals, shorten_sockets
 from hatch_lower.build.inputs.recorder import PausingRemote, PausingReporter, Watch
 from hatch_lower.build.inputs.sharing import shareable
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
@@ -41,47 +39,6 @@ from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.format.codec import read_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
-
-LONGEST_SOCKET = 107
-"""Bytes of a socket's path, as Linux has it."""
-SOCKET_NAME = len("/pymp-12345678/listener-12345678")
-"""What `multiprocessing` adds to the path of the temporary folder."""
-LIFELINE = "lifeline"
-ENDED = "the model's code or a backend tried to end the build process"
-ENDING = frozenset(
-    getattr(signal, name)
-    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
-    if hasattr(signal, name)
-)
-"""Signals that end or stop a process which does not handle them."""
-
-
-class PipeReporter:
-    """Sends events to the parent; several threads may report at once.
-
-    The model's code or a backend may close descriptors that are not its own, and what it opens next gets their numbers.
-    Then nothing is sent any more: the build does not need it, and the other file is not to be written.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # a compiler must not keep it open
-        self._descriptor = descriptor
-        self._pipe = identity(descriptor)
-        self._lock = threading.Lock()
-
-    def report(self, event: Event) -> None:
-        with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
-            line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
-            while line and identity(self._descriptor) == self._pipe:
-                line = line[os.write(self._descriptor, line) :]
-
-    def close(self) -> None:
-        """Do nothing: the pipe closes with the process."""
-
-
-def identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
 
 
 def main(arguments: list[str]) -> int:
@@ -226,58 +183,6 @@ def enter_folder(root: Path, model: str) -> None:
             found=describe_exception(error),
             hint="let it remove and move only what it has made itself",
         ) from error
-
-
-def end_with_parent() -> None:
-    """End this process and all that it started as soon as the parent is gone: its end of our stdin closes then."""
-    lifeline = os.dup(0)
-    os.set_inheritable(lifeline, False)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-
-    def wait() -> None:
-        while os.read(lifeline, 1):
-            pass
-        if os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=wait, name=LIFELINE, daemon=True).start()
-
-
-def refuse_signals(model: str) -> None:
-    """Let no Python code end this process, its group or the parent by a signal: nobody could say who did."""
-    own = os.getpid()
-    targets = {0, -1, own, -own, os.getppid()}
-
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("os.kill", "os.killpg") or os.getpid() != own:  # a fork may end itself
-            return
-        target, number = arguments
-        if target not in targets or number not in ENDING or threading.current_thread().name == LIFELINE:
-            return
-        raise ProcessError(
-            ENDED,
-            where=f"model `{model}`",
-            found=f"{event}({target}, {signal.Signals(number).name})",
-            hint="let it raise an exception that says what is wrong",
-        )
-
-    sys.addaudithook(hear)
-
-
-def shorten_sockets(folder: str) -> None:
-    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one.
-
-    Otherwise a `DataLoader` with workers would wait for ever: the folder of a build is in the one that the user chose.
-    """
-    if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
-        from multiprocessing.process import current_process
-
-        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
-        config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def leave(number: int, frame: FrameType | None) -> None:

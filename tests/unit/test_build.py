@@ -25,12 +25,13 @@ import pytest
 import hatch_lower.build.process
 from hatch_lower.build.build import build
 from hatch_lower.build.child_exit import ChildExit, answer_of, output_tail, without_errors
+from hatch_lower.build.child_guards import shorten_sockets
 from hatch_lower.build.context import CacheNotes, build_context, open_cache
 from hatch_lower.build.environment import child_environment
 from hatch_lower.build.process import Child, tell_of_long_stage
 from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Answer, Request, write_answer
-from hatch_lower.build.worker import enter_folder, shorten_sockets
+from hatch_lower.build.worker import enter_folder
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError

@@ -1,0 +1,111 @@
+"""What keeps a child process of a build in its bounds, whatever the model's code and the backends do to it.
+
+It tells the parent what happens through a pipe that nobody else writes to, ends with the parent, and can be ended by
+nobody in it without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from hatch_lower.errors import ProcessError
+from hatch_lower.events import Event
+
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, as Linux has it."""
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")
+"""What `multiprocessing` adds to the path of the temporary folder."""
+LIFELINE = "lifeline"
+ENDED = "the model's code or a backend tried to end the build process"
+ENDING = frozenset(
+    getattr(signal, name)
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
+    if hasattr(signal, name)
+)
+"""Signals that end or stop a process which does not handle them."""
+
+
+class PipeReporter:
+    """Sends events to the parent; several threads may report at once.
+
+    The model's code or a backend may close descriptors that are not its own, and what it opens next gets their numbers.
+    Then nothing is sent any more: the build does not need it, and the other file is not to be written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # a compiler must not keep it open
+        self._descriptor = descriptor
+        self._pipe = identity(descriptor)
+        self._lock = threading.Lock()
+
+    def report(self, event: Event) -> None:
+        with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
+            line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
+            while line and identity(self._descriptor) == self._pipe:
+                line = line[os.write(self._descriptor, line) :]
+
+    def close(self) -> None:
+        """Do nothing: the pipe closes with the process."""
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def end_with_parent() -> None:
+    """End this process and all that it started as soon as the parent is gone: its end of our stdin closes then."""
+    lifeline = os.dup(0)
+    os.set_inheritable(lifeline, False)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+    def wait() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name=LIFELINE, daemon=True).start()
+
+
+def refuse_signals(model: str) -> None:
+    """Let no Python code end this process, its group or the parent by a signal: nobody could say who did."""
+    own = os.getpid()
+    targets = {0, -1, own, -own, os.getppid()}
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("os.kill", "os.killpg") or os.getpid() != own:  # a fork may end itself
+            return
+        target, number = arguments
+        if target not in targets or number not in ENDING or threading.current_thread().name == LIFELINE:
+            return
+        raise ProcessError(
+            ENDED,
+            where=f"model `{model}`",
+            found=f"{event}({target}, {signal.Signals(number).name})",
+            hint="let it raise an exception that says what is wrong",
+        )
+
+    sys.addaudithook(hear)
+
+
+def shorten_sockets(folder: str) -> None:
+    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one.
+
+    Otherwise a `DataLoader` with workers would wait for ever: the folder of a build is in the one that the user chose.
+    """
+    if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
+        from multiprocessing.process import current_process
+
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
+        config["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
