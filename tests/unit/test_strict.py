@@ -49,7 +49,7 @@ def make_request(folder: Path, *inputs: str) -> Request:
     models = (ModelSettings("digits", "digits.model:export", "digits", ("default",)),)
     settings = Settings(root, "digits", "1", models, (Recipe("default"),), ("default",), inputs=inputs, strict=True)
     roots = (root / "src",)
-    return Request(settings, "digits", folder / "work", "a:b", roots, roots, (), 3, work=folder / "work")
+    return Request(settings, "digits", folder / "work", "lower", roots, roots, (), 3, work=folder / "work")
 
 
 @pytest.mark.skipif(not is_available(), reason="this kernel has no Landlock")

@@ -157,25 +157,21 @@ def lower_methods(
     ]
     responses = preprocess_all(requests, store)
     modules: dict[Partition, LoweredBackendModule] = {}
-    reused: dict[str, int] = dict.fromkeys(plans, 0)
-    keys: dict[str, dict[str, bool]] = {method: {} for method in plans}
+    answers: dict[str, list[Response]] = {method: [] for method in plans}
     for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
         modules[partition] = make_module(program, request, response)
-        reused[method] += response.reused
-        keys[method][response.key] = response.reused and keys[method].get(response.key, True)
-    return {
-        method: Lowered(program)
-        if method not in plans
-        else Lowered(
-            splice(tagged[method].tagged_exported_program, plans[method], modules),
-            partitions=sum(1 for _ in plans[method].all_partitions()),
-            reused=reused[method],
-            delegated=count_operations(plans[method]),
+        answers[method].append(response)
+    lowered = {method: Lowered(program) for method, program in programs.items()}
+    for method, plan in plans.items():
+        lowered[method] = Lowered(
+            splice(tagged[method].tagged_exported_program, plan, modules),
+            partitions=len(answers[method]),
+            reused=sum(response.reused for response in answers[method]),
+            delegated=count_operations(plan),
             reasons=tagged[method].reasons,
-            keys=keys[method],
+            keys=merged_keys({response.key: response.reused} for response in answers[method]),
         )
-        for method, program in programs.items()
-    }
+    return lowered
 
 
 def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
