@@ -14,6 +14,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -327,7 +328,8 @@ def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(
 def test_damage_to_a_large_file_or_its_checksum_is_noticed(
     dist: Path, large: tuple[Store, PayloadFile], damage: str
 ) -> None:
-    store, file = large
+    warnings: list[str] = []
+    store, file = replace(large[0], warn=warnings.append), large[1]
     append_payload(make_wheel(dist), [file], store)
     (record,) = (path for path in store.directory.rglob("*.json") if b'"crc32":' in path.read_bytes())
     path = make_wheel(dist)
@@ -335,6 +337,7 @@ def test_damage_to_a_large_file_or_its_checksum_is_noticed(
         record.write_bytes(record.read_bytes().replace(b'"crc32":', b'"crc32":1'))
         append_payload(path, [file], store)
         check_record(path)
+        assert warnings == [f"the cache entry {record} was damaged; it is built again"]
         return
     with file.source.open("r+b") as blob:
         blob.write(b"x")
