@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.processes import is_running, wait_for
 
 import hatch_lower.build.process
 from hatch_lower.build.build import build
@@ -196,21 +197,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(tmp_path)
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a dead one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def wait_until_gone(pids: list[int]) -> None:
-    """Return when none of the processes runs any more; fail after a minute."""
-    for _ in range(600):
-        if not any(map(is_alive, pids)):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still running: {[pid for pid in pids if is_alive(pid)]}")
+    """Return when none of the processes runs any more."""
+    wait_for(lambda: not any(map(is_running, pids)), "the processes to end")
 
 
 def pids_in(line: str) -> list[int]:
