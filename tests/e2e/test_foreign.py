@@ -153,7 +153,14 @@ def test_the_portable_recipe_runs_instead_and_that_is_said_once(installed: Insta
     ), "asked for by name, it is never another one"
 
 
-@pytest.mark.parametrize("case", ["another system", "another torch", "an instruction set that nobody knows"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "another torch",
+        pytest.param("another system", marks=pytest.mark.long),  # its reason is that of the test above
+        pytest.param("an instruction set that nobody knows", marks=pytest.mark.long),
+    ],
+)
 def test_without_a_portable_recipe_it_fails_with_the_reason(installed: Installed, case: str) -> None:
     foreign = FOREIGN[case]
     make_foreign(installed, foreign, portable=False)
