@@ -1,4 +1,4 @@
-"""What the store holds, for `hatch-lower cache info`, `list` and `verify`."""
+"""What the store holds, for `hatch-lower cache info`, `list` and `repair`."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def kind_of(components: Mapping[str, Any]) -> str:
     return next((kind for name, kind in KINDS if name in components), "other")
 
 
-def verify(directory: Path) -> list[Damage]:
+def repair(directory: Path) -> list[Damage]:
     """Hash every record, blob and preloaded library again, remove what is damaged, and return it.
 
     With a blob go the records that refer to it. A record whose blob is not there is damaged; a blob that no record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from hatch_lower.cli.tables import count, size_text, table_lines
 from hatch_lower.errors import CacheError
 
 if TYPE_CHECKING:
+    from hatch_lower.build.audit import Audit
     from hatch_lower.cache.survey import Survey
     from hatch_lower.config.tables import CacheSettings
 
@@ -175,13 +177,13 @@ def clear() -> None:
 @cache.command()
 @as_json_option
 @click.pass_context
-def verify(context: click.Context, as_json: bool) -> None:
+def repair(context: click.Context, as_json: bool) -> None:
     """Hash everything again, and remove what is damaged; ends with status 1 if something was."""
+    from hatch_lower.cache.survey import repair as repair_store
     from hatch_lower.cache.survey import survey
-    from hatch_lower.cache.survey import verify as verify_store
 
     directory = open_here().directory
-    damages = verify_store(directory)
+    damages = repair_store(directory)
     found = survey(directory)
     if as_json:
         report = {"damaged": [asdict(each) for each in damages], "entries": len(found.entries), "blobs": found.blobs}
@@ -195,6 +197,49 @@ def verify(context: click.Context, as_json: bool) -> None:
         )
     if damages:
         context.exit(1)
+
+
+@cache.command()
+@click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
+@click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
+@click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
+def audit(root: Path, rate: float, seed: int) -> None:
+    """Export models whose stored result holds again, and fail if one comes out otherwise.
+
+    Run it where the project is built, with what it is built with.
+    """
+    from hatch_lower.build.audit import audit as run_audit
+    from hatch_lower.cache.store import open_store
+    from hatch_lower.events import LineReporter
+    from hatch_lower.hatch.outside import open_project
+
+    def say(line: str) -> None:
+        show([line], err=True)
+
+    project = open_project(root)
+    store = open_store(os.environ, say)
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        done = run_audit(
+            project.settings,
+            Path(os.path.realpath(work)),
+            LineReporter(say),
+            surroundings=project.surroundings,
+            store=store,
+            rate=rate,
+            seed=seed,
+        )
+    show([audit_text(done, len(project.settings.models))])
+
+
+def audit_text(done: Audit, models: int) -> str:
+    """Return what an audit that found nothing wrong came to."""
+    if not done.known:
+        return f"nothing to audit: of {count(models, 'model')}, none has a stored result that holds"
+    same = f"{count(len(done.audited), 'model')} came out the same"
+    rest = [f"`{name}` cannot be compared" for name in done.skipped]
+    left = len(done.known) - len(done.audited) - len(done.skipped)
+    rest += [f"{left} not in the sample"] if left else []
+    return "; ".join([f"of {count(len(done.known), 'stored result')}, {same}", *rest])
 
 
 @cache.command()

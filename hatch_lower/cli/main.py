@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from hatch_lower import __version__
-from hatch_lower.cli.audit import audit
 from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
 from hatch_lower.cli.debug import debug
@@ -17,7 +16,7 @@ from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
 from hatch_lower.cli.new_backend import new_backend
 from hatch_lower.cli.output import show_error, show_text
-from hatch_lower.cli.verify import verify
+from hatch_lower.cli.reproduce import reproduce
 from hatch_lower.errors import LowerError
 
 
@@ -48,5 +47,5 @@ def schema(markdown: bool) -> None:
     show_text(reference_markdown() if markdown else schema_text())
 
 
-for command in (init, list_models, inspect, debug, check, explain, audit, verify, cache, new_backend):
+for command in (init, list_models, inspect, debug, check, explain, reproduce, cache, new_backend):
     main.add_command(command)

@@ -86,7 +86,7 @@ def test_an_audit_of_a_sound_project_passes(known: Callable[[str], Project]) -> 
     nothing = hatch_lower(replace(scenario, cache=scenario.cache.with_name("empty")), "audit")
     nothing.check()
     assert nothing.stdout == "nothing to audit: of 1 model, none has a stored result that holds\n"
-    done = hatch_lower(scenario, "audit", "--rate", "1")
+    done = hatch_lower(scenario, "cache", "audit", "--rate", "1")
     done.check()
     assert done.stdout == "of 1 stored result, 1 model came out the same\n"
 

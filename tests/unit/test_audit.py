@@ -12,7 +12,7 @@ from hatch_lower.build.environment import child_environment
 from hatch_lower.build.project_view import ProjectView
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, digest_of
-from hatch_lower.cli.audit import audit_text
+from hatch_lower.cli.cache import audit_text
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CacheError
 from hatch_lower.events import NullReporter

@@ -127,7 +127,7 @@ def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert shown(cache, "list") == "the cache is empty\n"
     assert json.loads(shown(cache, "list", "--json")) == []
-    assert shown(cache, "verify") == "0 results and 0 blobs are whole\n"
+    assert shown(cache, "repair") == "0 results and 0 blobs are whole\n"
     assert shown(cache, "trim") == "removed nothing; 0 B freed, 0 B left\n"
     assert shown(cache, "clear") == f"0 B freed in {cache}\n"
     assert not cache.exists()
@@ -191,13 +191,13 @@ def test_a_project_that_is_named_must_be_one(filled: Path, tmp_path: Path) -> No
     )
 
 
-def test_verify_removes_what_is_damaged(filled: Path) -> None:
+def test_repair_removes_what_is_damaged(filled: Path) -> None:
     store = Store(filled / "v1", "on", refuse)
-    assert shown(filled, "verify") == "3 results and 2 blobs are whole\n"
+    assert shown(filled, "repair") == "3 results and 2 blobs are whole\n"
     (blob,) = (path for path in (filled / "v1" / "blobs").rglob("*") if path.is_file() and path.stat().st_size == 2000)
     blob.write_bytes(bytes(1999) + b"1")
     record = store.record_path(digest_of("digits"))
-    result = run(filled, "verify")
+    result = run(filled, "repair")
     assert result.exit_code == 1
     assert result.output == (
         f"removed {blob.relative_to(filled / 'v1').as_posix()}: the contents are not those that its name says\n"
@@ -206,7 +206,7 @@ def test_verify_removes_what_is_damaged(filled: Path) -> None:
     )
     assert not blob.exists()
     assert not record.exists()
-    assert json.loads(shown(filled, "verify", "--json")) == {"damaged": [], "entries": 2, "blobs": 1}
+    assert json.loads(shown(filled, "repair", "--json")) == {"damaged": [], "entries": 2, "blobs": 1}
 
 
 def test_clear_removes_what_is_ours_and_nothing_else(filled: Path) -> None:

@@ -56,7 +56,7 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
     if importlib.util.find_spec("hatchling") is None:
         hint = "install hatchling, or run this in an environment with what `[build-system] requires` names"
         raise ConfigError("hatchling is not installed here", hint=hint)
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-verify-", ignore_cleanup_errors=True) as made:
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-reproduce-", ignore_cleanup_errors=True) as made:
         work = Path(os.path.realpath(made))
         source = work / LONGER / project.resolve().name
         if sdist is None:

@@ -1,4 +1,4 @@
-"""`hatch-lower verify`: a wheel is built again, elsewhere and otherwise, and the bytes are compared."""
+"""`hatch-lower reproduce`: a wheel is built again, elsewhere and otherwise, and the bytes are compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 @click.pass_context
-def verify(
+def reproduce(
     context: click.Context, wheel: Path, project: Path | None, sdist: Path | None, keep: Path | None, as_json: bool
 ) -> None:
     """Build WHEEL again and compare all bytes; on a difference, say where and why.
@@ -59,7 +59,7 @@ def verify(
         other = sha256_file(again.wheel)
         equal = digest == other and wheel.name == again.wheel.name
         differences = () if equal else compare_wheels(wheel, again.wheel, again.variation.places)
-        report = verify_report((wheel, digest), (again, other), differences)
+        report = reproduce_report((wheel, digest), (again, other), differences)
         if target is not None:
             keep_files(again, target)
     show_report(report, as_json, report_lines)
@@ -100,7 +100,7 @@ def keep_files(again: Rebuilt, target: Path) -> None:
         raise PackageError("the rebuilt wheel cannot be kept", where=str(target), found=str(error)) from error
 
 
-def verify_report(
+def reproduce_report(
     wheel: tuple[Path, str], again: tuple[Rebuilt, str], differences: Sequence[Difference]
 ) -> dict[str, Any]:
     """Return the outcome as JSON."""

@@ -1,4 +1,4 @@
-"""`hatch-lower verify` of wheels with models: those that come out the same, and those that cannot."""
+"""`hatch-lower reproduce` of wheels with models: those that come out the same, and those that cannot."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ OF_A_SET = MODEL.format(names='{"relu", "sigmoid", "tanh", "neg", "cos", "sin", 
 LOWERED = "tiny/_lowered/tiny"
 
 
-def verify(wheel: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
+def reproduce(wheel: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Finished:
     """Run the command."""
-    words = [sys.executable, "-c", "from hatch_lower.cli import main; main()", "verify", wheel, *arguments]
+    words = [sys.executable, "-c", "from hatch_lower.cli import main; main()", "reproduce", wheel, *arguments]
     return run(words, environment=environment)
 
 
@@ -60,7 +60,7 @@ def test_a_wheel_is_built_again_from_the_tree_and_from_the_sdist(
     wheel = built("tiny")
     tiny.build("sdist").check()
     for source in (("--project", tiny.root), ("--sdist", only(tiny.dist, "*.tar.gz"))):
-        done = verify(wheel, *source)
+        done = reproduce(wheel, *source)
         assert done.status == 0, done.output
         assert done.stdout.startswith("tiny-1.0-py3-none-any.whl is reproducible: sha256 ")
 
@@ -69,7 +69,7 @@ def test_weights_that_are_random_each_time_are_named(project: Callable[[str], Pr
     tiny = project("tiny")
     tiny.edit("pyproject.toml", 'backends = ["null"]', "backends = []")
     (tiny.root / "tiny" / "model.py").write_text(UNSEEDED)
-    found = differences(verify(tiny.wheel(), "--project", tiny.root, "--json"))
+    found = differences(reproduce(tiny.wheel(), "--project", tiny.root, "--json"))
     for name in ("layer.bias", "layer.weight"):
         assert "seed it there" in found.pop((f"{LOWERED}/constants.safetensors", f"tensor {name}"))["reason"]
     # nothing is said of plan, manifest and RECORD, which hold the weights' digests
@@ -84,7 +84,7 @@ def test_a_graph_in_the_order_of_a_set_is_named(project: Callable[[str], Project
     tiny.edit("pyproject.toml", 'backends = ["null"]', 'backends = []\npass-env = ["PYTHONHASHSEED"]')
     (tiny.root / "tiny" / "model.py").write_text(OF_A_SET)
     wheel = tiny.wheel({"PYTHONHASHSEED": "1"})
-    found = differences(verify(wheel, "--project", tiny.root, "--json", environment={"PYTHONHASHSEED": "1"}))
+    found = differences(reproduce(wheel, "--project", tiny.root, "--json", environment={"PYTHONHASHSEED": "1"}))
     plan = [each for (member, _), each in found.items() if member == f"{LOWERED}/default.json"]
     assert plan
     for each in plan:

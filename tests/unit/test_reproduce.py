@@ -1,4 +1,4 @@
-"""`hatch-lower verify`: what is other in the second build, what it leaves alone, and how it fails.
+"""`hatch-lower reproduce`: what is other in the second build, what it leaves alone, and how it fails.
 
 The projects here have no models: a build hook of their own writes what would leak into a wheel.
 """
@@ -74,15 +74,15 @@ def build(root: Path, target: str = "wheel", environment: Mapping[str, str] | No
     return only(root / "dist", "*.whl" if target == "wheel" else "*.tar.gz")
 
 
-def verify(wheel: Path, *arguments: str | Path) -> Result:
+def reproduce(wheel: Path, *arguments: str | Path) -> Result:
     """Run the command."""
-    return CliRunner().invoke(main, ["verify", str(wheel), *map(str, arguments)])
+    return CliRunner().invoke(main, ["reproduce", str(wheel), *map(str, arguments)])
 
 
 def test_a_wheel_that_comes_out_the_same_is_one_line(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     wheel = build(root)
-    result = verify(wheel, "--project", root)
+    result = reproduce(wheel, "--project", root)
     assert result.exit_code == 0, result.output
     (line,) = result.stdout.splitlines()
     assert line == f"plain-1.0-py2.py3-none-any.whl is reproducible: sha256 {tree(root)['dist/' + wheel.name]}"
@@ -94,7 +94,7 @@ def test_the_project_and_its_wheels_stay_as_they_are(tmp_path: Path) -> None:
     wheel = build(root)
     (root / "plain" / "made.txt").unlink()  # which the other build makes again, in its copy
     before, cores = tree(root), os.sched_getaffinity(0)
-    assert verify(wheel, "--project", root).exit_code == 1
+    assert reproduce(wheel, "--project", root).exit_code == 1
     assert tree(root) == before
     assert os.sched_getaffinity(0) == cores
 
@@ -128,7 +128,7 @@ def test_what_is_other_in_the_second_build(tmp_path: Path) -> None:
     values = ", ".join(f"{name!r}: {expression}" for name, expression in expressions.items())
     root = make_project(tmp_path, f"json.dumps({{{values}}})")
     wheel = build(root, environment=environment)
-    result = verify(wheel, "--project", root, "--json")
+    result = reproduce(wheel, "--project", root, "--json")
     assert result.exit_code == 1, result.output
     found = {each["place"].removeprefix("/"): each["reason"] for each in json.loads(result.stdout)["differences"]}
     assert set(found) == set(expressions) - {"user base"}  # packages there are tools of the build
@@ -146,7 +146,7 @@ def test_variables_get_other_values_than_the_callers_whatever_these_are(
     names = ("TZ", "LC_ALL", "PYTHONHASHSEED", "OMP_NUM_THREADS")
     varied = []
     for _ in range(2):
-        varied.append(json.loads(verify(wheel, "--project", root, "--json").stdout)["varied"])
+        varied.append(json.loads(reproduce(wheel, "--project", root, "--json").stdout)["varied"])
         for name in names:
             monkeypatch.setenv(name, varied[-1][name])
     assert [name for name in names if varied[0][name] == varied[1][name]] == []
@@ -156,9 +156,9 @@ def test_the_date_that_the_user_has_set_is_kept(tmp_path: Path, monkeypatch: pyt
     root = make_project(tmp_path)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     wheel = build(root)
-    assert verify(wheel, "--project", root).exit_code == 0
+    assert reproduce(wheel, "--project", root).exit_code == 0
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    result = verify(wheel, "--project", root)
+    result = reproduce(wheel, "--project", root)
     assert result.exit_code == 1
     assert "2023-11-14 22:13:20" in result.stdout
     assert "SOURCE_DATE_EPOCH" in result.stdout
@@ -167,7 +167,7 @@ def test_the_date_that_the_user_has_set_is_kept(tmp_path: Path, monkeypatch: pyt
 def test_json_has_both_digests_what_was_varied_and_every_difference(tmp_path: Path) -> None:
     root = make_project(tmp_path, "umask()")
     wheel = build(root)
-    report = json.loads(verify(wheel, "--project", root, "--json").stdout)
+    report = json.loads(reproduce(wheel, "--project", root, "--json").stdout)
     assert report["equal"] is False
     assert report["wheel"] == report["rebuilt"] == wheel.name
     assert report["sha256"] == tree(root)[f"dist/{wheel.name}"] != report["rebuilt_sha256"]
@@ -179,7 +179,7 @@ def test_json_has_both_digests_what_was_varied_and_every_difference(tmp_path: Pa
 def test_text_for_people(tmp_path: Path) -> None:
     root = make_project(tmp_path, "os.getcwd()")
     wheel = build(root)
-    lines = verify(wheel, "--project", root).stdout.splitlines()
+    lines = reproduce(wheel, "--project", root).stdout.splitlines()
     assert lines[0] == f"{wheel.name} is not reproducible: 1 file differs"
     assert lines[1] == "  in the wheel (-) and as rebuilt (+)"
     assert lines[3] == "plain/made.txt"
@@ -190,10 +190,10 @@ def test_the_rebuilt_wheel_and_its_log_are_kept_where_asked(tmp_path: Path) -> N
     root = make_project(tmp_path, "os.getcwd()")
     wheel = build(root)
     before = wheel.read_bytes()
-    verify(wheel, "--project", root, "--keep", tmp_path / "new" / "kept")
+    reproduce(wheel, "--project", root, "--keep", tmp_path / "new" / "kept")
     assert sorted(path.name for path in (tmp_path / "new" / "kept").iterdir()) == ["build.log", wheel.name]
     assert (tmp_path / "new" / "kept" / wheel.name).read_bytes() != before
-    result = verify(wheel, "--project", root, "--keep", wheel.parent)
+    result = reproduce(wheel, "--project", root, "--keep", wheel.parent)
     assert result.exit_code == 1
     assert "the rebuilt wheel would take the place of the wheel" in result.stderr
     assert wheel.read_bytes() == before
@@ -204,7 +204,7 @@ def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
     wheel = build(root)
     hook = root / "hatch_build.py"
     hook.write_text(HOOK.format(expression="open('/nowhere/weights.bin')"))
-    result = verify(wheel, "--project", root)
+    result = reproduce(wheel, "--project", root)
     assert result.exit_code == 1
     assert "error: the wheel could not be built again" in result.stderr
     assert "No such file or directory: '/nowhere/weights.bin'" in result.stderr
@@ -214,18 +214,18 @@ def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
 def test_a_folder_without_a_project(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     wheel = build(root)
-    result = verify(wheel, "--project", tmp_path)
+    result = reproduce(wheel, "--project", tmp_path)
     assert result.exit_code == 1
     assert "there is no project" in result.stderr
     assert "`--project`" in result.stderr
-    assert verify(wheel, "--project", root, "--sdist", wheel).exit_code == 2
+    assert reproduce(wheel, "--project", root, "--sdist", wheel).exit_code == 2
 
 
 def test_from_a_source_distribution(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     sdist, wheel = build(root, "sdist"), build(root)
     shutil.rmtree(root / "plain")  # the project is not looked at
-    result = verify(wheel, "--sdist", sdist)
+    result = reproduce(wheel, "--sdist", sdist)
     assert result.exit_code == 0, result.output
 
 
@@ -341,7 +341,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from hatch_lower.cli import main; main()", "verify", wheel, "--project", root],
+        [sys.executable, "-c", "from hatch_lower.cli import main; main()", "reproduce", wheel, "--project", root],
         env=child_environment({"TMPDIR": str(temporary)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
