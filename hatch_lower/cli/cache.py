@@ -18,8 +18,8 @@ import click
 
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.output import show, show_json, show_report
-from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.output import count, show, show_json, show_report, size_text, table_lines
 from hatch_lower.errors import CacheError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ VERSION_FOLDER = re.compile(r"v\d+")
 """What this and other versions of hatch-lower call their part of the cache."""
 DAY = 24 * 3600.0
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 root_option = click.option(
     "--root",
     type=click.Path(path_type=Path),
@@ -52,7 +51,7 @@ def path() -> None:
 
 @cache.command()
 @root_option
-@as_json_option
+@json_option
 def info(root: Path | None, as_json: bool) -> None:
     """Show how much the cache holds, of what, and its limits."""
     from hatch_lower.cache.survey import survey
@@ -112,7 +111,7 @@ def info_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 @cache.command(name="list")
-@as_json_option
+@json_option
 def list_entries(as_json: bool) -> None:
     """List the results, the last used first."""
     from hatch_lower.cache.survey import survey
@@ -175,7 +174,7 @@ def clear() -> None:
 
 
 @cache.command()
-@as_json_option
+@json_option
 @click.pass_context
 def repair(context: click.Context, as_json: bool) -> None:
     """Hash everything again, and remove what is damaged; ends with status 1 if something was."""

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower import MODEL_GROUP
-from hatch_lower.cli.contents import (
+from hatch_lower.build.contents import (
     ARCHIVE_ERRORS,
     MANIFEST,
     find_contents,
-    path_option,
     plain_member,
     read_member,
-    target_of,
     wheel_members,
 )
-from hatch_lower.cli.output import show, show_json
-from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.output import count, show, show_json, size_text, table_lines
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -48,7 +46,7 @@ Place = tuple[str, PackagedFolder, tuple[str, ...]]
 @click.option("--recipe", help="The recipe to check. Default: all that can run here.")
 @click.option("--rtol", type=click.FloatRange(0), default=1e-4, help="Relative tolerance. Default: 1e-4.")
 @click.option("--atol", type=click.FloatRange(0), default=1e-5, help="Absolute tolerance. Default: 1e-5.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 @click.pass_context
 def check(
     context: click.Context,

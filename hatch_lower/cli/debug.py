@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from hatch_lower.cli.contents import choose_model, choose_recipe, find_contents, path_option, target_of
-from hatch_lower.cli.output import page, show_json
-from hatch_lower.cli.tables import table_lines
+from hatch_lower.build.contents import find_contents
+from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
+from hatch_lower.cli.output import page, show_json, table_lines
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 @click.option("--op", help="Only what comes from an operator with this in its name: `conv`, `aten.add.Tensor`.")
 @click.option("--line", help="Only what comes from this file or line: `model.py`, `digits/model.py:31`.")
 @click.option("--delegate", help="Only the delegates of this backend, or that of this instruction: `aoti`, `3`.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 def debug(
     name: str,
     method: str,

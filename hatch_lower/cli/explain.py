@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.output import show, show_report
-from hatch_lower.cli.tables import count, table_lines
+from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.output import count, show, show_report, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LEVELS = {
 @click.command()
 @click.argument("model", required=False)
 @click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 def explain(model: str | None, root: Path, as_json: bool) -> None:
     """Say what the last build did and why, and what the next one would do again.
 

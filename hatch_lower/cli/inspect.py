@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from hatch_lower.cli.contents import Contents, find_contents, path_option, target_of
-from hatch_lower.cli.output import show_report, show_text
-from hatch_lower.cli.tables import count, size_text, table_lines
+from hatch_lower.build.contents import Contents, find_contents
+from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.inputs import input_text
@@ -32,7 +32,7 @@ SHOWN = 3
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
 @path_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 @click.option(
     "--sbom", is_flag=True, help="Print the SBOM instead, as CycloneDX JSON: models, digests, licences, tools."
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from hatch_lower.cli.output import show_report
-from hatch_lower.cli.tables import table_lines
+from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.output import show_report, table_lines
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
 
@@ -17,7 +17,7 @@ Report = list[dict[str, Any]]
 
 
 @click.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 def list_models(as_json: bool) -> None:
     """List the installed models, and which of their recipes can run here."""
     report = [row for owner, each in sorted(recording().items()) for row in distribution_report(owner, each)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.cli.output import show, show_report
-from hatch_lower.cli.tables import count
+from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.output import count, show, show_report
 from hatch_lower.errors import PackageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder for the rebuilt wheel and its build's log.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@json_option
 @click.pass_context
 def reproduce(
     context: click.Context, wheel: Path, project: Path | None, sdist: Path | None, keep: Path | None, as_json: bool

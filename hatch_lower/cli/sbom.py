@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from hatch_lower.build.contents import find_contents, read_member, wheel_members
 from hatch_lower.build.sbom.subject import FOLDER
-from hatch_lower.cli.contents import find_contents, read_member, wheel_members
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.runtime.installed import find_model

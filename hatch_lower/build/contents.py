@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 from packaging.utils import canonicalize_name
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.debug_map import DebugMap, read_debug
-from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
+from hatch_lower.format.manifest import FileEntry, Manifest, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
@@ -33,10 +32,6 @@ ARCHIVE_ERRORS = (
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 """What `zipfile` raises for an archive that is damaged."""
-
-path_option = click.option(
-    "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +66,6 @@ class Contents:
     def debug(self, recipe: RecipeEntry) -> DebugMap:
         """Return a recipe's debug map."""
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
-
-
-def target_of(text: str, is_path: bool) -> str | Path:
-    """Return the path, or the name of an installed model or distribution, that a command's argument means.
-
-    What lies in the current folder does not decide: a file or folder there may be anybody's.
-
-    Args:
-        text: with a separator in it, or the ending of a wheel, it is a path; else a name.
-        is_path: the option `--path` is given: it is a path in any case.
-    """
-    separators = [each for each in (os.sep, os.altsep) if each]
-    if is_path or text in (os.curdir, os.pardir) or text.endswith(".whl") or any(each in text for each in separators):
-        return Path(text)
-    return text
 
 
 def find_contents(target: str | Path) -> list[Contents]:
@@ -212,25 +192,3 @@ def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
     """Return the contents of a folder on disk: of one model, or of all."""
     models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
     return Contents(str(folder.path), folder.manifest, models, folder.read, folder.recorded)
-
-
-def choose_model(found: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
-    """Return the one model that is asked for, or the only one."""
-    every = [(contents, name) for contents in found for name in contents.models]
-    chosen = [each for each in every if model is None or each[1] == model]
-    if len(chosen) != 1:
-        raise ProgramError(
-            "there is no such model" if model and not chosen else "there is more than one model",
-            where=", ".join(each.place for each in found),
-            found=nearest(model or "", [name for _, name in every]),
-            hint="name one with `--model`",
-        )
-    contents, name = chosen[0]
-    return contents, name, contents.manifest.models[name]
-
-
-def choose_recipe(model: str, entry: ModelEntry, recipe: str | None) -> str:
-    """Return the recipe that is asked for, or the first in load order."""
-    if recipe is not None and recipe not in entry.recipes:
-        raise ProgramError("there is no such recipe", where=f"model `{model}`", found=nearest(recipe, entry.recipes))
-    return recipe or entry.order[0]

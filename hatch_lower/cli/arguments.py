@@ -1,0 +1,54 @@
+"""Arguments that several commands share: what names a model, and the models and recipes in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from hatch_lower.build.contents import Contents
+from hatch_lower.errors import ProgramError, nearest
+from hatch_lower.format.manifest import ModelEntry
+
+path_option = click.option(
+    "--path", "is_path", is_flag=True, help="Take the argument for a path though it has no separator."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+
+
+def target_of(text: str, is_path: bool) -> str | Path:
+    """Return the path, or the name of an installed model or distribution, that a command's argument means.
+
+    What lies in the current folder does not decide: a file or folder there may be anybody's.
+
+    Args:
+        text: with a separator in it, or the ending of a wheel, it is a path; else a name.
+        is_path: the option `--path` is given: it is a path in any case.
+    """
+    separators = [each for each in (os.sep, os.altsep) if each]
+    if is_path or text in (os.curdir, os.pardir) or text.endswith(".whl") or any(each in text for each in separators):
+        return Path(text)
+    return text
+
+
+def choose_model(found: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
+    """Return the one model that is asked for, or the only one."""
+    every = [(contents, name) for contents in found for name in contents.models]
+    chosen = [each for each in every if model is None or each[1] == model]
+    if len(chosen) != 1:
+        raise ProgramError(
+            "there is no such model" if model and not chosen else "there is more than one model",
+            where=", ".join(each.place for each in found),
+            found=nearest(model or "", [name for _, name in every]),
+            hint="name one with `--model`",
+        )
+    contents, name = chosen[0]
+    return contents, name, contents.manifest.models[name]
+
+
+def choose_recipe(model: str, entry: ModelEntry, recipe: str | None) -> str:
+    """Return the recipe that is asked for, or the first in load order."""
+    if recipe is not None and recipe not in entry.recipes:
+        raise ProgramError("there is no such recipe", where=f"model `{model}`", found=nearest(recipe, entry.recipes))
+    return recipe or entry.order[0]
