@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import mmap
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
+from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
-from hatch_lower.canonical import sha256_bytes
+from hatch_lower.build.sbom.subject import FOLDER
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, RecipeEntry, read_manifest
+from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 from hatch_lower.runtime.recorded import Recorded
 
 MANIFEST = "_lowered/manifest.json"
+SBOM = f".dist-info/{FOLDER}/{SBOM_FILE}"
 
+LOCAL_HEADER = 30
 MOST_BYTES = 1 << 26
 """Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number."""
 ARCHIVE_ERRORS = (
@@ -43,6 +50,7 @@ class Contents:
         manifest: what it holds.
         models: the names of the models that were asked for.
         read: returns a file's bytes, or raises `ProgramError` if they are not those that the manifest lists.
+        map: the same for a file of any size: it is mapped, not held in memory.
         recorded: what the RECORD of an installed distribution says of the files.
     """
 
@@ -50,6 +58,7 @@ class Contents:
     manifest: Manifest
     models: tuple[str, ...]
     read: Callable[[FileEntry], bytes]
+    map: Callable[[FileEntry], memoryview]
     recorded: Recorded | None = None
 
     def plan(self, recipe: RecipeEntry) -> Plan:
@@ -99,22 +108,87 @@ def folders_in_wheel(path: Path) -> Iterator[Contents]:
     for member in sorted(each for each in wheel_members(path) if each.endswith(f"/{MANIFEST}")):
         place = f"{path.name}: {member.removesuffix('/manifest.json')}"
         manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
-        read = functools.partial(read_checked, path, member.removesuffix("/manifest.json"))
-        yield Contents(place, manifest, tuple(sorted(manifest.models)), read)
+        folder = member.removesuffix("/manifest.json")
+        read, map_file = (functools.partial(each, path, folder) for each in (read_checked, map_checked))
+        yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)
 
 
 def read_checked(wheel: Path, folder: str, entry: FileEntry) -> bytes:
     """Return the bytes of one of the manifest's files in a wheel."""
     member = f"{folder}/{entry.path}"
-    data = read_member(wheel, member)
-    if sha256_bytes(data) != entry.sha256:
+    return checked(read_member(wheel, member), entry, f"{wheel.name}: {member}")
+
+
+def map_checked(wheel: Path, folder: str, entry: FileEntry) -> memoryview:
+    """Return the contents of one of the manifest's files in a wheel: its part of the archive if it is stored there.
+
+    One that is compressed, which hatch-lower does to none, is read as a document is, and may be as large.
+    """
+    member = f"{folder}/{entry.path}"
+    where = f"{wheel.name}: {member}"
+    try:
+        with zipfile.ZipFile(wheel) as archive, wheel.open("rb") as file:
+            information = archive.getinfo(member)
+            if information.compress_type != zipfile.ZIP_STORED:
+                return memoryview(read_checked(wheel, folder, entry))
+            archive.open(information).close()  # sees that the member begins where the directory says
+            file.seek(information.header_offset + LOCAL_HEADER - 4)
+            names = struct.unpack("<2H", file.read(4))
+            start = information.header_offset + LOCAL_HEADER + sum(names)
+            data = map_part(wheel, start, information.file_size)
+    except ARCHIVE_ERRORS as error:
+        raise unreadable(where, error) from error
+    return checked(data, entry, where)
+
+
+def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
+    """Return the contents of a file in a folder."""
+    path = folder.locate(entry)
+    try:
+        return checked(map_part(path, 0, entry.size), entry, str(path))
+    except (OSError, ValueError) as error:
+        raise unreadable(str(path), error) from error
+
+
+def map_part(path: Path, start: int, size: int) -> memoryview:
+    """Return bytes of a file without reading them; the pages are private, so that torch may take them for writable.
+
+    Raises:
+        ValueError: if the file ends before.
+    """
+    if not size:
+        return memoryview(b"")
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), start + size, access=mmap.ACCESS_COPY))[start:]
+
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+def checked(data: Data, entry: FileEntry, where: str) -> Data:
+    """Return data whose digest is the one that the manifest lists.
+
+    Raises:
+        ProgramError: if it is not.
+    """
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ProgramError(
             "a packaged program file is not the one that the manifest lists",
-            where=f"{wheel.name}: {member}",
+            where=where,
             found="another sha256 than the manifest says",
             hint="build the wheel again",
         )
     return data
+
+
+def unreadable(where: str, error: Exception) -> ProgramError:
+    """Return the error for a file that cannot be read."""
+    return ProgramError(
+        "a packaged program file cannot be read",
+        where=where,
+        found=f"{type(error).__name__}: {error}",
+        hint="build the wheel again",
+    )
 
 
 def wheel_members(wheel: Path) -> list[str]:
@@ -143,12 +217,7 @@ def read_member(wheel: Path, member: str) -> bytes:
                 raise ValueError(f"{size} bytes, where at most {MOST_BYTES} are read")
             return archive.read(plain_member(archive, member))
     except ARCHIVE_ERRORS as error:
-        raise ProgramError(
-            "a packaged program file cannot be read",
-            where=f"{wheel.name}: {member}",
-            found=f"{type(error).__name__}: {error}",
-            hint="build the wheel again",
-        ) from error
+        raise unreadable(f"{wheel.name}: {member}", error) from error
 
 
 def plain_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
@@ -191,4 +260,54 @@ def installed_contents(name: str) -> list[Contents]:
 def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
     """Return the contents of a folder on disk: of one model, or of all."""
     models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
-    return Contents(str(folder.path), folder.manifest, models, folder.read, folder.recorded)
+    map_file = functools.partial(map_folder, folder)
+    return Contents(str(folder.path), folder.manifest, models, folder.read, map_file, folder.recorded)
+
+
+def sbom_text(target: str | Path) -> str:
+    """Return the SBOM of the wheel at a path, or of the installed distribution or model of a name, as it is stored.
+
+    Raises:
+        ProgramError: if there is none, or the wheel cannot be read.
+    """
+    if isinstance(target, Path):
+        if target.is_dir():
+            raise ProgramError(
+                "a folder has no SBOM: it is in the metadata of a wheel",
+                where=str(target),
+                hint="name the wheel, or the installed distribution",
+            )
+        return wheel_text(target)
+    installed = find_distribution(target)
+    text = installed.read_text(f"{FOLDER}/{SBOM_FILE}")
+    if text is None:
+        editable = '"editable":true' in "".join((installed.read_text("direct_url.json") or "").split())
+        raise missing(
+            f"the distribution `{installed.name}`",
+            "an editable install has none: install its wheel"
+            if editable
+            else "build its wheel again with a newer hatch-lower, and install that",
+        )
+    return text
+
+
+def wheel_text(path: Path) -> str:
+    """Return the document of a wheel."""
+    members = [each for each in wheel_members(path) if each.endswith(SBOM) and each.count("/") == 2]
+    if not members:
+        find_contents(path)  # says so if it has no lowered models at all
+        raise missing(path.name, "build the wheel again with a newer hatch-lower")
+    return read_member(path, members[0]).decode(errors="replace")
+
+
+def find_distribution(name: str) -> Distribution:
+    """Return the installed distribution of that name, or that of the model `model` or `distribution:model`."""
+    try:
+        return Distribution.from_name(name)
+    except (PackageNotFoundError, ValueError):
+        return Distribution.from_name(find_model(name).distribution)
+
+
+def missing(where: str, hint: str) -> ProgramError:
+    """Return the error for lowered models without an SBOM."""
+    return ProgramError("there is no SBOM of lowered models", where=where, found=f"no `{SBOM}`", hint=hint)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hatch_lower.build.contents import Contents, find_contents
+from hatch_lower.build.contents import Contents, find_contents, sbom_text
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
 from hatch_lower.format.debug_map import MethodDebug
@@ -43,8 +43,6 @@ def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
     """
     target = target_of(name, is_path)
     if sbom:
-        from hatch_lower.cli.sbom import sbom_text
-
         show_text(sbom_text(target))
         return
     show_report([contents_report(each) for each in find_contents(target)], as_json, report_lines)

@@ -10,13 +10,13 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hatch_lower.build.contents import map_part
 from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
 from hatch_lower.build.diff.reasons import ORDER
-from hatch_lower.build.diff.window import PIECE, Window
+from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.errors import PackageError
 
 LOCAL_HEADER = 30
@@ -94,28 +94,23 @@ def digest_of_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
     return total.hexdigest()
 
 
-@contextmanager
-def open_member(wheel: Wheel, name: str) -> Iterator[Window]:
-    """Give a member's contents: a part of the wheel if it is stored, a temporary file otherwise.
+def map_member(wheel: Wheel, name: str) -> memoryview:
+    """Return a member's contents: a part of the wheel if it is stored, a temporary file otherwise.
 
     Raises:
         PackageError: if the wheel cannot be read.
     """
     entry = wheel.members[name]
     if entry.compress_type == zipfile.ZIP_STORED:
-        start = entry.header_offset + len(local_header(wheel, name))
-        with Window(wheel.path, start, entry.file_size) as window:
-            yield window
-        return
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as folder:
-        unpacked = Path(folder) / "member"
+        return map_part(wheel.path, entry.header_offset + len(local_header(wheel, name)), entry.file_size)
+    with tempfile.NamedTemporaryFile(prefix="hatch-lower-") as unpacked:
         try:
-            with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source, unpacked.open("wb") as target:
-                shutil.copyfileobj(source, target, PIECE)
+            with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source:
+                shutil.copyfileobj(source, unpacked, PIECE)
         except UNREADABLE as error:
             raise unreadable(wheel.path, error) from error
-        with Window(unpacked, 0, unpacked.stat().st_size) as window:
-            yield window
+        unpacked.flush()
+        return map_part(Path(unpacked.name), 0, unpacked.tell())  # the pages stay when the name is gone
 
 
 def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:

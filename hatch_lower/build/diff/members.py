@@ -10,14 +10,13 @@ from hatch_lower.build.diff.documents import compare_documents, is_equal
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.pairing import DOCUMENT_LIMIT
 from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tensor_file
-from hatch_lower.build.diff.texts import compare_bytes, compare_texts
-from hatch_lower.build.diff.window import Window, pieces
+from hatch_lower.build.diff.texts import compare_bytes, compare_texts, pieces
 
 CHECK_FILE = "/check.safetensors"
 OTHER_FORM = "the same values, written otherwise: by another version of what writes the file"
 
 
-def compare_members(member: str, first: Window, second: Window, known: Known) -> list[Difference]:
+def compare_members(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference]:
     """Return what differs in two members that are not equal; nothing if it follows from other members.
 
     Args:
@@ -33,34 +32,32 @@ def compare_members(member: str, first: Window, second: Window, known: Known) ->
     return [compare_bytes(member, first, second, known)] if found is None else found
 
 
-def compare_parsed(member: str, first: Window, second: Window, known: Known) -> list[Difference] | None:
+def compare_parsed(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference] | None:
     """Return what differs, or `None` if the two are not of one known format."""
     libraries = read_library(first), read_library(second)
     if libraries[0] is not None and libraries[1] is not None:
-        return compare_libraries(member, libraries[0], libraries[1], known) or None
+        return compare_libraries(member, libraries[0], libraries[1], known.places) or None
     tensors = read_tensor_file(first), read_tensor_file(second)
     if tensors[0] is not None and tensors[1] is not None:
         drawn = not member.endswith(CHECK_FILE)
-        with tensors[0].data, tensors[1].data:
-            found = compare_tensors(member, tensors[0], tensors[1], known, drawn=drawn)
+        found = compare_tensors(member, tensors[0], tensors[1], known, drawn=drawn)
         return found if found or tensors[0].entries.keys() != tensors[1].entries.keys() else None
     headers = header_of(first), header_of(second)
     if headers[0] is not None and headers[1] is not None:
         return compare_framed(member, (first, second), (headers[0], headers[1]), known)
-    if max(first.size, second.size) > DOCUMENT_LIMIT:
+    if max(len(first), len(second)) > DOCUMENT_LIMIT:
         return None
-    return compare_whole(member, first.read_at(0, first.size), second.read_at(0, second.size), known)
+    return compare_whole(member, bytes(first), bytes(second), known)
 
 
 def compare_framed(
-    member: str, windows: tuple[Window, Window], headers: tuple[tuple[Any, int], tuple[Any, int]], known: Known
+    member: str, contents: tuple[memoryview, memoryview], headers: tuple[tuple[Any, int], tuple[Any, int]], known: Known
 ) -> list[Difference]:
     """Return what differs in files that are a JSON value after its length, and something else behind it."""
     found = compare_documents(member, headers[0][0], headers[1][0], known)
-    first, second = (window.part(end, window.size - end) for window, (_, end) in zip(windows, headers, strict=True))
-    with first, second:
-        if next(pieces(first, second), None) is not None:
-            return found + compare_members(member, first, second, known)
+    first, second = (data[end:] for data, (_, end) in zip(contents, headers, strict=True))
+    if next(pieces(first, second), None) is not None:
+        return found + compare_members(member, first, second, known)
     same = is_equal(headers[0][0], headers[1][0])
     return [Difference(member, "", "", "", OTHER_FORM)] if same else found
 

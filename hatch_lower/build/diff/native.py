@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from hatch_lower.build.diff.difference import NOTHING, Difference, Known, shortened
+from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
 from hatch_lower.build.diff.reasons import reason_for_texts
 from hatch_lower.build.diff.texts import first_difference, printable
-from hatch_lower.build.diff.window import Window
 
 MAGIC = b"\x7fELF"
 COMMENT = ".comment"
 COMPILER = f"compiler ({COMMENT})"
 BUILD_ID = ".note.gnu.build-id"
+FILE_LIMIT = 1 << 30
 SECTION_LIMIT = 1 << 26
 """Bytes of a section that is held in memory; of a larger one only the size is compared here."""
 TEXTS = 3
@@ -38,7 +39,7 @@ class Library:
         sizes: name to size, for those without contents too.
         needed: entries of the dynamic section that say what is loaded, and from where.
         functions: symbol to place and size of its code in the file; a symbol that comes again has a number.
-        window: the file.
+        data: the file.
     """
 
     machine: str
@@ -46,30 +47,30 @@ class Library:
     sizes: Mapping[str, int]
     needed: Mapping[str, tuple[str, ...]]
     functions: Mapping[str, tuple[int, int]]
-    window: Window
+    data: memoryview
 
     def code(self, name: str) -> bytes:
         """Return the code of a function."""
-        return self.window.read_at(*self.functions[name])
+        start, size = self.functions[name]
+        return bytes(self.data[start : start + size])
 
 
-def read_library(window: Window) -> Library | None:
+def read_library(data: memoryview) -> Library | None:
     """Return what an ELF file holds, or `None` if it is none, or damaged."""
-    if window.read_at(0, 4) != MAGIC:
+    if bytes(data[:4]) != MAGIC or len(data) > FILE_LIMIT:
         return None
     try:
-        return parse(window)
+        return parse(data)
     except Exception:  # a damaged file makes the parser raise what it likes; it is compared as bytes then
         return None
 
 
-def parse(window: Window) -> Library:
+def parse(data: memoryview) -> Library:
     """Return what an ELF file holds."""
     from elftools.elf.dynamic import DynamicSection  # only wheels with native code need these
     from elftools.elf.elffile import ELFFile
 
-    window.seek(0)
-    file = ELFFile(cast("BinaryIO", window))
+    file = ELFFile(io.BytesIO(data))
     counts: Counter[str] = Counter()
     sections: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
@@ -77,13 +78,14 @@ def parse(window: Window) -> Library:
     for section in file.iter_sections():
         name = unique(section.name, counts)
         sizes[name] = int(section["sh_size"])
-        if section["sh_type"] != "SHT_NOBITS" and sizes[name] <= min(SECTION_LIMIT, window.size):
-            sections[name] = window.read_at(section["sh_offset"], sizes[name])
+        if section["sh_type"] != "SHT_NOBITS" and sizes[name] <= min(SECTION_LIMIT, len(data)):
+            start = int(section["sh_offset"])
+            sections[name] = bytes(data[start : start + sizes[name]])
         if isinstance(section, DynamicSection):
             for kind in ("needed", "runpath", "rpath", "soname"):
                 tags: Any = section.iter_tags(f"DT_{kind.upper()}")
                 needed[kind] = tuple(str(getattr(tag, kind)) for tag in tags)
-    return Library(str(file.header.e_machine), sections, sizes, needed, functions_of(file), window)
+    return Library(str(file.header.e_machine), sections, sizes, needed, functions_of(file), data)
 
 
 def functions_of(file: Any) -> dict[str, tuple[int, int]]:
@@ -107,10 +109,10 @@ def unique(name: str, counts: Counter[str]) -> str:
     return name if counts[name] == 1 else f"{name} ({counts[name]})"
 
 
-def compare_libraries(member: str, first: Library, second: Library, known: Known) -> list[Difference]:
+def compare_libraries(member: str, first: Library, second: Library, places: Mapping[str, str]) -> list[Difference]:
     """Return in which texts, sections and functions two ELF files differ."""
-    frames = list(compare_frames(member, first, second, known))
-    texts = list(compare_texts_of(member, first, second, known))
+    frames = list(compare_frames(member, first, second, places))
+    texts = list(compare_texts_of(member, first, second, places))
     sections = dict(compare_sections(first, second))
     functions = compare_functions(first, second)
     is_told = bool(texts) or any(each.place == COMPILER for each in frames)
@@ -128,7 +130,7 @@ def compare_libraries(member: str, first: Library, second: Library, known: Known
     return found
 
 
-def compare_frames(member: str, first: Library, second: Library, known: Known) -> Iterator[Difference]:
+def compare_frames(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
     """Yield differences in machine, compiler, and linked libraries."""
     if first.machine != second.machine:
         yield Difference(member, "machine", first.machine, second.machine, "built on another kind of machine")
@@ -140,12 +142,12 @@ def compare_frames(member: str, first: Library, second: Library, known: Known) -
         one, other = first.needed.get(kind, ()), second.needed.get(kind, ())
         if one != other:
             left, right = (", ".join(each) or NOTHING for each in (list_only(one, other), list_only(other, one)))
-            reason = ORDER_OF_LINKING if left == right else reason_for_texts(left, right, known.places)
+            reason = ORDER_OF_LINKING if left == right else reason_for_texts(left, right, places)
             reason = reason or "other libraries on the build machine, or other code or flags"
             yield Difference(member, f"dynamic section, {kind}", shortened(left), shortened(right), reason)
 
 
-def compare_texts_of(member: str, first: Library, second: Library, known: Known) -> Iterator[Difference]:
+def compare_texts_of(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
     """Yield texts in data that only one of the files has, where there is a reason for that."""
     for name in sorted(first.sections.keys() & second.sections.keys()):
         one, other = first.sections[name], second.sections[name]
@@ -154,7 +156,7 @@ def compare_texts_of(member: str, first: Library, second: Library, known: Known)
         texts = printable(one), printable(other)
         lost, added = (list_only(texts[at], texts[1 - at]) for at in (0, 1))
         pairs = zip(lost, added, strict=False)
-        told = [(*pair, reason) for pair in pairs if (reason := reason_for_texts(*pair, known.places))]
+        told = [(*pair, reason) for pair in pairs if (reason := reason_for_texts(*pair, places))]
         for left, right, reason in told[:TEXTS]:
             yield Difference(member, f"text in {name}", shortened(left), shortened(right), reason)
 

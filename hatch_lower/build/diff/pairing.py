@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hatch_lower.build.diff.archive import Wheel, open_member
+from hatch_lower.build.diff.archive import Wheel, map_member
 from hatch_lower.build.diff.difference import Known
 from hatch_lower.build.diff.documents import document_strings
 from hatch_lower.build.diff.tensors import CONSTANTS, header_of
@@ -85,8 +85,7 @@ def pair_keys(first: Any, second: Any, keys: dict[str, str]) -> None:
 
 def head_of(wheel: Wheel, name: str) -> Any:
     """Return the JSON value that a member begins with, after its length; `None` for another format."""
-    with open_member(wheel, name) as window:
-        found = header_of(window)
+    found = header_of(map_member(wheel, name))
     return None if found is None else found[0]
 
 
@@ -94,11 +93,10 @@ def document_of(wheel: Wheel, name: str) -> Any:
     """Return a member's JSON value; `None` if it is none, or too large."""
     if wheel.members[name].file_size > DOCUMENT_LIMIT:
         return None
-    with open_member(wheel, name) as window:
-        try:
-            return json.loads(window.read_at(0, window.size))
-        except (ValueError, RecursionError):
-            return None
+    try:
+        return json.loads(bytes(map_member(wheel, name)))
+    except (ValueError, RecursionError):
+        return None
 
 
 def known_of(

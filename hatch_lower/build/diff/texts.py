@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 
 from hatch_lower.build.diff.difference import Difference, Known, shortened
 from hatch_lower.build.diff.reasons import ORDER, OTHER_SOURCES, reason_for_texts
-from hatch_lower.build.diff.window import Window, pieces
 
+PIECE = 1 << 20
 LINES = 20
 LINES_COMPARED = 5000
 CONTEXT = 256
@@ -49,13 +50,13 @@ def reason_for_lines(member: str, removed: list[str], added: list[str], known: K
     return reason or ("" if "/_lowered/" in member else OTHER_SOURCES)
 
 
-def compare_bytes(member: str, first: Window, second: Window, known: Known) -> Difference:
+def compare_bytes(member: str, first: memoryview, second: memoryview, known: Known) -> Difference:
     """Return where two files of no known format first differ."""
     start, one, other = next(pieces(first, second))
     at = first_difference(one, other)
     before = max(at - CONTEXT, 0)
     left, right = (" ".join(printable(each[before : at + CONTEXT])) for each in (one, other))
-    sizes = "" if first.size == second.size else f"; {first.size} and {second.size} bytes in all"
+    sizes = "" if len(first) == len(second) else f"; {len(first)} and {len(second)} bytes in all"
     shown = [each[at : at + 16].hex(" ") or "(the end)" for each in (one, other)]
     reason = reason_for_texts(left, right, known.places) if left != right else ""
     return Difference(member, f"byte {start + at}{sizes}", shown[0], shown[1], reason)
@@ -70,3 +71,11 @@ def first_difference(first: bytes, second: bytes) -> int:
 def printable(data: bytes) -> list[str]:
     """Return the texts of at least six characters in bytes."""
     return [found.decode() for found in PRINTABLE.findall(data)]
+
+
+def pieces(first: memoryview, second: memoryview) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield the position and the two pieces of 1 MiB wherever two files differ, the longer one's rest included."""
+    for start in range(0, max(len(first), len(second)), PIECE):
+        one, other = (bytes(side[start : start + PIECE]) for side in (first, second))
+        if one != other:
+            yield start, one, other

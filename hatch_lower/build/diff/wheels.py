@@ -8,13 +8,13 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from hatch_lower.build.diff.archive import Wheel, compare_archives, open_member, read_wheel
+from hatch_lower.build.contents import map_part
+from hatch_lower.build.diff.archive import Wheel, compare_archives, map_member, read_wheel
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known
 from hatch_lower.build.diff.members import CHECK_FILE, compare_members
 from hatch_lower.build.diff.native import CODE
 from hatch_lower.build.diff.pairing import known_of, pair_members, record_rows
-from hatch_lower.build.diff.texts import compare_bytes, compare_texts
-from hatch_lower.build.diff.window import Window, pieces
+from hatch_lower.build.diff.texts import compare_bytes, compare_texts, pieces
 
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"
@@ -89,14 +89,14 @@ def compare_pair(
     first: Wheel, second: Wheel, name: str, counterpart: str, pairs: Mapping[str, str], known: Known
 ) -> list[Difference]:
     """Return what differs in two members."""
-    with open_member(first, name) as one, open_member(second, counterpart) as other:
-        if name.endswith(".dist-info/RECORD"):
-            texts = [window.read_at(0, window.size).decode("utf-8", "replace") for window in (one, other)]
-            back = {each: key for key, each in pairs.items()}
-            rows = record_rows(name, texts[0], first, {key: key for key in pairs})
-            found = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
-            return [] if found is None else [found]
+    one, other = map_member(first, name), map_member(second, counterpart)
+    if not name.endswith(".dist-info/RECORD"):
         return compare_members(name, one, other, known)
+    texts = [bytes(side).decode("utf-8", "replace") for side in (one, other)]
+    back = {value: key for key, value in pairs.items()}
+    rows = record_rows(name, texts[0], first, {key: key for key in pairs})
+    found = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
+    return [] if found is None else [found]
 
 
 def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> Difference | None:
@@ -131,7 +131,6 @@ def is_program(member: str) -> bool:
 
 def compare_files(first: Path, second: Path, known: Known) -> Iterator[Difference]:
     """Yield where the bytes of two archives differ that say the same."""
-    sizes = first.stat().st_size, second.stat().st_size
-    with Window(first, 0, sizes[0]) as one, Window(second, 0, sizes[1]) as other:
-        if sizes[0] != sizes[1] or next(pieces(one, other), None) is not None:
-            yield replace(compare_bytes("", one, other, known), reason="another tool wrote the archive")
+    one, other = (map_part(path, 0, path.stat().st_size) for path in (first, second))
+    if next(pieces(one, other), None) is not None:
+        yield replace(compare_bytes("", one, other, known), reason="another tool wrote the archive")

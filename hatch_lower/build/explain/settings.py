@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from hatch_lower.build.diff.changes import Path, changes
 from hatch_lower.build.explain.words import change_text
 
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
@@ -41,8 +42,6 @@ NAMES_ALONE = {
 PARTS = {"cpu": "the processor's instruction sets", "libc": "C library", "python": "Python", "machine": "machine"}
 DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
-Path = tuple[str, ...]
-
 
 def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return a line for each setting and tool that differs, settings first.
@@ -54,45 +53,17 @@ def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     for name in {**before, **after}:
         if name in EXPORTED or name in CONSEQUENCES:
             continue
-        for path, left, right in leaves((name,), before.get(name), after.get(name)):
+        for change in changes((name,), before.get(name), after.get(name)):
             if name in TOOLS:
-                tools.append(tool_line(path, left, right))
+                tools.append(tool_line(change.place, change.first, change.second))
             else:
-                settings.append(setting_line(path, left, right))
+                settings.append(setting_line(change.place, change.first, change.second))
     return list(dict.fromkeys([*settings, *tools]))
 
 
 def consequences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return a line for each part of the key that follows from others and differs."""
     return [text for name, text in CONSEQUENCES.items() if before.get(name) != after.get(name)]
-
-
-def leaves(path: Path, before: Any, after: Any) -> Iterator[tuple[Path, Any, Any]]:
-    """Yield the places at which two values differ, each as deep as both of them go."""
-    before, after = (list(each) if isinstance(each, tuple) else each for each in (before, after))
-    if before == after:
-        return
-    old, new = ({} if each == [] else by_name(each) for each in (before, after))
-    if old is None or new is None or not {**old, **new}:
-        yield path, before, after
-        return
-    for name in {**old, **new}:
-        yield from leaves((*path, name), old.get(name), new.get(name))
-    if isinstance(before, list) and old.keys() == new.keys() and list(old) != list(new):
-        yield path, list(old), list(new)
-
-
-def by_name(value: Any) -> dict[str, Any] | None:
-    """Return a mapping, a list of named things, or of rows that begin with a name, by name; else `None`."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if not isinstance(value, list):
-        return None
-    if all(isinstance(each, Mapping) and "name" in each for each in value):
-        return {each["name"]: {key: part for key, part in each.items() if key != "name"} for each in value}
-    if all(isinstance(each, (list, tuple)) and len(each) > 1 and isinstance(each[0], str) for each in value):
-        return {name: rest[0] if len(rest) == 1 else " ".join(map(str, rest)) for name, *rest in value}
-    return None
 
 
 def tool_line(path: Path, before: Any, after: Any) -> str:

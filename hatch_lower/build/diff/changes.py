@@ -1,0 +1,57 @@
+"""Two documents (settings, tools, facts of a model) compared leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that differs.
+
+    Args:
+        place: the names that lead to it: `("models", "digits", "size")`.
+        first: the one value, as JSON has it; `None` if it is not there.
+        second: the other value.
+        lines: more about it, in words.
+    """
+
+    place: Path
+    first: Any
+    second: Any
+    lines: tuple[str, ...] = ()
+
+
+def changes(place: Path, first: Any, second: Any) -> Iterator[Change]:
+    """Yield the places at which two values differ, each as deep as both of them go.
+
+    Lists of things with names are compared by name; an object that has a digest is one thing.
+    """
+    first, second = (list(side) if isinstance(side, tuple) else side for side in (first, second))
+    if first == second:
+        return
+    old, new = ({} if side == [] else by_name(side) for side in (first, second))
+    if old is None or new is None or not {**old, **new} or "sha256" in {**old, **new}:
+        yield Change(place, first, second)
+        return
+    for name in {**old, **new}:
+        yield from changes((*place, name), old.get(name), new.get(name))
+    if isinstance(first, list) and old.keys() == new.keys() and list(old) != list(new):
+        yield Change(place, list(old), list(new))
+
+
+def by_name(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, a list of named things, or of rows that begin with a name, by name; else `None`."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, list):
+        return None
+    if all(isinstance(item, Mapping) and "name" in item for item in value):
+        return {item["name"]: {key: part for key, part in item.items() if key != "name"} for item in value}
+    if all(isinstance(item, (list, tuple)) and len(item) > 1 and isinstance(item[0], str) for item in value):
+        return {name: rest[0] if len(rest) == 1 else " ".join(map(str, rest)) for name, *rest in value}
+    return None

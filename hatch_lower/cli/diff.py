@@ -1,0 +1,108 @@
+"""`hatch-lower diff`: what differs between two lowered distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.output import show_error, show_report, size_text
+from hatch_lower.errors import LowerError
+
+if TYPE_CHECKING:
+    from hatch_lower.build.diff.changes import Change
+
+NOUNS = {"models": "model", "recipes": "recipe", "methods": "method", "tensors": "tensor", "files": "file"}
+NOUNS |= {"tools": "tool", "requirements": "requirement", "components": "component", "operations": "operation"}
+INDENT = "  "
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@path_option
+@json_option
+@click.pass_context
+def diff(context: click.Context, first: str, second: str, is_path: bool, as_json: bool) -> None:
+    """Say what differs between two wheels or packages with lowered models.
+
+    A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
+    Ends with status 0 if the models are equal, 1 if they differ, 2 if one cannot be read.
+    """
+    from hatch_lower.build.diff.models import compare_models, read_side
+
+    try:
+        sides = [read_side(target_of(name, is_path)) for name in (first, second)]
+        changes = compare_models(*sides)
+    except LowerError as error:
+        show_error(error)
+        context.exit(2)
+    report = {
+        "first": sides[0].title,
+        "second": sides[1].title,
+        "equal": not changes,
+        "changes": [asdict(change) for change in changes],
+    }
+    show_report(report, as_json, lambda report: report_lines(report["first"], report["second"], changes))
+    context.exit(1 if changes else 0)
+
+
+def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator[str]:
+    """Yield the changes as lines for people, below headings that name model, recipe and method."""
+    yield f"- {first}"
+    yield f"+ {second}"
+    if not changes:
+        yield "the lowered models are equal"
+    shown: list[str] = []
+    for change in changes:
+        *headings, last = titles(change.place)
+        for depth, heading in enumerate(headings):
+            if headings[: depth + 1] != shown[: depth + 1]:
+                yield f"{INDENT * depth}{heading}"
+        shown = headings
+        indent = INDENT * len(headings)
+        yield f"{indent}{last}: {change_text(last, change.first, change.second)}"
+        yield from (f"{indent}{INDENT}{line}" for line in change.lines)
+
+
+def titles(place: Sequence[str]) -> list[str]:
+    """Return the headings above a change, and what it is a change of: `model digits`, `recipe default`, `size`."""
+    named, rest = [], list(place)
+    while rest:
+        noun = NOUNS.get(rest[0])
+        if noun and len(rest) > 1:
+            named.append(f"{noun} {rest[1]}")
+            rest = rest[2:]
+        else:
+            named.append(" ".join(rest))
+            rest = []
+    return named
+
+
+def change_text(name: str, first: Any, second: Any) -> str:
+    """Return `2.13.0 → 2.14.0`, or `added` or `removed` with what is known of the one side."""
+    one, other = (value_text(name, value) for value in (first, second))
+    if first is None or second is None:
+        return ": ".join(filter(None, ["added" if first is None else "removed", other if first is None else one]))
+    return f"{one} → {other}" if one != other else f"{one}, other contents"
+
+
+def value_text(name: str, value: Any) -> str:
+    """Return a value in short: a tensor's dtype and shape, a file's size; nothing of a whole model."""
+    match value:
+        case {"dtype": dtype, "shape": shape}:
+            return f"{dtype}{shape}"
+        case {"sha256": _, "size": size}:
+            return size_text(size)
+        case int() if name == "size":
+            return size_text(value)
+        case float() if name == "share":
+            return f"{100 * value:.4g} %"
+        case dict():
+            return ""
+        case list():
+            return ", ".join(map(str, value)) or "none"
+    return str(value)
