@@ -11,6 +11,10 @@ from typing import Any
 NOTHING = "(not there)"
 """What is shown for a side that lacks something."""
 SHOWN = 96
+LABEL = "the sha256 of "
+SIZE = "the size of a member that differs"
+DIGITS = 20
+"""Numbers in texts with as many are no sizes."""
 HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 
@@ -41,22 +45,34 @@ class Known:
 
     Args:
         places: paths that only one of the builds had, to what they are: `the rebuild's HOME`.
-        digests: sha256 in the second wheel to that in the first, of members and tensors that differ and are compared
-            themselves.
-        sizes: the sizes of these members in the first and second wheel.
+        labels: for each wheel, the sha256 of members and tensors that differ and are compared themselves, to one text
+            for both wheels.
+        sizes: for each wheel, the sizes of these members.
         names: sha256 of a tensor in the first wheel to what the model calls it.
         stored: sha256 of the tensors in files of constants of the first wheel; delegates may hold them once more.
     """
 
     places: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
-    sizes: frozenset[tuple[int, int]] = frozenset()
+    labels: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    sizes: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
     names: Mapping[str, str] = field(default_factory=dict)
     stored: frozenset[str] = frozenset()
 
-    def translated(self, text: str) -> str:
-        """Return a text of the second wheel with the digests of differing members as the first wheel has them."""
-        return HEXADECIMAL.sub(lambda found: self.digests.get(found[0], found[0]), text)
+    def labelled(self, text: str, *, is_second: bool = False) -> str:
+        """Return a text of one wheel with the labels of differing members in the place of their digests."""
+        return HEXADECIMAL.sub(lambda digest: self.labels[is_second].get(digest[0], digest[0]), text)
+
+    def plain(self, value: Any, *, is_second: bool = False) -> Any:
+        """Return a JSON value of one wheel without what only says that a member differs: its digest, name and size."""
+        if isinstance(value, dict):
+            left_out = ("size", "header_sha256") if str(value.get("sha256")) in self.labels[is_second] else ()
+            return {key: self.plain(part, is_second=is_second) for key, part in value.items() if key not in left_out}
+        if isinstance(value, list):
+            return [self.plain(part, is_second=is_second) for part in value]
+        if isinstance(value, str):
+            is_size = value.isdecimal() and len(value) < DIGITS and int(value) in self.sizes[is_second]
+            return SIZE if is_size else self.labelled(value, is_second=is_second)
+        return SIZE if type(value) is int and value in self.sizes[is_second] else value
 
 
 def value_text(value: Any) -> str:

@@ -13,12 +13,11 @@ from hatch_lower.build.diff.reasons import reason_for_texts
 from hatch_lower.build.diff.texts import first_difference, printable
 
 MAGIC = b"\x7fELF"
+FILE_LIMIT = 1 << 30
+"""Bytes of a library that is held in memory; a larger one is compared as bytes."""
 COMMENT = ".comment"
 COMPILER = f"compiler ({COMMENT})"
 BUILD_ID = ".note.gnu.build-id"
-FILE_LIMIT = 1 << 30
-SECTION_LIMIT = 1 << 26
-"""Bytes of a section that is held in memory; of a larger one only the size is compared here."""
 TEXTS = 3
 FUNCTIONS = 12
 IDENTIFIER = "the linker's identifier alone: it is random, or of something that is not in the file"
@@ -27,6 +26,11 @@ CODE = (
     "the compiler made other code: another compiler, other flags, another instruction set, "
     "or generated sources in another order"
 )
+FRAME_REASONS = {
+    "machine": "built on another kind of machine",
+    COMPILER: "another compiler; build with the one that the wheel was built with",
+}
+OTHER_LIBRARIES = "other libraries on the build machine, or other code or flags"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +38,16 @@ class Library:
     """An ELF file.
 
     Args:
-        machine: `EM_X86_64`.
+        frame: machine, compiler, and the entries of the dynamic section that say what is loaded, and from where.
         sections: name to contents; a name that comes again has a number.
         sizes: name to size, for those without contents too.
-        needed: entries of the dynamic section that say what is loaded, and from where.
-        functions: symbol to place and size of its code in the file; a symbol that comes again has a number.
-        data: the file.
+        functions: symbol to its code; a symbol that comes again has a number.
     """
 
-    machine: str
+    frame: Mapping[str, tuple[str, ...]]
     sections: Mapping[str, bytes]
     sizes: Mapping[str, int]
-    needed: Mapping[str, tuple[str, ...]]
-    functions: Mapping[str, tuple[int, int]]
-    data: memoryview
-
-    def code(self, name: str) -> bytes:
-        """Return the code of a function."""
-        start, size = self.functions[name]
-        return bytes(self.data[start : start + size])
+    functions: Mapping[str, bytes]
 
 
 def read_library(data: memoryview) -> Library | None:
@@ -60,47 +55,44 @@ def read_library(data: memoryview) -> Library | None:
     if bytes(data[:4]) != MAGIC or len(data) > FILE_LIMIT:
         return None
     try:
-        return parse(data)
+        return parse(bytes(data))
     except Exception:  # a damaged file makes the parser raise what it likes; it is compared as bytes then
         return None
 
 
-def parse(data: memoryview) -> Library:
+def parse(data: bytes) -> Library:
     """Return what an ELF file holds."""
     from elftools.elf.dynamic import DynamicSection  # only wheels with native code need these
     from elftools.elf.elffile import ELFFile
 
     file = ELFFile(io.BytesIO(data))
+    frame = {"machine": (str(file.header.e_machine),)}
     counts: Counter[str] = Counter()
     sections: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
-    needed: dict[str, tuple[str, ...]] = {}
     for section in file.iter_sections():
         name = unique(section.name, counts)
-        sizes[name] = int(section["sh_size"])
-        if section["sh_type"] != "SHT_NOBITS" and sizes[name] <= min(SECTION_LIMIT, len(data)):
-            start = int(section["sh_offset"])
-            sections[name] = bytes(data[start : start + sizes[name]])
+        start, sizes[name] = int(section["sh_offset"]), int(section["sh_size"])
+        if section["sh_type"] != "SHT_NOBITS":
+            sections[name] = data[start : start + sizes[name]]
         if isinstance(section, DynamicSection):
             for kind in ("needed", "runpath", "rpath", "soname"):
                 tags: Any = section.iter_tags(f"DT_{kind.upper()}")
-                needed[kind] = tuple(str(getattr(tag, kind)) for tag in tags)
-    return Library(str(file.header.e_machine), sections, sizes, needed, functions_of(file), data)
+                frame[f"dynamic section, {kind}"] = tuple(str(getattr(tag, kind)) for tag in tags)
+    frame[COMPILER] = tuple(printable(sections.get(COMMENT, b"")))
+    return Library(frame, sections, sizes, dict(functions_of(file, data)))
 
 
-def functions_of(file: Any) -> dict[str, tuple[int, int]]:
-    """Return where the code of each function is that a symbol names, and its size."""
+def functions_of(file: Any, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the code of each function that a symbol names."""
     table = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
     counts: Counter[str] = Counter()
-    functions: dict[str, tuple[int, int]] = {}
     for symbol in () if table is None else table.iter_symbols():
         index, size, address = symbol["st_shndx"], int(symbol["st_size"]), int(symbol["st_value"])
-        if symbol["st_info"]["type"] != "STT_FUNC" or not isinstance(index, int) or not size:
-            continue
-        section = file.get_section(index)
-        start = int(section["sh_offset"]) + address - int(section["sh_addr"])
-        functions[unique(symbol.name, counts)] = start, size
-    return functions
+        if symbol["st_info"]["type"] == "STT_FUNC" and isinstance(index, int) and size:
+            section = file.get_section(index)
+            start = int(section["sh_offset"]) + address - int(section["sh_addr"])
+            yield unique(symbol.name, counts), data[start : start + size]
 
 
 def unique(name: str, counts: Counter[str]) -> str:
@@ -111,51 +103,40 @@ def unique(name: str, counts: Counter[str]) -> str:
 
 def compare_libraries(member: str, first: Library, second: Library, places: Mapping[str, str]) -> list[Difference]:
     """Return in which texts, sections and functions two ELF files differ."""
-    frames = list(compare_frames(member, first, second, places))
-    texts = list(compare_texts_of(member, first, second, places))
+    found = [*compare_frames(member, first, second, places), *compare_data(member, first, second, places)]
     sections = dict(compare_sections(first, second))
     functions = compare_functions(first, second)
-    is_told = bool(texts) or any(each.place == COMPILER for each in frames)
+    is_told = any(difference.place == COMPILER or difference.place.startswith("text ") for difference in found)
     code = "" if is_told or not (functions or ".text" in sections) else CODE
-    found = [*frames, *texts]
     if sections:
-        one, other = (f"{sum(each.sizes.values())} bytes" for each in (first, second))
+        one, other = (f"{sum(side.sizes.values())} bytes" for side in (first, second))
         reason = IDENTIFIER if [*sections] == [BUILD_ID] else code
         lines = tuple(f"{name}: {what}" for name, what in sections.items())
         found.append(Difference(member, "sections", one, other, reason, lines))
-    found += [Difference(member, place, one, other, code) for place, one, other in functions[:FUNCTIONS]]
+    found += [Difference(member, *function, code) for function in functions[:FUNCTIONS]]
     if len(functions) > FUNCTIONS:
-        more = f"{len(functions) - FUNCTIONS} more differ"
-        found.append(Difference(member, "functions", "", "", code, (more,)))
+        found.append(Difference(member, "functions", "", "", code, (f"{len(functions) - FUNCTIONS} more differ",)))
     return found
 
 
 def compare_frames(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
     """Yield differences in machine, compiler, and linked libraries."""
-    if first.machine != second.machine:
-        yield Difference(member, "machine", first.machine, second.machine, "built on another kind of machine")
-    comments = [" ".join(printable(each.sections.get(COMMENT, b""))) or NOTHING for each in (first, second)]
-    if comments[0] != comments[1]:
-        reason = "another compiler; build with the one that the wheel was built with"
-        yield Difference(member, COMPILER, comments[0], comments[1], reason)
-    for kind in sorted(first.needed.keys() | second.needed.keys()):
-        one, other = first.needed.get(kind, ()), second.needed.get(kind, ())
+    for place in sorted(first.frame.keys() | second.frame.keys()):
+        one, other = (side.frame.get(place, ()) for side in (first, second))
         if one != other:
-            left, right = (", ".join(each) or NOTHING for each in (list_only(one, other), list_only(other, one)))
-            reason = ORDER_OF_LINKING if left == right else reason_for_texts(left, right, places)
-            reason = reason or "other libraries on the build machine, or other code or flags"
-            yield Difference(member, f"dynamic section, {kind}", shortened(left), shortened(right), reason)
+            left, right = (", ".join(texts) or NOTHING for texts in (list_only(one, other), list_only(other, one)))
+            reason = ORDER_OF_LINKING if left == right else FRAME_REASONS.get(place, "")
+            reason = reason or reason_for_texts(left, right, places) or OTHER_LIBRARIES
+            yield Difference(member, place, shortened(left), shortened(right), reason)
 
 
-def compare_texts_of(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
+def compare_data(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
     """Yield texts in data that only one of the files has, where there is a reason for that."""
     for name in sorted(first.sections.keys() & second.sections.keys()):
-        one, other = first.sections[name], second.sections[name]
-        if one == other or name.startswith((".text", COMMENT)):
+        if first.sections[name] == second.sections[name] or name.startswith((".text", COMMENT)):
             continue
-        texts = printable(one), printable(other)
-        lost, added = (list_only(texts[at], texts[1 - at]) for at in (0, 1))
-        pairs = zip(lost, added, strict=False)
+        one, other = (printable(side.sections[name]) for side in (first, second))
+        pairs = zip(list_only(one, other), list_only(other, one), strict=False)
         told = [(*pair, reason) for pair in pairs if (reason := reason_for_texts(*pair, places))]
         for left, right, reason in told[:TEXTS]:
             yield Difference(member, f"text in {name}", shortened(left), shortened(right), reason)
@@ -173,21 +154,19 @@ def compare_functions(first: Library, second: Library) -> list[tuple[str, str, s
     Where some have other sizes, what lies behind them is at another address, so functions of the same size differ by
     addresses alone; they are left out then.
     """
-    found: list[tuple[str, str, str]] = []
+    resized: list[tuple[str, str, str]] = []
     moved: list[tuple[str, str, str]] = []
     for name in sorted(first.functions.keys() | second.functions.keys()):
         one, other = first.functions.get(name), second.functions.get(name)
         place = f"function {shortened(name)}"
-        if one is None or other is None:
-            left, right = (NOTHING if each is None else f"{each[1]} bytes" for each in (one, other))
-            found.append((place, left, right))
-        elif one[1] != other[1]:
-            found.append((place, f"{one[1]} bytes", f"{other[1]} bytes"))
-        elif (code := first.code(name)) != (again := second.code(name)):
-            at = first_difference(code, again)
-            left, right = (f"at +{at}: {each[at : at + 8].hex(' ')}" for each in (code, again))
+        if one is None or other is None or len(one) != len(other):
+            left, right = (NOTHING if code is None else f"{len(code)} bytes" for code in (one, other))
+            resized.append((place, left, right))
+        elif one != other:
+            at = first_difference(one, other)
+            left, right = (f"at +{at}: {code[at : at + 8].hex(' ')}" for code in (one, other))
             moved.append((place, left, right))
-    return found or moved
+    return resized or moved
 
 
 def compare_sections(first: Library, second: Library) -> Iterator[tuple[str, str]]:

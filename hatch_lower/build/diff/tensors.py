@@ -80,9 +80,11 @@ def compare_tensors(
         drawn: whether the tensors are weights, not computed from weights.
     """
     found = compare_documents(member, metadata_of(first), metadata_of(second), known)
-    others = {known.digests.get(name, name): entry for name, entry in second.entries.items()}
-    for name in sorted(first.entries.keys() | others.keys()):
-        one, other = first.entries.get(name), others.get(name)
+    ours = {known.labelled(name): name for name in first.entries}
+    others = {known.labelled(name, is_second=True): entry for name, entry in second.entries.items()}
+    for label in sorted(ours.keys() | others.keys()):
+        name = ours.get(label, label)
+        one, other = first.entries.get(name), others.get(label)
         place = f"tensor {known.names.get(name, name)}"
         if one is None or other is None:
             found.append(Difference(member, place, form_of(one), form_of(other)))

@@ -20,7 +20,7 @@ PRINTABLE = re.compile(rb"[\x20-\x7e]{6,}")
 
 def compare_texts(member: str, first: str, second: str, known: Known) -> Difference | None:
     """Return in which lines two texts differ, or `None` if only because other members do."""
-    second = known.translated(second)
+    first, second = known.labelled(first), known.labelled(second, is_second=True)
     if first == second:
         return None
     sides = first.splitlines(), second.splitlines()
