@@ -127,18 +127,22 @@ def map_checked(wheel: Path, folder: str, entry: FileEntry) -> memoryview:
     member = f"{folder}/{entry.path}"
     where = f"{wheel.name}: {member}"
     try:
-        with zipfile.ZipFile(wheel) as archive, wheel.open("rb") as file:
+        with zipfile.ZipFile(wheel) as archive:
             information = archive.getinfo(member)
             if information.compress_type != zipfile.ZIP_STORED:
                 return memoryview(read_checked(wheel, folder, entry))
             archive.open(information).close()  # sees that the member begins where the directory says
-            file.seek(information.header_offset + LOCAL_HEADER - 4)
-            names = struct.unpack("<2H", file.read(4))
-            start = information.header_offset + LOCAL_HEADER + sum(names)
-            data = map_part(wheel, start, information.file_size)
+            data = map_part(wheel, member_start(wheel, information), information.file_size)
     except ARCHIVE_ERRORS as error:
         raise unreadable(where, error) from error
     return checked(data, entry, where)
+
+
+def member_start(wheel: Path, entry: zipfile.ZipInfo) -> int:
+    """Return where the contents of a stored member begin: behind its header, its name and its extra fields."""
+    with wheel.open("rb") as file:
+        file.seek(entry.header_offset + LOCAL_HEADER - 4)
+        return entry.header_offset + LOCAL_HEADER + sum(struct.unpack("<2H", file.read(4)))
 
 
 def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hatch_lower.build.reproduce.rebuild import Rebuilt
 
 LOG = "build.log"
+DIFFOSCOPE = "diffoscope.txt"
 SHOWN = 5
 """Differences of one file that are shown to people."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -35,7 +37,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A folder for the rebuilt wheel and its build's log.",
+    help="A folder for the rebuilt wheel, its build's log, and what diffoscope says if it is installed.",
 )
 @json_option
 @click.pass_context
@@ -62,6 +64,8 @@ def reproduce(
         report = reproduce_report((wheel, digest), (again, other), differences)
         if target is not None:
             keep_files(again, target)
+            if not equal:
+                keep_diffoscope(wheel, target / again.wheel.name)
     show_report(report, as_json, report_lines)
     context.exit(0 if equal else 1)
 
@@ -98,6 +102,18 @@ def keep_files(again: Rebuilt, target: Path) -> None:
         (target / LOG).write_text(again.log, encoding="utf-8")
     except OSError as error:
         raise PackageError("the rebuilt wheel cannot be kept", where=str(target), found=str(error)) from error
+
+
+def keep_diffoscope(wheel: Path, again: Path) -> None:
+    """Write what diffoscope says of two wheels beside the second one, if it is installed.
+
+    It disassembles native code and knows each field of an archive, where the comparison here names places and reasons.
+    """
+    program = shutil.which("diffoscope")
+    if program is not None:
+        command = [program, "--text", str(again.parent / DIFFOSCOPE), str(wheel), str(again)]
+        # its status says whether they differ, which is known
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
 def reproduce_report(

@@ -199,6 +199,18 @@ def test_the_rebuilt_wheel_and_its_log_are_kept_where_asked(tmp_path: Path) -> N
     assert wheel.read_bytes() == before
 
 
+def test_diffoscope_speaks_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "diffoscope").write_text('#!/bin/sh\necho "$3 $4" > "$2"\nexit 1\n')
+    (programs / "diffoscope").chmod(0o755)
+    root = make_project(tmp_path, "os.getcwd()")
+    wheel = build(root)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    assert reproduce(wheel, "--project", root, "--keep", tmp_path / "kept").exit_code == 1
+    assert (tmp_path / "kept" / "diffoscope.txt").read_text() == f"{wheel} {tmp_path / 'kept' / wheel.name}\n"
+
+
 def test_a_build_that_fails_says_why(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     wheel = build(root)

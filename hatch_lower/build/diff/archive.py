@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
 import tempfile
 import zipfile
 import zlib
@@ -13,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_lower.build.contents import map_part
+from hatch_lower.build.contents import map_part, member_start
 from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
 from hatch_lower.build.diff.reasons import ORDER
 from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.errors import PackageError
 
-LOCAL_HEADER = 30
 END_RECORD = 22
 TAIL = END_RECORD + 0xFFFF
 COMPRESSIONS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
@@ -102,7 +100,7 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
     """
     entry = wheel.members[name]
     if entry.compress_type == zipfile.ZIP_STORED:
-        return map_part(wheel.path, entry.header_offset + len(local_header(wheel, name)), entry.file_size)
+        return map_part(wheel.path, member_start(wheel.path, entry), entry.file_size)
     with tempfile.NamedTemporaryFile(prefix="hatch-lower-") as unpacked:
         try:
             with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source:
@@ -114,7 +112,10 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
 
 
 def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
-    """Yield what differs in two archives besides the members' contents."""
+    """Yield what differs in two archives besides the members' contents, where that has a likely reason.
+
+    What else may differ (flags, versions, fields that nobody reads) is told by the bytes of the archives.
+    """
     for name in sorted({*first.repeated, *second.repeated}):
         one, other = ("several times" if name in each.repeated else "at most once" for each in (first, second))
         yield Difference(name, "", one, other, "another tool wrote the archive")
@@ -122,7 +123,7 @@ def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
     yield from compare_orders(first, second, common)
     changes: dict[tuple[str, str, str], list[str]] = {}
     for name in common:
-        sides = [attributes_of(wheel, name) for wheel in (first, second)]
+        sides = [attributes_of(wheel.members[name]) for wheel in (first, second)]
         for kind in sides[0]:
             same_contents = first.digests[name] == second.digests[name]
             if sides[0][kind] != sides[1][kind] and (same_contents or kind != "compressed size"):
@@ -138,51 +139,25 @@ def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
 
 
 def compare_orders(first: Wheel, second: Wheel, common: list[str]) -> Iterator[Difference]:
-    """Yield whether the members that both wheels have come in another order: in the directory, or by their bytes."""
-    listed = [[name for name in wheel.members if name in common] for wheel in (first, second)]
-    placed = [
-        sorted(names, key=lambda name: entries[name].header_offset)
-        for names, entries in zip(listed, (first.members, second.members), strict=True)
-    ]
-    for place, orders in (("order of the members", placed), ("order of the directory", listed)):
-        if orders[0] != orders[1]:
-            at = next(at for at, pair in enumerate(zip(*orders, strict=True)) if pair[0] != pair[1])
-            one, other = (f"{at + 1}. {order[at]}" for order in orders)
-            yield Difference("", place, one, other, ORDER)
+    """Yield whether the members that both wheels have lie in another order."""
+    orders = [sorted(common, key=lambda name: wheel.members[name].header_offset) for wheel in (first, second)]
+    for at, pair in enumerate(zip(*orders, strict=True)):
+        if pair[0] != pair[1]:
+            one, other = (f"{at + 1}. {name}" for name in pair)
+            yield Difference("", "order of the members", one, other, ORDER)
             return
 
 
-def attributes_of(wheel: Wheel, name: str) -> dict[str, str]:
-    """Return what an archive says of a member besides name, contents and place."""
-    entry = wheel.members[name]
+def attributes_of(entry: zipfile.ZipInfo) -> dict[str, str]:
+    """Return what an archive's directory says of a member besides name, contents and place."""
     return {
         "date": "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*entry.date_time),
         "permissions": f"{entry.external_attr >> 16:o}",
-        "attributes": f"{entry.external_attr & 0xFFFF:x}, {entry.internal_attr:x}",
         "compression": COMPRESSIONS[entry.compress_type],
         "compressed size": f"{entry.compress_size} bytes",
-        "made on system": f"{entry.create_system}, zip version {entry.create_version}",
-        "needs zip version": str(entry.extract_version),
-        "flags": f"{entry.flag_bits:#x}",
         "extra fields": shortened(entry.extra.hex(" ")) or NOTHING,
-        "extra fields before the contents": shortened(local_extra(wheel, name).hex(" ")) or NOTHING,
         "comment": entry.comment.decode("utf-8", "replace") or NOTHING,
     }
-
-
-def local_header(wheel: Wheel, name: str) -> bytes:
-    """Return what stands before a member's contents."""
-    with wheel.path.open("rb") as file:
-        file.seek(wheel.members[name].header_offset)
-        head = file.read(LOCAL_HEADER)
-        name_size, extra_size = struct.unpack("<2H", head[LOCAL_HEADER - 4 :])
-        return head + file.read(name_size + extra_size)
-
-
-def local_extra(wheel: Wheel, name: str) -> bytes:
-    """Return the extra fields before a member's contents."""
-    head = local_header(wheel, name)
-    return head[LOCAL_HEADER + int.from_bytes(head[LOCAL_HEADER - 4 : LOCAL_HEADER - 2], "little") :]
 
 
 def surplus_of(wheel: Wheel) -> str:
