@@ -16,7 +16,7 @@ from pathlib import Path
 from hatch_lower.build.build import look_up
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.executor import export_models
-from hatch_lower.build.explain.compare import method_changes
+from hatch_lower.build.explain import method_changes
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings

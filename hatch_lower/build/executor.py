@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hatch_lower.build.context import BuildContext
-from hatch_lower.build.explain.compare import explain_methods
-from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_history, write_history
-from hatch_lower.build.explain.settings import key_changes
+from hatch_lower.build.diff.settings import key_changes
+from hatch_lower.build.explain import BuildHistory, ModelHistory, explain_methods, read_history, write_history
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.preload import built_library, preload_environment
 from hatch_lower.build.lookup import LookupResult

@@ -15,7 +15,7 @@ from hatch_lower.cli.output import count, show, show_report, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from hatch_lower.build.explain.history import BuildHistory, ModelHistory
+    from hatch_lower.build.explain import BuildHistory, ModelHistory
     from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
@@ -52,7 +52,7 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
     """Return the last build and what is known of the next one, as JSON-able values."""
     from hatch_lower.build.build import look_up
     from hatch_lower.build.context import build_context
-    from hatch_lower.build.explain.history import read_history
+    from hatch_lower.build.explain import read_history
     from hatch_lower.cache.store import open_store
     from hatch_lower.events import NullReporter
 
@@ -105,7 +105,7 @@ def model_report(model: ModelHistory) -> Report:
 
 def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report:
     """Return whether a model's stored result holds, and all that has changed if it does not."""
-    from hatch_lower.build.explain.settings import key_changes
+    from hatch_lower.build.diff.settings import key_changes
 
     if known is None:  # the cache is off
         return {"unchanged": False, "changes": [], "settings": [], "unknown": []}

@@ -51,7 +51,7 @@ import os, sys
 from pathlib import Path
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.build.explain.history import BuildHistory, write_history
+from hatch_lower.build.explain import BuildHistory, write_history
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.build.inputs.variables import secret
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])

@@ -11,14 +11,20 @@ import pytest
 import torch
 from torch import nn
 
+from hatch_lower.build.diff.align import MOST_EDITS, align, gaps
+from hatch_lower.build.diff.forms import Form, differences, read_form
+from hatch_lower.build.diff.settings import consequences, key_changes
+from hatch_lower.build.diff.words import literal_text, operator_text
 from hatch_lower.build.executor import shortened
-from hatch_lower.build.explain.align import MOST_EDITS, align, gaps
-from hatch_lower.build.explain.compare import FIRST_BUILD, NOTHING, explain_methods
-from hatch_lower.build.explain.form import Form, read_form
-from hatch_lower.build.explain.forms import differences
-from hatch_lower.build.explain.history import BuildHistory, ModelHistory, read_history, write_history
-from hatch_lower.build.explain.settings import consequences, key_changes
-from hatch_lower.build.explain.words import literal_text, operator_text
+from hatch_lower.build.explain import (
+    FIRST_BUILD,
+    NOTHING,
+    BuildHistory,
+    ModelHistory,
+    explain_methods,
+    read_history,
+    write_history,
+)
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli.explain import explain_lines, last_report
@@ -466,7 +472,7 @@ def test_a_history_that_cannot_be_written_is_left(tmp_path: Path) -> None:
 
 
 def test_few_projects_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hatch_lower.build.explain.history.MOST_FILES", 3)
+    monkeypatch.setattr("hatch_lower.build.explain.MOST_FILES", 3)
     for number in range(5):
         write_history(tmp_path, tmp_path / str(number), history(str(number)))
     kept = [number for number in range(5) if read_history(tmp_path, tmp_path / str(number))]

@@ -290,7 +290,7 @@ def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Works
 
 
 def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop) -> None:
-    from hatch_lower.build.explain.form import read_form
+    from hatch_lower.build.diff.forms import read_form
     from hatch_lower.cache.store import open_store
 
     report, _ = shop.build(shop.capture())

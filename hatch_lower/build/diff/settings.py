@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hatch_lower.build.diff.changes import Path, changes
-from hatch_lower.build.explain.words import change_text
+from hatch_lower.build.diff.words import change_text
 
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
 """Fields that the export itself fills: they are told from the methods, one by one."""

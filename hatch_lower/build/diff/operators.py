@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hatch_lower.build.explain.align import align, gaps
-from hatch_lower.build.explain.words import change_text, literal_text, operator_text, value_change
+from hatch_lower.build.diff.align import align, gaps
+from hatch_lower.build.diff.words import change_text, literal_text, operator_text, value_change
 
 GRAPH = "graph"
 """What stands for a nested graph when operators are aligned: it is compared by itself."""

@@ -1,19 +1,115 @@
-"""What differs between the inputs and constants that two graphs begin with."""
+"""What differs between two exported graphs, in words, the most telling first.
+
+Compared are canonical forms, so renamed values and moved lines are no difference.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hatch_lower.build.explain.align import align
-from hatch_lower.build.explain.form import Form
-from hatch_lower.build.explain.words import change_text, value_change, value_text
+from hatch_lower.build.diff.align import align
+from hatch_lower.build.diff.operators import Comparison, Pairs
+from hatch_lower.build.diff.words import change_text, range_text, value_change, value_text
 
+LARGEST_FORM = 1 << 28
+"""Bytes of JSON that a stored form may have; the largest graphs of today have a tenth."""
 CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
 MUTATED, PERSISTENT = 6, 7
 """Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """An exported method's canonical form, and what it leaves out but a reader wants.
+
+    Args:
+        graph: rows of the nodes.
+        inputs: a row for each placeholder.
+        outputs: a row for each output.
+        symbols: names and ranges.
+        sources: for each node `digits/model.py:31`, empty where it has none.
+        names: of the placeholders, as the author wrote them: `image`, `net.linear.weight`.
+        arguments: operator to the names of its arguments.
+    """
+
+    graph: Sequence[Any]
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    symbols: Sequence[Any]
+    sources: Sequence[str] = ()
+    names: Sequence[str] = ()
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def read_form(data: bytes) -> Form | None:
+    """Return the form in a blob of the store, or `None` if this version cannot read it."""
+    try:
+        stream = zlib.decompressobj()
+        value = json.loads(stream.decompress(data, LARGEST_FORM))
+        beside = {name: value[name] for name in ("sources", "names", "arguments") if name in value}
+        return Form(**value["form"], **beside)
+    except (zlib.error, ValueError, KeyError, TypeError):
+        return None
+
+
+def differences(before: Form, after: Form) -> list[str]:
+    """Return a line for each difference, the most telling first; equal lines once.
+
+    The lines name source lines of `after`, but for what is only in `before`.
+    """
+    placed = compare_placeholders(before, after)
+    sizes = list(range_lines(before.symbols, after.symbols))
+    compared = Comparison(before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments)
+    operators, checks = compared.operator_lines()
+    lines = [*placed.inputs, *sizes, *operators, *placed.constants, *checks]
+    lines += output_lines(before, after, [*compared.pairs, *placed.pairs], alone=not operators)
+    lines = lines or list(compared.edge_lines(placed.pairs)) or list(compared.value_lines())
+    return [line if times == 1 else f"{line}, {times} times" for line, times in Counter(lines).items()]
+
+
+def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
+    """Yield a line for each size with another range."""
+    old = dict(before)
+    for name, bounds in after:
+        if name in old and old[name] != bounds:
+            yield f"size {name}: {change_text(range_text(old[name]), range_text(bounds))}"
+    if len(before) != len(after):
+        yield f"dynamic sizes {change_text(str(len(before)), str(len(after)))}"
+
+
+def output_lines(before: Form, after: Form, pairs: Pairs, *, alone: bool) -> Iterator[str]:
+    """Yield what differs between the outputs.
+
+    Args:
+        before: the earlier form.
+        after: the later form.
+        pairs: of nodes that are the same.
+        alone: whether no operator differs, so that another value is no consequence.
+    """
+    moved = dict(pairs)
+    old = [[kind, follow(value, moved)] for kind, value, _ in before.outputs]
+    new = [[kind, value] for kind, value, _ in after.outputs]
+    if len(old) != len(new):
+        yield f"outputs {change_text(str(len(old)), str(len(new)))}"
+    elif old != new and sorted(map(json.dumps, old)) == sorted(map(json.dumps, new)):
+        yield "outputs in another order"
+    elif old != new and alone:
+        for at, (left, right) in enumerate(zip(old, new, strict=True)):
+            if left != right:
+                yield f"output {at} is {'written to an input' if left[1] == right[1] else 'another value'}"
+
+
+def follow(value: Any, moved: Mapping[int, int]) -> Any:
+    """Return an output with its node's position in the later graph."""
+    return ["node", moved.get(value[1])] if isinstance(value, list) and value[0] == "node" else value
+
+
+# inputs and constants
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,187 @@
+"""Why a model was lowered again, and what the last build of a project did: `hatch-lower explain` reads it here.
+
+What differs between two builds is told method by method, the weightiest first: settings come before tools, both before
+the graph, then weights, names and example inputs. Where none of them differs, the files and variables that level 1 saw
+change are named: a comment was edited, say.
+
+```text
+<cache>/v1/history/<sha256 of the project's folder>.json    .log beside it: what its models last printed
+```
+
+It explains and decides nothing: a file that is missing, damaged or of another version means "first build".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hatch_lower.build.diff.forms import Form, differences, read_form
+from hatch_lower.build.diff.settings import consequences, key_changes
+from hatch_lower.cache.directory import history_path
+from hatch_lower.cache.files import write_file
+from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
+from hatch_lower.format.codec import decode, encode
+from hatch_lower.format.record import MethodRecord, ModelReport
+from hatch_lower.format.results import MethodRow
+
+FIRST_BUILD = "first build"
+NOTHING = "nothing changed"
+
+ReadBlob = Callable[[str], bytes | None]
+"""Returns the blob of a digest, or `None` if there is none."""
+
+SCHEMA = 1
+MOST_FILES = 400
+"""Files that are kept, one or two a project: its last build, and what its models printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHistory:
+    """One model in the last build.
+
+    Args:
+        level: how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered
+            from the cache alone; 0: something was lowered.
+        changes: every change of what its export had read, in words (`Change.text()`); empty for level 1.
+        unknown: why its inputs are not known completely, so that the next build exports it again; empty if they are.
+        reasons: method to what changed, as `compare.explain_methods` says; empty for level 1.
+        methods: what was exported, as in the model's report.
+        key: what else the result depends on, as in the model's report.
+        manifest: the components of the `ManifestKey`, to tell before the next build which settings are others.
+        rows: its rows of the summary.
+    """
+
+    level: int
+    changes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)
+    key: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[MethodRow, ...] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildHistory:
+    """The last build of a project that exported something and came to its end.
+
+    Args:
+        name: of the distribution.
+        version: of the distribution.
+        models: by name.
+    """
+
+    name: str
+    version: str
+    models: Mapping[str, ModelHistory]
+
+
+Exported: TypeAlias = "ModelReport | ModelHistory"
+"""What is compared: methods that were exported, and what else the result depends on."""
+
+
+def explain_methods(
+    before: Exported | None, after: Exported, changes: Sequence[str], read_blob: ReadBlob
+) -> dict[str, tuple[str, ...]]:
+    """Return for each method of `after` what changed; the first line is for the build's summary.
+
+    Args:
+        before: the nearest earlier build of this model; `None` if there is none.
+        after: this build.
+        changes: what level 1 saw change, in words.
+        read_blob: finds the stored forms of the exported graphs; without them a changed graph is only named as such.
+
+    Returns:
+        Method to lines; there is always at least one.
+    """
+    names = dict.fromkeys([*after.methods, *(row.method for row in after.rows)])
+    if before is None:
+        return dict.fromkeys(names, (FIRST_BUILD,))
+    general = key_changes(before.key, after.key)
+    rest = consequences(before.key, after.key)
+    known = {*before.methods, *(row.method for row in before.rows)}
+    explained = {}
+    for name in names:
+        old, new = before.methods.get(name), after.methods.get(name)
+        own = method_changes(old, new, read_blob) if old and new else []
+        if name not in known:
+            own = ["new method"]
+        explained[name] = tuple([*general, *own] or changes or rest or [NOTHING])
+    return explained
+
+
+def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlob) -> list[str]:
+    """Return how one method's exports differ: graph, weights, names, example inputs."""
+    lines: list[str] = []
+    told = (before.graph, before.names) != (after.graph, after.names)
+    old, new = (read_stored(each.form, read_blob) if told else None for each in (before, after))
+    if before.graph != after.graph:
+        lines += (differences(old, new) if old and new else []) or ["the exported graph"]
+    changed = [name for name, digest in after.state.items() if before.state.get(name, digest) != digest]
+    if changed:
+        count = f"{len(changed)} of {len(after.state)} tensors" if len(after.state) > 1 else "the one tensor"
+        lines.append(f"weights{'' if lines else ' only'}: {count}")
+    if before.names != after.names and before.graph == after.graph:
+        lines.append(f"names{'' if lines else ' only'}: {renamed(old, new)}")
+    if before.examples != after.examples:
+        lines.append("example inputs")
+    return lines
+
+
+def renamed(before: Form | None, after: Form | None) -> str:
+    """Return the first names that differ: `x → image`, and how many more."""
+    pairs = list(zip(before.names, after.names, strict=False)) if before and after else []
+    others = [f"{old} → {new}" for old, new in pairs if old != new]
+    if not others:
+        return "modules or sizes"
+    return others[0] if len(others) == 1 else f"{others[0]} and {len(others) - 1} more"
+
+
+def read_stored(digest: str, read_blob: ReadBlob) -> Form | None:
+    """Return a stored form, if it is there and whole."""
+    data = read_blob(digest) if digest else None
+    return read_form(data) if data is not None and sha256_bytes(data) == digest else None
+
+
+def read_history(directory: Path, root: Path) -> BuildHistory | None:
+    """Return a project's last build, or `None` if nothing is known of one.
+
+    Args:
+        directory: the store's, `Store.directory`.
+        root: the project's folder.
+    """
+    try:
+        value = json.loads(read_file(history_path(directory, root)))
+        if value["schema"] != SCHEMA:
+            return None
+        history: BuildHistory = decode(BuildHistory, value["build"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return history
+
+
+def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
+    """Remember a build that came to its end; a folder that cannot be written is left as it is.
+
+    Args:
+        directory: the store's, `Store.directory`; call this only if `Store.writes`.
+        root: the project's folder.
+        history: what was done.
+    """
+    path = history_path(directory, root)
+    with contextlib.suppress(OSError):
+        write_file(path, canonical_json({"schema": SCHEMA, "build": encode(history)}))
+        forget_oldest(path.parent)
+
+
+def forget_oldest(folder: Path) -> None:
+    """Delete the files of the projects that were built longest ago, so that few are left."""
+    ages = sorted((each.stat().st_mtime_ns, each.name) for each in folder.glob("*.*"))
+    for _, name in ages[:-MOST_FILES]:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()

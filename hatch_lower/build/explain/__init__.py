@@ -1,1 +1,0 @@
-"""Why a build did something again: what changed since the last one, in words."""
