@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from hatch_lower.cache.held_files import make_held, remove_abandoned
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.archive import (
-    ZIP64_LIMIT,
-    copy_span,
-    read_archive,
-    write_bytes,
-    write_directory,
-    write_file,
-)
+from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_file
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -38,9 +31,7 @@ LARGE = 16 << 20
 """Bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache."""
 
 
-def append_payload(
-    wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None, *, zip64_limit: int = ZIP64_LIMIT
-) -> None:
+def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None) -> None:
     """Add the payload to a wheel that hatchling has finished.
 
     Everything before the metadata is kept byte for byte, then comes the payload, stored, sorted by path, with the
@@ -50,14 +41,13 @@ def append_payload(
         wheel: hatchling's.
         payload: its files.
         store: the cache, if files lie there: it keeps their checksums, and is told which are whole.
-        zip64_limit: the size from which members are written in the larger form.
 
     Raises:
         PackageError: if a path is taken, a file is not what it was, or the wheel cannot be written. The wheel is
             removed then, and after any other exception: without its payload it must not stay.
     """
     try:
-        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), store, zip64_limit)
+        replace_wheel(wheel, sorted(payload, key=lambda file: file.path), store)
     except BaseException as error:
         wheel.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -74,7 +64,7 @@ def remove_temporaries(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None, zip64_limit: int) -> None:
+def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
     """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception.
 
     So are those of builds of the same wheel that were killed.
@@ -85,7 +75,7 @@ def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | No
     try:
         # held until it has its name: another build would remove what nobody holds
         with os.fdopen(number, "w+b", closefd=False) as target, wheel.open("rb") as source:
-            write_wheel(wheel, source, target, payload, store, zip64_limit)
+            write_wheel(wheel, source, target, payload, store)
         temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
         # Without the wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
         # some file systems write a file out before it may take another's place (0.3 s for 1 GiB).
@@ -104,7 +94,6 @@ def write_wheel(
     target: BinaryIO,
     payload: Sequence[PayloadFile],
     store: Store | None,
-    zip64_limit: int,
 ) -> None:
     """Write the whole new archive to `target`."""
     archive = read_archive(wheel)
@@ -115,19 +104,21 @@ def write_wheel(
         raise PackageError(what, where=wheel.name, hint=f"see which build hook removes `{metadata}RECORD`")
     check_paths({each.filename for each in archive.members}, payload)
     first = next(i for i, each in enumerate(archive.members) if each.filename.startswith(metadata))
-    entries = list(archive.members[:first])
-    copy_span(source, target, 0, archive.members[first].header_offset)
-    with hashing_thread(payload) as pool:
-        entries += [write_payload(target, file, record.date_time, pool, store, zip64_limit) for file in payload]
-    for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
-        if member is not record:
-            start, member.header_offset = member.header_offset, target.tell()
-            copy_span(source, target, start, end)
-            entries.append(member)
     with zipfile.ZipFile(source) as file:
-        rows = file.read(record).decode()
-    entries.append(write_bytes(target, record.filename, record.date_time, add_rows(rows, metadata, payload)))
-    write_directory(target, entries, zip64_limit)
+        rows = add_rows(file.read(record).decode(), metadata, payload)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as written:
+        # what `written` has not written itself it only lists: it writes the directory when it is closed
+        written.filelist += archive.members[:first]
+        copy_span(source, target, 0, archive.members[first].header_offset)
+        with hashing_thread(payload) as pool:
+            written.filelist += [write_payload(target, file, record.date_time, pool, store) for file in payload]
+        for member, end in zip(archive.members[first:], archive.ends[first:], strict=True):
+            if member is not record:
+                start, member.header_offset = member.header_offset, target.tell()
+                copy_span(source, target, start, end)
+                written.filelist.append(member)
+        written.start_dir = target.tell()
+        written.writestr(new_entry(target, record.filename, record.date_time, 0), rows, zipfile.ZIP_DEFLATED)
 
 
 def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
@@ -158,7 +149,6 @@ def write_payload(
     date: tuple[int, int, int, int, int, int],
     pool: ThreadPoolExecutor | None,
     store: Store | None,
-    zip64_limit: int,
 ) -> zipfile.ZipInfo:
     """Append one payload file and see that it is what was lowered."""
     if store is not None and file.source != store.blob_path(file.sha256):
@@ -167,7 +157,7 @@ def write_payload(
     checksum = find_checksum(store, file) if store is not None and noted else None
     before, started = file.source.stat(), time.time()
     with file.source.open("rb", buffering=0) as source:
-        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, zip64_limit, checksum)
+        entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
     if (size, digest) != (file.size, file.sha256):
         what = f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged"
         found = f"{size} bytes with sha256 {digest} instead of {file.size} bytes with sha256 {file.sha256}"

@@ -22,7 +22,6 @@ from support.venv import Finished, run
 
 from hatch_lower.canonical import sha256_file
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.hatch.archive import ZIP64_LIMIT
 from hatch_lower.hatch.wheel import append_payload, record_digest
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
@@ -60,7 +59,10 @@ def wheel(
         make_file(folder / "payload", "tiny/_lowered/tiny/default.json", 500),
         make_file(folder / "payload", "tiny/_lowered/tiny/empty", 0),
     ]
-    append_payload(path, payload, zip64_limit=ZIP64_LIMIT if huge else 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        if not huge:
+            patch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+        append_payload(path, payload)
     yield path
     shutil.rmtree(folder)
 
