@@ -89,7 +89,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         work = self._open_work()
         try:
             if editable and project.settings.editable == "eager":
-                from hatch_lower.hatch.eager import write_eager
+                from hatch_lower.hatch.editable import write_eager
 
                 self._payload = write_eager(project.settings, work)
             else:
@@ -144,7 +144,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         if not editable:
             return result.payload
         from hatch_lower.events import NullReporter
-        from hatch_lower.hatch.sources import write_sources
+        from hatch_lower.hatch.editable import write_sources
 
         context = build_context(project.settings, project.view, work, self._store, NullReporter())
         return (*result.payload, *write_sources(context))
@@ -179,7 +179,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         """If this process ends before the payload is in the wheel that hatchling writes now, that wheel goes."""
         if not self._payload:
             return
-        from hatch_lower.hatch.unfinished import remove_unfinished, wheels_in
+        from hatch_lower.hatch.wheel import remove_unfinished, wheels_in
 
         directory, project = Path(self.directory), self.build_config.builder.artifact_project_id
         member = self._payload[0].path

@@ -1,0 +1,72 @@
+"""What an editable install has beside the lowered programs, or in their place; one document for each package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.build.assets import asset_files, find_assets
+from hatch_lower.build.build import look_up
+from hatch_lower.build.context import BuildContext
+from hatch_lower.canonical import canonical_json, sha256_bytes
+from hatch_lower.config.settings import Settings
+from hatch_lower.format.results import PayloadFile
+
+PROJECT = "project/"
+"""Recorded inputs that are the project's own begin with this."""
+SHA256 = 64
+
+
+def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
+    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package.
+
+    It is for installs that run the modules themselves: nothing is lowered.
+    """
+    assets = {model: asset_files(model, found) for model, found in find_assets(settings).items()}
+    documents: dict[str, dict[str, Any]] = {}
+    files = []
+    for model in settings.models:
+        document = documents.setdefault(model.package, {"models": {}})
+        document["models"][model.name] = model.export
+        if own := assets[model.name]:
+            document.setdefault("assets", {})[model.name] = {name: file.path for name, file in own.items()}
+        files += [replace(file, path=f"{folder_of(model.package)}/{file.path}") for file in own.values()]
+    return (*files, *write_documents("eager.json", documents, work))
+
+
+def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
+    """Write `<package>/_lowered/sources.json`, so that loading can say that programs are older than their sources.
+
+    It names the project's files that the exports read, with time and sha256. Of a model whose inputs are not known
+    completely, or that is not cached, nothing is said.
+    """
+    settings, known = context.settings, look_up(context)
+    documents: dict[str, dict[str, Any]] = {}
+    for model in settings.models:
+        stored = known.get(model.name)
+        if stored is not None and stored.entry is not None:
+            inputs, _ = stored.entry
+            documents.setdefault(model.package, {"models": {}})["models"][model.name] = {
+                path.removeprefix(PROJECT): [(settings.root / path.removeprefix(PROJECT)).stat().st_mtime_ns, digest]
+                for path, digest in inputs.files.items()
+                if path.startswith(PROJECT) and len(digest) == SHA256 and path.isprintable()
+            }
+    return tuple(write_documents("sources.json", documents, context.work / "sources"))
+
+
+def write_documents(name: str, documents: Mapping[str, Mapping[str, Any]], work: Path) -> Iterator[PayloadFile]:
+    """Write a document for each package below a folder, and yield the files."""
+    for package, document in sorted(documents.items()):
+        data = canonical_json({"schema": 1, **document})
+        path = f"{folder_of(package)}/{name}"
+        source = work / path
+        source.parent.mkdir(parents=True)
+        source.write_bytes(data)
+        yield PayloadFile(path, source, len(data), sha256_bytes(data))
+
+
+def folder_of(package: str) -> str:
+    """Return where a package's programs are in a wheel."""
+    return f"{package.replace('.', '/')}/_lowered"
