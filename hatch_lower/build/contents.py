@@ -97,7 +97,6 @@ def find_contents(target: str | Path) -> list[Contents]:
 
 
 def folders_below(path: Path) -> Iterator[Contents]:
-    """Yield each `_lowered` folder at or below a folder."""
     manifests = [path / "manifest.json"] if (path / "manifest.json").is_file() else sorted(path.rglob(MANIFEST))
     for manifest in manifests:
         yield contents_of(open_folder(manifest.parent))
@@ -186,7 +185,6 @@ def checked(data: Data, entry: FileEntry, where: str) -> Data:
 
 
 def unreadable(where: str, error: Exception) -> ProgramError:
-    """Return the error for a file that cannot be read."""
     return ProgramError(
         "a packaged program file cannot be read",
         where=where,
@@ -262,7 +260,6 @@ def installed_contents(name: str) -> list[Contents]:
 
 
 def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
-    """Return the contents of a folder on disk: of one model, or of all."""
     models = tuple(sorted(folder.manifest.models)) if model is None else (model,)
     map_file = functools.partial(map_folder, folder)
     return Contents(str(folder.path), folder.manifest, models, folder.read, map_file, folder.recorded)
@@ -296,7 +293,6 @@ def sbom_text(target: str | Path) -> str:
 
 
 def wheel_text(path: Path) -> str:
-    """Return the document of a wheel."""
     members = [each for each in wheel_members(path) if each.endswith(SBOM) and each.count("/") == 2]
     if not members:
         find_contents(path)  # says so if it has no lowered models at all
@@ -313,5 +309,4 @@ def find_distribution(name: str) -> Distribution:
 
 
 def missing(where: str, hint: str) -> ProgramError:
-    """Return the error for lowered models without an SBOM."""
     return ProgramError("there is no SBOM of lowered models", where=where, found=f"no `{SBOM}`", hint=hint)

@@ -134,7 +134,6 @@ def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlo
 
 
 def renamed(before: Form | None, after: Form | None) -> str:
-    """Return the first names that differ: `x → image`, and how many more."""
     pairs = list(zip(before.names, after.names, strict=False)) if before and after else []
     others = [f"{old} → {new}" for old, new in pairs if old != new]
     if not others:

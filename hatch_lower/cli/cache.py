@@ -62,7 +62,6 @@ def info(root: Path | None, as_json: bool) -> None:
 
 
 def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str, Any]:
-    """Return everything that is worth knowing about the cache, as JSON-able values."""
     kinds = {each.kind: [one for one in found.entries if one.kind == each.kind] for each in found.entries}
     return {
         "directory": str(store.directory.parent),
@@ -84,7 +83,6 @@ def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str,
 
 
 def info_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the report as lines for people."""
     left = [
         (report["damaged"], "damaged result", "damaged results"),
         (report["unreferenced"], "blob that no result needs", "blobs that no result needs"),
@@ -231,7 +229,6 @@ def audit(root: Path, rate: float, seed: int) -> None:
 
 
 def audit_text(done: Audit, models: int) -> str:
-    """Return what an audit that found nothing wrong came to."""
     if not done.known:
         return f"nothing to audit: of {count(models, 'model')}, none has a stored result that holds"
     same = f"{count(len(done.audited), 'model')} came out the same"
@@ -309,12 +306,10 @@ def version_folders(folder: Path) -> list[Path]:
 
 
 def tree_size(folder: Path) -> int:
-    """Return the bytes of the files in a folder."""
     return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file() and not each.is_symlink())
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a time as `2026-01-31 14:05 UTC`."""
     if seconds is None:
         return ""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -217,7 +217,6 @@ def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -
 
 
 def files_of(manifest: Manifest) -> Iterator[FileEntry]:
-    """Yield every file of a manifest once."""
     files: dict[FileEntry, None] = {}
     for model in manifest.models.values():
         files |= dict.fromkeys(each for each in (model.constants, model.check) if each is not None)
@@ -268,13 +267,11 @@ def check_all(
 
 
 def row_json(row: CheckRow) -> dict[str, Any]:
-    """Return a row as JSON, which has no infinity."""
     infinite = row.largest_error is not None and not math.isfinite(row.largest_error)
     return asdict(row) | ({"largest_error": "inf"} if infinite else {})
 
 
 def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
-    """Yield the table of all rows, what is wrong in full, and the sum."""
     table = [("model", "recipe", "method", "result", "largest difference", "why skipped")]
     for row in rows:
         largest = "" if row.largest_error is None else f"{row.largest_error:.3g}"

@@ -134,7 +134,6 @@ def origin_cells(label: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple
 
 
 def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
-    """Return what stands behind handles."""
     found = [debug.handles.get(handle, Origin("unknown")) for handle in handles]
     return [{"op": each.op, "module": each.module, "source": each.source} for each in found]
 
@@ -146,5 +145,4 @@ def computing_order(entry: tuple[str, Sequence[int]]) -> tuple[int, list[tuple[i
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:
-    """Return a sort key under which `10` comes after `9`, also within `4.true.10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text)]

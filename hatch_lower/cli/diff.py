@@ -51,7 +51,6 @@ def diff(context: click.Context, first: str, second: str, is_path: bool, as_json
 
 
 def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the changes as lines for people, below headings that name model, recipe and method."""
     yield f"- {first}"
     yield f"+ {second}"
     if not changes:
@@ -83,7 +82,6 @@ def titles(place: Sequence[str]) -> list[str]:
 
 
 def change_text(name: str, first: Any, second: Any) -> str:
-    """Return `2.13.0 → 2.14.0`, or `added` or `removed` with what is known of the one side."""
     one, other = (value_text(name, value) for value in (first, second))
     if first is None or second is None:
         return ": ".join(filter(None, ["added" if first is None else "removed", other if first is None else one]))

@@ -85,7 +85,6 @@ def refuse_present(table: Mapping[str, Any], path: Path) -> None:
 
 
 def new_lines(model: str, export: str, backends: Sequence[str]) -> Iterator[str]:
-    """Yield the tables to append."""
     yield f'[project.entry-points."{MODEL_GROUP}"]'
     yield f"{quote_key(model)} = {quoted([export])}"
     yield ""
@@ -94,7 +93,6 @@ def new_lines(model: str, export: str, backends: Sequence[str]) -> Iterator[str]
 
 
 def quoted(texts: Sequence[str]) -> str:
-    """Return texts as TOML writes them, with commas between them."""
     return ", ".join(json.dumps(each, ensure_ascii=False) for each in texts)
 
 
@@ -129,7 +127,6 @@ def append(path: Path, lines: Sequence[str]) -> None:
 
 
 def next_steps(table: Mapping[str, Any], export: str, backends: Sequence[str]) -> Iterator[str]:
-    """Yield what is still to be done."""
     try:
         metadata = importlib.metadata.metadata(OWN_NAME)
     except importlib.metadata.PackageNotFoundError:  # it is run from its sources

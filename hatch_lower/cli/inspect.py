@@ -49,7 +49,6 @@ def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
 
 
 def report_lines(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield the reports of several folders as lines for people."""
     for position, report in enumerate(reports):
         if position:
             yield ""
@@ -57,7 +56,6 @@ def report_lines(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def contents_report(contents: Contents) -> Report:
-    """Return everything that is worth knowing about the models, as JSON-able values."""
     manifest = contents.manifest
     return {
         "place": contents.place,
@@ -69,7 +67,6 @@ def contents_report(contents: Contents) -> Report:
 
 
 def model_report(contents: Contents, model: ModelEntry) -> Report:
-    """Return one model's report; methods are described by the plan of the first recipe in load order."""
     plans = {name: contents.plan(recipe) for name, recipe in model.recipes.items()}
     return {
         "order": list(model.order),
@@ -82,7 +79,6 @@ def model_report(contents: Contents, model: ModelEntry) -> Report:
 
 
 def method_report(name: str, method: MethodPlan) -> Report:
-    """Return a method's signature as text and leaf by leaf."""
     paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
     return {
         "signature": signature_text(name, method),
@@ -93,7 +89,6 @@ def method_report(name: str, method: MethodPlan) -> Report:
 
 
 def recipe_report(contents: Contents, recipe: RecipeEntry, plan: Plan) -> Report:
-    """Return one recipe's report."""
     debug = contents.debug(recipe)
     sizes = {each.path: each.size for each in recipe.delegates}
     return {
@@ -131,7 +126,6 @@ def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -
 
 
 def delegate_calls(graph: Graph) -> Iterator[int]:
-    """Yield the delegate of each call in a graph and the graphs inside it."""
     for instruction in graph.instructions:
         if isinstance(instruction, DelegateCall):
             yield instruction.delegate
@@ -150,7 +144,6 @@ def undelegated_reports(debug: MethodDebug) -> list[Report]:
 
 
 def contents_lines(report: Report) -> Iterator[str]:
-    """Yield a report as lines for people."""
     yield f"{report['distribution']} {report['version']}"
     yield f"  in          {report['place']}"
     yield f"  built with  {', '.join(f'{name} {version}' for name, version in report['tools'].items())}"
@@ -160,7 +153,6 @@ def contents_lines(report: Report) -> Iterator[str]:
 
 
 def model_lines(name: str, model: Report) -> Iterator[str]:
-    """Yield one model as lines: signatures, recipes, methods by recipe, delegates, and what was not delegated."""
     constants, check = model["constants"], model["check"]
     weights = f"{size_text(constants['size'])} in {count(constants['tensors'], 'tensor')}" if constants else "none"
     yield f"model {name}"

@@ -53,7 +53,6 @@ def recipe_reports(model: InstalledModel) -> Iterator[dict[str, Any]]:
 
 
 def list_lines(report: Report) -> Iterator[str]:
-    """Yield a row for each recipe; what it shares with the row above is said there."""
     if not report:
         yield "no lowered models are installed here"
         return

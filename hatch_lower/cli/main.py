@@ -25,7 +25,6 @@ class Commands(click.Group):
     """A group of commands that end with status 1 and one message where hatch-lower raises."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             return super().invoke(ctx)
         except LowerError as error:

@@ -46,17 +46,14 @@ class Names:
 
     @property
     def package(self) -> str:
-        """The import package."""
         return f"{self.name}_backend"
 
     @property
     def distribution(self) -> str:
-        """The distribution."""
         return self.package.replace("_", "-")
 
     @property
     def prefix(self) -> str:
-        """What the names of its classes begin with."""
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
@@ -102,7 +99,6 @@ def check_name(name: str) -> Names:
 
 
 def render(names: Names) -> dict[str, str]:
-    """Return path to content of each file of a new backend."""
     return {
         path.format(package=names.package, name=names.name): rename((TEMPLATE / file).read_text("utf-8"), names)
         for file, path in FILES.items()

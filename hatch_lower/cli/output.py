@@ -32,12 +32,10 @@ def show_text(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print a value as JSON for other programs."""
     show(json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
 
 
 def show_report(report: Any, as_json: bool, lines: Callable[[Any], Iterable[str]]) -> None:
-    """Print a report as JSON, or as lines for people."""
     if as_json:
         show_json(report)
     else:
@@ -84,5 +82,4 @@ def size_text(size: int) -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 node`, `12 nodes`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -119,7 +119,6 @@ def keep_diffoscope(wheel: Path, again: Path) -> None:
 def reproduce_report(
     wheel: tuple[Path, str], again: tuple[Rebuilt, str], differences: Sequence[Difference]
 ) -> dict[str, Any]:
-    """Return the outcome as JSON."""
     return {
         "wheel": wheel[0].name,
         "sha256": wheel[1],
@@ -132,7 +131,6 @@ def reproduce_report(
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the outcome for people."""
     if report["equal"]:
         yield f"{report['wheel']} is reproducible: sha256 {report['sha256']}"
         return
@@ -157,7 +155,6 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def difference_lines(difference: dict[str, Any]) -> Iterator[str]:
-    """Yield one difference without its reason."""
     if difference["place"]:
         yield f"  {difference['place']}"
     if difference["first"] or difference["second"]:

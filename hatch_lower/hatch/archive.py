@@ -30,7 +30,6 @@ class Archive(Frozen):
 
 
 def read_archive(path: Path) -> Archive:
-    """Read an archive's directory."""
     with zipfile.ZipFile(path) as file:
         members = sorted(file.infolist(), key=lambda member: member.header_offset)
         directory = file.start_dir
@@ -38,7 +37,6 @@ def read_archive(path: Path) -> Archive:
 
 
 def copy_span(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
-    """Append the bytes from `start` to `end` of `source` to `target`."""
     source.seek(start)
     while start < end and (piece := source.read(min(CHUNK, end - start))):
         target.write(piece)

@@ -106,7 +106,6 @@ def read_spans(path: Path) -> Iterator[Span]:
 
 
 def digest_of_span(span: Span) -> bytes:
-    """Return the sha256 of a tensor's data."""
     total = hashlib.sha256()
     with span.path.open("rb") as file:
         file.seek(span.begin)

@@ -68,5 +68,4 @@ def write_documents(name: str, documents: Mapping[str, Mapping[str, Any]], work:
 
 
 def folder_of(package: str) -> str:
-    """Return where a package's programs are in a wheel."""
     return f"{package.replace('.', '/')}/_lowered"

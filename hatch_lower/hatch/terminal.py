@@ -62,7 +62,6 @@ def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:
 
 
 def cells_of(row: MethodRow) -> tuple[str, ...]:
-    """Return one row's cells."""
     return (
         row.model,
         row.method,

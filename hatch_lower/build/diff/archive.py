@@ -71,7 +71,6 @@ def read_wheel(path: Path) -> Wheel:
 
 
 def unreadable(path: Path, error: BaseException) -> PackageError:
-    """Return the error for a wheel that cannot be read."""
     return PackageError(
         "the wheel cannot be read",
         where=str(path),

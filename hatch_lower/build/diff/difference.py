@@ -76,7 +76,6 @@ class Known:
 
 
 def value_text(value: Any) -> str:
-    """Return a JSON value on one line, shortened."""
     return shortened(json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 

@@ -73,7 +73,6 @@ def differences(before: Form, after: Form) -> list[str]:
 
 
 def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
-    """Yield a line for each size with another range."""
     old = dict(before)
     for name, bounds in after:
         if name in old and old[name] != bounds:
@@ -105,7 +104,6 @@ def output_lines(before: Form, after: Form, pairs: Pairs, *, alone: bool) -> Ite
 
 
 def follow(value: Any, moved: Mapping[int, int]) -> Any:
-    """Return an output with its node's position in the later graph."""
     return ["node", moved.get(value[1])] if isinstance(value, list) and value[0] == "node" else value
 
 
@@ -169,7 +167,6 @@ Matches = list[tuple[Placeholder, Placeholder]]
 
 
 def read_placeholders(form: Form) -> list[Placeholder]:
-    """Return the placeholders of a form in order."""
     rows = [(at, row) for at, row in enumerate(form.graph) if row[0] == "placeholder"]
     names = form.names if len(form.names) == len(rows) else [""] * len(rows)
     return [Placeholder(at, name, spec, row[4]) for (at, row), name, spec in zip(rows, names, form.inputs, strict=True)]
@@ -192,7 +189,6 @@ def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) 
 
 
 def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
-    """Return the placeholders of the same name."""
     named = {each.name: each for each in before if each.name}
     return [(named[each.name], each) for each in after if each.name in named]
 

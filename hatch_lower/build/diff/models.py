@@ -64,7 +64,6 @@ class Side:
     components: Mapping[str, str]
 
     def entry(self, model: str) -> ModelEntry:
-        """Return what the manifest says of a model."""
         return self.models[model].manifest.models[model]
 
 
@@ -170,7 +169,6 @@ def facts_of(side: Side, names: Mapping[str, str]) -> Facts:
 
 
 def model_facts(side: Side, name: str) -> Facts:
-    """Return the facts of one model."""
     contents, entry = side.models[name], side.entry(name)
     plans = {recipe: side.plans[name, recipe] for recipe in entry.order}
     shared = {
@@ -195,7 +193,6 @@ def model_facts(side: Side, name: str) -> Facts:
 
 
 def tensor_facts(plan: Plan) -> dict[str, Facts]:
-    """Return dtype, shape and digest of each constant."""
     return {
         name: {
             "dtype": constant.dtype,
@@ -215,7 +212,6 @@ def file_facts(contents: Contents, file: FileEntry) -> Facts:
 
 
 def recipe_facts(contents: Contents, recipe: RecipeEntry, plan: Plan, model: ModelEntry) -> Facts:
-    """Return the facts of a model's recipe."""
     debug = contents.debug(recipe)
     files = {label: file_facts(contents, file) for label, file in recipe_files(recipe, plan).items()}
     return {
@@ -285,7 +281,6 @@ def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] |
 
 
 def native_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str], label: str) -> Iterator[str]:
-    """Yield in what two native libraries differ."""
     libraries = []
     for side, (model, recipe) in ((first, one), (second, other)):
         contents, entry = side.models[model], side.entry(model).recipes[recipe]

@@ -61,7 +61,6 @@ def read_library(data: memoryview) -> Library | None:
 
 
 def parse(data: bytes) -> Library:
-    """Return what an ELF file holds."""
     from elftools.elf.dynamic import DynamicSection  # only wheels with native code need these
     from elftools.elf.elffile import ELFFile
 
@@ -84,7 +83,6 @@ def parse(data: bytes) -> Library:
 
 
 def functions_of(file: Any, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the code of each function that a symbol names."""
     table = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
     counts: Counter[str] = Counter()
     for symbol in () if table is None else table.iter_symbols():
@@ -120,7 +118,6 @@ def compare_libraries(member: str, first: Library, second: Library, places: Mapp
 
 
 def compare_frames(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
-    """Yield differences in machine, compiler, and linked libraries."""
     for place in sorted(first.frame.keys() | second.frame.keys()):
         one, other = (side.frame.get(place, ()) for side in (first, second))
         if one != other:
@@ -170,7 +167,6 @@ def compare_functions(first: Library, second: Library) -> list[tuple[str, str, s
 
 
 def compare_sections(first: Library, second: Library) -> Iterator[tuple[str, str]]:
-    """Yield the name of each section that differs, and how."""
     for name in sorted(first.sizes.keys() | second.sizes.keys()):
         if name not in second.sizes or name not in first.sizes:
             yield name, "only in the first" if name in first.sizes else "only in the second"

@@ -39,7 +39,6 @@ class NumberChange:
     second: tuple[float, ...] = ()
 
     def text(self) -> str:
-        """Return the change in words."""
         if not self.different:
             return "equal numbers of other bits, or an unknown dtype"
         return (
@@ -48,7 +47,6 @@ class NumberChange:
         )
 
     def sides(self) -> tuple[str, str]:
-        """Return the first few numbers that differ, as texts."""
         more = ", …" * (self.different > SHOWN)
         one, other = (", ".join(f"{value:.9g}" for value in side) + more for side in (self.first, self.second))
         return one, other
@@ -71,7 +69,6 @@ def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> Number
 
 
 def compare_piece(name: str, first: bytearray, second: bytearray, change: NumberChange) -> None:
-    """Add what differs in a piece of two tensors."""
     import torch  # only where numbers differ, and once all else is known
 
     exact = [torch.frombuffer(side, dtype=getattr(torch, name)) for side in (first, second)]

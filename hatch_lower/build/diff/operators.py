@@ -104,7 +104,6 @@ class Comparison:
         yield from (f"in a nested graph: {line}" for line in lines)
 
     def placeholder_pairs(self) -> Pairs:
-        """Return the placeholders of both graphs by position."""
         places = ([at for at, row in enumerate(rows) if row[0] == "placeholder"] for rows in self._rows)
         return list(zip(*places))  # noqa: B905 - a graph may take one value more
 
@@ -143,12 +142,10 @@ class Comparison:
 
 
 def is_operator(row: Any) -> bool:
-    """Return whether a node computes something, or holds what an operator uses."""
     return row[0] not in ("placeholder", "output")
 
 
 def name_of(row: Any) -> str:
-    """Return a node's operator in words."""
     if row[0] == "attribute":
         return "a nested graph" if row[1][0] == GRAPH else "a constant in the code"
     return operator_text(row[1])
@@ -173,7 +170,6 @@ def without_edges(value: Any) -> Any:
 
 
 def edges(value: Any) -> list[int]:
-    """Return the positions of the nodes in an argument, in order."""
     if not isinstance(value, list):
         return []
     if value and value[0] == "node":

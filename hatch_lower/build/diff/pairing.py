@@ -100,7 +100,6 @@ def known_of(
 
 
 def parsed(data: bytes) -> Any:
-    """Return a JSON value, or `None` if it is none."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -137,6 +136,5 @@ def record_rows(record: str, text: str, wheel: Wheel, pairs: Mapping[str, str]) 
 
 
 def row_of(wheel: Wheel, name: str) -> list[str]:
-    """Return what a RECORD is to list for a member besides its name."""
     digest = base64.urlsafe_b64encode(bytes.fromhex(wheel.digests[name])).decode().rstrip("=")
     return [f"sha256={digest}", str(wheel.members[name].file_size)]

@@ -88,7 +88,6 @@ def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:
 
 
 def reason_for_field(pointer: str, first: Any, second: Any, places: Mapping[str, str]) -> str:
-    """Return why two values at a JSON pointer may differ, or nothing."""
     for pattern, reason in FIELDS:
         if pattern.fullmatch(pointer):
             return reason

@@ -67,7 +67,6 @@ def consequences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def tool_line(path: Path, before: Any, after: Any) -> str:
-    """Return `torch 2.13.0 → 2.14.0`; what has the same version and other code is only named."""
     name = " ".join([TOOLS[path[0]], *(PARTS.get(each, each) for each in path[1:])]).strip()
     old, new = (version_text(each) for each in (before, after))
     if old == new or len(old) + len(new) > 80:
@@ -76,7 +75,6 @@ def tool_line(path: Path, before: Any, after: Any) -> str:
 
 
 def version_text(value: Any) -> str:
-    """Return a version without the digests in it."""
     if isinstance(value, list):
         return ", ".join(map(version_text, value))
     return "none" if value is None else DIGEST.sub("", str(value)).strip()
@@ -102,5 +100,4 @@ def setting_line(path: Path, before: Any, after: Any) -> str:
 
 
 def setting_text(value: Any) -> str:
-    """Return a setting as pyproject.toml writes it, or `default`."""
     return "default" if value is None else json.dumps(value, ensure_ascii=False)

@@ -101,12 +101,10 @@ def compare_tensors(
 
 
 def metadata_of(file: TensorFile) -> dict[str, Any]:
-    """Return what a header says besides its tensors."""
     return {} if file.metadata is None else {"__metadata__": file.metadata}
 
 
 def form_of(entry: Mapping[str, Any] | None) -> str:
-    """Return a tensor's dtype and shape."""
     return NOTHING if entry is None else f"{entry['dtype']} {entry['shape']}"
 
 

@@ -38,7 +38,6 @@ def compare_texts(member: str, first: str, second: str, known: Known) -> Differe
 
 
 def reason_for_lines(member: str, removed: list[str], added: list[str], known: Known) -> str:
-    """Return why lines may differ, or nothing."""
     if removed and sorted(removed) == sorted(added):
         return ORDER
     every = removed + added
@@ -63,13 +62,11 @@ def compare_bytes(member: str, first: memoryview, second: memoryview, known: Kno
 
 
 def first_difference(first: bytes, second: bytes) -> int:
-    """Return the first position at which two unequal texts of bytes differ."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def printable(data: bytes) -> list[str]:
-    """Return the texts of at least six characters in bytes."""
     return [found.decode() for found in PRINTABLE.findall(data)]
 
 

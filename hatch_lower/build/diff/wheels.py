@@ -50,7 +50,6 @@ def order_of(pair: tuple[str, str]) -> tuple[bool, bool, str]:
 
 
 def compare_names(first: str, second: str) -> Iterator[Difference]:
-    """Yield the difference of the wheels' names."""
     if first == second:
         return
     reason = ""
@@ -66,7 +65,6 @@ def compare_names(first: str, second: str) -> Iterator[Difference]:
 
 
 def lone_members(first: Wheel, second: Wheel, pairs: Mapping[str, str]) -> Iterator[Difference]:
-    """Yield the members that only one wheel has."""
     counterparts = set(pairs.values())
     for name in sorted(first.members):
         if name not in pairs:
@@ -77,7 +75,6 @@ def lone_members(first: Wheel, second: Wheel, pairs: Mapping[str, str]) -> Itera
 
 
 def reason_for_lone(name: str) -> str:
-    """Return why only one wheel may have a member."""
     if "/_lowered/" in name:
         return "other settings of the build hook `lower`, or one build ran without it"
     if ".dist-info/" in name:
@@ -88,7 +85,6 @@ def reason_for_lone(name: str) -> str:
 def compare_pair(
     first: Wheel, second: Wheel, name: str, counterpart: str, pairs: Mapping[str, str], known: Known
 ) -> list[Difference]:
-    """Return what differs in two members."""
     one, other = map_member(first, name), map_member(second, counterpart)
     if not name.endswith(".dist-info/RECORD"):
         return compare_members(name, one, other, known)

@@ -23,13 +23,11 @@ def operator_text(target: str) -> str:
 
 
 def literal_text(value: Any) -> str:
-    """Return an argument as Python writes it; a node is `a value`."""
     text = plain_text(value)
     return text if len(text) <= LONGEST_LITERAL else f"{text[: LONGEST_LITERAL - 1]}…"
 
 
 def plain_text(value: Any) -> str:
-    """Return an argument in words of any length."""
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     match value:
@@ -58,7 +56,6 @@ def plain_text(value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return what is known of a node's value: `float32[s0, 8]`."""
     match value:
         case ["tensor", dtype, sizes, *_]:
             return f"{dtype}[{', '.join(map(literal_text, sizes))}]"
@@ -91,12 +88,10 @@ def value_change(before: Any, after: Any) -> str:
 
 
 def part_text(value: Any) -> str:
-    """Return strides as a list, and what is text as it is."""
     return value if isinstance(value, str) else f"[{', '.join(map(literal_text, value))}]"
 
 
 def range_text(bounds: list[str] | None) -> str:
-    """Return the range of a symbol: `2 to 1024`."""
     if bounds is None:
         return "no range"
     lower, upper = bounds
@@ -104,5 +99,4 @@ def range_text(bounds: list[str] | None) -> str:
 
 
 def change_text(before: str, after: str) -> str:
-    """Return `6.0 → 1.0`."""
     return f"{before} → {after}"

@@ -81,7 +81,6 @@ def current_umask() -> int:
 
 
 def spare_cores() -> set[int]:
-    """Return the cores that a build on one core would leave out."""
     if not hasattr(os, "sched_getaffinity"):
         return set()
     return set(sorted(os.sched_getaffinity(0))[:-1])

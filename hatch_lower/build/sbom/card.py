@@ -12,7 +12,6 @@ from hatch_lower.format.tree import leaf_paths, tree_text
 
 
 def dataset_ref(model: str, position: int) -> str:
-    """Return the reference of a dataset's component."""
     return f"dataset:{model}/{position}"
 
 
@@ -46,18 +45,15 @@ def model_card(
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are there."""
     return {name: value for name, value in values.items() if value}
 
 
 def input_formats(method: str, plan: MethodPlan) -> Iterator[str]:
-    """Yield each leaf of a method's arguments: `forward: image: float32[batch, 1, 8, 8]`."""
     paths = [path for each in plan.parameters for path in leaf_paths(each.tree, each.name)]
     for path, each in zip(paths, plan.inputs, strict=True):
         yield f"{method}: {path}: {input_text(each, plan.symbols)}"
 
 
 def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:
-    """Return a method's result: `forward: (float32[batch, 10], int64[batch])`."""
     leaves = iter(outputs or ())
     return f"{method}: {tree_text(plan.outputs, lambda: next(leaves, 'tensor'))}"

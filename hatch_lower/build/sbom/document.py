@@ -95,14 +95,12 @@ def finished(document: dict[str, Any], cards: Mapping[str, Any], timestamp: int 
 
 
 def distribution_component(subject: Subject) -> Component:
-    """Return the component of the wheel's distribution."""
     name, version = canonicalize_name(subject.settings.name), subject.settings.version
     url = package_url(name, version)
     return Component(type=ComponentType.LIBRARY, name=name, version=version, bom_ref=url.to_string(), purl=url)
 
 
 def tool_components(subject: Subject) -> Iterator[Component]:
-    """Yield what the wheel was made with."""
     results = subject.result.models
     libraries = {"hatch-lower": __version__, "torch": results[0].torch, **subject.tools}
     for name, version in libraries.items():
@@ -196,7 +194,6 @@ def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]
 
 
 def file_component(file: PayloadFile, role: str, recipes: Iterable[str]) -> Component:
-    """Return the component of a packaged file."""
     return Component(
         type=ComponentType.FILE,
         name=file.path,
@@ -207,7 +204,6 @@ def file_component(file: PayloadFile, role: str, recipes: Iterable[str]) -> Comp
 
 
 def dataset_component(model: str, position: int, dataset: Dataset) -> Component:
-    """Return the component of a dataset, to which the model's card refers."""
     return Component(
         type=ComponentType.DATA,
         name=dataset.name,
@@ -221,7 +217,6 @@ def dataset_component(model: str, position: int, dataset: Dataset) -> Component:
 
 
 def requirement_component(text: str) -> Component:
-    """Return the component of what running a model needs; which version it will be is not known yet."""
     name = canonicalize_name(Requirement(text).name)
     return Component(
         type=ComponentType.LIBRARY,
@@ -248,25 +243,20 @@ def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Pl
 
 
 def requirements_of(entry: Mapping[str, Any]) -> list[str]:
-    """Return the requirements of all recipes of a model."""
     return sorted({text for recipe in entry["recipes"].values() for text in recipe["requirements"]})
 
 
 def package_url(name: str, version: str | None) -> PackageURL:
-    """Return the package URL of a Python distribution."""
     return PackageURL("pypi", name=canonicalize_name(name), version=version)
 
 
 def licenses(expression: str | None) -> list[LicenseExpression]:
-    """Return an SPDX expression as CycloneDX has it."""
     return [LicenseExpression(expression)] if expression else []
 
 
 def documentation(url: str) -> ExternalReference:
-    """Return a reference to what is to be read elsewhere."""
     return ExternalReference(type=ExternalReferenceType.DOCUMENTATION, url=XsUri(url))
 
 
 def properties(facts: Mapping[str, Iterable[str]]) -> list[Property]:
-    """Return facts that CycloneDX has no field for."""
     return [Property(name=f"{PREFIX}:{name}", value=value) for name, values in facts.items() for value in values]
