@@ -240,7 +240,7 @@ def installed_contents(name: str) -> list[Contents]:
     for owner, distribution in recording().items():
         if canonicalize_name(owner) == canonicalize_name(name):
             sources = {id(each.source): each.source for each in models_of(owner, distribution).values()}
-            folders = [contents_of(each) for each in sources.values() if isinstance(each, PackagedFolder)]
+            folders = [contents_of(source) for source in sources.values() if isinstance(source, PackagedFolder)]
             if folders:
                 return folders
     try:

@@ -26,8 +26,8 @@ def target_of(text: str, is_path: bool) -> str | Path:
         text: with a separator in it, or the ending of a wheel, it is a path; else a name.
         is_path: the option `--path` is given: it is a path in any case.
     """
-    separators = [each for each in (os.sep, os.altsep) if each]
-    if is_path or text in (os.curdir, os.pardir) or text.endswith(".whl") or any(each in text for each in separators):
+    has_separator = os.sep in text or (os.altsep is not None and os.altsep in text)
+    if is_path or has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
         return Path(text)
     return text
 

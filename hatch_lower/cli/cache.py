@@ -62,7 +62,7 @@ def info(root: Path | None, as_json: bool) -> None:
 
 
 def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str, Any]:
-    kinds = {each.kind: [one for one in found.entries if one.kind == each.kind] for each in found.entries}
+    kinds = {each.kind: [entry for entry in found.entries if entry.kind == each.kind] for each in found.entries}
     return {
         "directory": str(store.directory.parent),
         "mode": store.mode,
@@ -72,11 +72,11 @@ def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str,
         "kinds": {
             kind: {"entries": len(each), "size": sum(one.size for one in each)} for kind, each in sorted(kinds.items())
         },
-        "damaged": sum(not each.whole for each in found.entries),
+        "damaged": sum(not entry.whole for entry in found.entries),
         "unreferenced": found.unreferenced,
         "leftovers": found.leftovers,
-        "last_used": max((each.used for each in found.entries), default=None),
-        "longest_unused": min((each.used for each in found.entries), default=None),
+        "last_used": max((entry.used for entry in found.entries), default=None),
+        "longest_unused": min((entry.used for entry in found.entries), default=None),
         "max_gigabytes": limits.max_gigabytes,
         "max_days": limits.max_days,
     }
@@ -116,20 +116,20 @@ def list_entries(as_json: bool) -> None:
 
     entries = survey(open_here().directory).entries
     if as_json:
-        show_json([asdict(each) for each in entries])
+        show_json([asdict(entry) for entry in entries])
         return
     rows: list[Sequence[str]] = [("kind", "of", "size", "blobs", "last used", "key", "state")]
     rows += [
         (
-            each.kind,
-            each.subject,
-            size_text(each.size),
-            str(each.blobs),
-            time_text(each.used),
-            each.key[:16],
-            "" if each.whole else "damaged",
+            entry.kind,
+            entry.subject,
+            size_text(entry.size),
+            str(entry.blobs),
+            time_text(entry.used),
+            entry.key[:16],
+            "" if entry.whole else "damaged",
         )
-        for each in entries
+        for entry in entries
     ]
     show(table_lines(rows, right=[2, 3]) if entries else ["the cache is empty"])
 
@@ -183,12 +183,12 @@ def repair(context: click.Context, as_json: bool) -> None:
     damages = repair_store(directory)
     found = survey(directory)
     if as_json:
-        report = {"damaged": [asdict(each) for each in damages], "entries": len(found.entries), "blobs": found.blobs}
-        show_json(report)
+        removed = [asdict(damage) for damage in damages]
+        show_json({"damaged": removed, "entries": len(found.entries), "blobs": found.blobs})
     else:
         show(
             [
-                *(f"removed {each.path}: {each.found}" for each in damages),
+                *(f"removed {damage.path}: {damage.found}" for damage in damages),
                 f"{count(len(found.entries), 'result')} and {count(found.blobs, 'blob')} are whole",
             ]
         )
@@ -301,12 +301,12 @@ def version_folders(folder: Path) -> list[Path]:
     """Return the parts of the cache that versions of hatch-lower made; what else is in the folder is not ours."""
     if not folder.is_dir():
         return []
-    names = (each for each in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(each.name))
-    return [each for each in names if each.is_dir() and not each.is_symlink()]
+    paths = (path for path in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(path.name))
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def tree_size(folder: Path) -> int:
-    return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file() and not each.is_symlink())
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def time_text(seconds: float | None) -> str:

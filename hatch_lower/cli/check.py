@@ -68,10 +68,10 @@ def check(
 
         rows = check_all(chosen, recipe, Tolerance(rtol, atol))
     if as_json:
-        show_json([row_json(each) for each in rows])
+        show_json([row_json(row) for row in rows])
     else:
         show(row_lines(rows))
-    context.exit(1 if any(each.is_wrong for each in rows) else 0)
+    context.exit(1 if any(row.is_wrong for row in rows) else 0)
 
 
 @contextmanager

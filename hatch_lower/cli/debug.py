@@ -64,7 +64,7 @@ def matching(rows: Sequence[Row], op: str, line: str, delegate: str) -> Iterator
     def is_asked_for(origin: dict[str, str]) -> bool:
         source = origin["source"]
         places = (source, source.rpartition(":")[0])
-        return op in origin["op"] and (not line or any(f"/{each}".endswith(f"/{line}") for each in places))
+        return op in origin["op"] and (not line or any(f"/{place}".endswith(f"/{line}") for place in places))
 
     for row in rows:
         if delegate and ("backend" not in row or delegate not in (row["backend"], row["instruction"])):

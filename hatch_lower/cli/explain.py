@@ -166,7 +166,7 @@ def last_lines(name: str, model: Report) -> Iterator[str]:
 def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the lines that every method has, in order."""
     first = next(iter(reasons.values()), [])
-    return [line for line in first if all(line in each for each in reasons.values())]
+    return [line for line in first if all(line in reason for reason in reasons.values())]
 
 
 def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:

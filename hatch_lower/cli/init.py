@@ -50,7 +50,7 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
     added = list(new_lines(model or name, target, backends))
     append(path, added)
     show(
-        [f"added to {path}:", "", *added, "", "to do:", *(f"- {each}" for each in next_steps(table, target, backends))]
+        [f"added to {path}:", "", *added, "", "to do:", *(f"- {step}" for step in next_steps(table, target, backends))]
     )
 
 

@@ -45,7 +45,7 @@ def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
     if sbom:
         show_text(sbom_text(target))
         return
-    show_report([contents_report(each) for each in find_contents(target)], as_json, report_lines)
+    show_report([contents_report(content) for content in find_contents(target)], as_json, report_lines)
 
 
 def report_lines(reports: Sequence[Report]) -> Iterator[str]:
@@ -79,18 +79,18 @@ def model_report(contents: Contents, model: ModelEntry) -> Report:
 
 
 def method_report(name: str, method: MethodPlan) -> Report:
-    paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
+    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
     return {
         "signature": signature_text(name, method),
         "inputs": {path: input_text(each, method.symbols) for path, each in zip(paths, method.inputs, strict=True)},
-        "symbols": {each.label: {"min": each.minimum, "max": each.maximum} for each in method.symbols.values()},
+        "symbols": {symbol.label: {"min": symbol.minimum, "max": symbol.maximum} for symbol in method.symbols.values()},
         "outputs": tree_text(method.outputs, lambda: "tensor"),
     }
 
 
 def recipe_report(contents: Contents, recipe: RecipeEntry, plan: Plan) -> Report:
     debug = contents.debug(recipe)
-    sizes = {each.path: each.size for each in recipe.delegates}
+    sizes = {delegate.path: delegate.size for delegate in recipe.delegates}
     return {
         "backends": list(recipe.backends),
         "requirements": list(recipe.requirements),
@@ -188,7 +188,7 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
 
 def delegates_text(delegates: Sequence[Report]) -> str:
     """Return a method's delegates in short; of many, the first and what the rest comes to."""
-    shown = [delegate_text(each) for each in delegates[:SHOWN]]
+    shown = [delegate_text(delegate) for delegate in delegates[:SHOWN]]
     if rest := delegates[SHOWN:]:
         shown.append(f"{len(rest)} more of {size_text(sum(each['size'] for each in rest))}")
     return ", ".join(shown) or "none"

@@ -50,7 +50,7 @@ def show_error(error: Exception) -> None:
 
 def page(lines: Iterable[str]) -> None:
     """Print lines, through the pager where they are more than the terminal has."""
-    listed = [printable(each) for each in lines]
+    listed = [printable(line) for line in lines]
     if sys.stdout.isatty() and len(listed) >= shutil.get_terminal_size().lines:
         click.echo_via_pager("\n".join(listed))
     else:

@@ -126,7 +126,7 @@ def reproduce_report(
         "rebuilt_sha256": again[1],
         "equal": not differences,
         "varied": dict(again[0].variation.told),
-        "differences": [asdict(each) for each in differences],
+        "differences": [asdict(difference) for difference in differences],
     }
 
 
@@ -134,7 +134,7 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     if report["equal"]:
         yield f"{report['wheel']} is reproducible: sha256 {report['sha256']}"
         return
-    members = {each["member"] for each in report["differences"]} - {""}
+    members = {difference["member"] for difference in report["differences"]} - {""}
     what = f": {count(len(members), 'file')} differ{'s' if len(members) == 1 else ''}" if members else ""
     yield f"{report['wheel']} is not reproducible{what}"
     yield "  in the wheel (-) and as rebuilt (+)"

@@ -98,7 +98,7 @@ def platform_tag(files: Iterable[NativeFile]) -> str:
     (machine,) = machines
     names = {name for file in files for name in (*file.libraries, *file.versions)}
     libraries = {name for name in names if not name.startswith((LOADERS, *TORCH_LIBRARIES))}
-    symbols = {symbol for file in files for each in file.versions.values() for symbol in each}
+    symbols = {symbol for file in files for version in file.versions.values() for symbol in version}
     for policy in read_policies(machine):
         if libraries <= policy.libraries and all(allows(policy, symbol) for symbol in symbols):
             return f"manylinux_2_{policy.glibc}_{machine}"

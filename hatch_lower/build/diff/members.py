@@ -68,13 +68,13 @@ def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> lis
         texts = first.decode(), second.decode()
     except UnicodeDecodeError:
         return None
-    if any("\0" in each for each in texts):
+    if any("\0" in text for text in texts):
         return None
     try:
         documents = json.loads(texts[0]), json.loads(texts[1])
     except ValueError:
         documents = None, None
-    if not all(isinstance(each, dict | list) for each in documents):
+    if not all(isinstance(document, dict | list) for document in documents):
         found = compare_texts(member, *texts, known)
         return [] if found is None else [found]
     if is_equal(*documents):

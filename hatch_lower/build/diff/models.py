@@ -158,7 +158,7 @@ def facts_of(side: Side, names: Mapping[str, str]) -> Facts:
         names: model to what to call it: a single model is compared with a single one whatever their names are.
     """
     manifests = [contents.manifest for contents in side.models.values()]
-    tools = {f"{name}": version for each in manifests for name, version in each.tools.items()}
+    tools = {f"{name}": version for manifest in manifests for name, version in manifest.tools.items()}
     return {
         "distribution": {"name": manifests[0].distribution, "version": manifests[0].version},
         "tools": {"hatch-lower": manifests[0].hatch_lower, "torch": manifests[0].torch, **tools},

@@ -49,7 +49,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def input_formats(method: str, plan: MethodPlan) -> Iterator[str]:
-    paths = [path for each in plan.parameters for path in leaf_paths(each.tree, each.name)]
+    paths = [path for parameter in plan.parameters for path in leaf_paths(parameter.tree, parameter.name)]
     for path, each in zip(paths, plan.inputs, strict=True):
         yield f"{method}: {path}: {input_text(each, plan.symbols)}"
 

@@ -112,9 +112,9 @@ def tool_components(subject: Subject) -> Iterator[Component]:
     programs |= {name: version for result in results for name, version in result.tools.items()}
     for name, version in programs.items():
         yield Component(type=ComponentType.APPLICATION, name=name, version=version, bom_ref=f"tool:{name}")
-    backends = {each["name"]: dict[str, str]() for result in results for each in result.origin["backends"]}
+    backends = {backend["name"]: dict[str, str]() for result in results for backend in result.origin["backends"]}
     brought = {}
-    for each in (each for result in results for each in result.origin["backends"]):
+    for each in (backend for result in results for backend in result.origin["backends"]):
         backends[each["name"]] |= each["fingerprint"]
         brought[each["name"]] = each
     for name, fingerprint in backends.items():
@@ -168,7 +168,7 @@ def model_component(
         bom_ref=f"model:{settings.name}",
         description=card.description,
         licenses=licenses(card.license),
-        authors=[OrganizationalContact(name=each.name, email=each.email) for each in card.authors],
+        authors=[OrganizationalContact(name=author.name, email=author.email) for author in card.authors],
         external_references=[documentation(url) for url in card.references],
         properties=properties(facts),
         components=[file_component(file, *roles.get(path, ("", ()))) for path, file in files.items()],
