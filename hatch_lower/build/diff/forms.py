@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.build.diff.align import align
-from hatch_lower.build.diff.operators import Comparison, Pairs
+from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.words import change_text, range_text, value_change, value_text
 
 LARGEST_FORM = 1 << 28
@@ -67,7 +67,7 @@ def differences(before: Form, after: Form) -> list[str]:
     compared = Comparison(before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments)
     operators, checks = compared.operator_lines()
     lines = [*placed.inputs, *sizes, *operators, *placed.constants, *checks]
-    lines += output_lines(before, after, [*compared.pairs, *placed.pairs], alone=not operators)
+    lines += output_lines(before, after, [*compared.positions(), *placed.pairs], alone=not operators)
     lines = lines or list(compared.edge_lines(placed.pairs)) or list(compared.value_lines())
     return [line if times == 1 else f"{line}, {times} times" for line, times in Counter(lines).items()]
 
@@ -81,7 +81,7 @@ def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
         yield f"dynamic sizes {change_text(str(len(before)), str(len(after)))}"
 
 
-def output_lines(before: Form, after: Form, pairs: Pairs, *, alone: bool) -> Iterator[str]:
+def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *, alone: bool) -> Iterator[str]:
     """Yield what differs between the outputs.
 
     Args:

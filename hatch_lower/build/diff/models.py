@@ -306,7 +306,7 @@ def graph_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[st
         alike = delegated[0][name] == delegated[1][name]
         rows, sources = operations(old[name], old_debug.get(name, MethodDebug()), arguments=alike)
         new_rows, new_sources = operations(new[name], new_debug.get(name, MethodDebug()), arguments=alike)
-        compared = Comparison(rows, new_rows, sources, new_sources, {})
+        compared = Comparison(rows, new_rows, sources, new_sources)
         operators, checks = compared.operator_lines()
         prefix = f"{name}: " if len(old) > 1 or len(new) > 1 else ""
         yield from (f"{prefix}{line}" for line in [*operators, *checks] or compared.edge_lines([]))

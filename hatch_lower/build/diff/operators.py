@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.build.diff.align import align, gaps
@@ -17,7 +18,61 @@ from hatch_lower.build.diff.words import change_text, literal_text, operator_tex
 GRAPH = "graph"
 """What stands for a nested graph when operators are aligned: it is compared by itself."""
 ABSENT = "default"
-Pairs = list[tuple[int, int]]
+CHECK = "aten._assert"
+"""What the names of torch's own checks begin with."""
+Names = Mapping[str, Sequence[str]]
+"""Operator to the names of its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A node that computes something, or holds what an operator uses.
+
+    Args:
+        position: among the graph's nodes.
+        row: the node in canonical form.
+        name: in words.
+        arguments: by name, or by position where the name is not known.
+        source: its source line, or empty.
+    """
+
+    position: int
+    row: Any
+    name: str
+    arguments: Mapping[str, Any]
+    source: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether it computes nothing: it is a nested graph, or a constant in the code."""
+        return bool(self.row[0] == "attribute")
+
+    def token(self) -> str:
+        """Return what makes two operators equal when they are aligned: all but edges, results and nested graphs."""
+        if self.holds:
+            return GRAPH if self.row[1][0] == GRAPH else json.dumps(self.row)
+        return json.dumps([self.row[1], without_edges(self.row[2]), without_edges(self.row[3])], sort_keys=True)
+
+    def line(self, text: str, *, was: bool = False) -> str:
+        """Return a line about it, with its source line."""
+        return f"{text} ({'was ' if was else ''}{self.source})" if self.source else text
+
+
+def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> list[Operator]:
+    """Return the operators of a graph, in order."""
+    operators = []
+    for position, row in enumerate(rows):
+        if row[0] in ("placeholder", "output"):
+            continue
+        source = sources[position] if position < len(sources) else ""
+        if row[0] == "attribute":
+            name, arguments = "a nested graph" if row[1][0] == GRAPH else "a constant in the code", {}
+        else:
+            known = names.get(row[1], ())
+            given = {known[at] if at < len(known) else f"argument {at}": value for at, value in enumerate(row[2][1])}
+            name, arguments = operator_text(row[1]), {**given, **row[3]}
+        operators.append(Operator(position, row, name, arguments, source))
+    return operators
 
 
 class Comparison:
@@ -27,17 +82,20 @@ class Comparison:
         self,
         before: Sequence[Any],
         after: Sequence[Any],
-        old_sources: Sequence[str],
-        sources: Sequence[str],
-        arguments: Mapping[str, Sequence[str]],
+        sources_before: Sequence[str] = (),
+        sources_after: Sequence[str] = (),
+        names: Names | None = None,
     ) -> None:
-        self._rows, self._sources = (before, after), (old_sources, sources)
-        self._arguments = arguments
-        self._ours = tuple([at for at, row in enumerate(rows) if is_operator(row)] for rows in self._rows)
-        old, new = self._ours
-        found = align([token(before[at]) for at in old], [token(after[at]) for at in new])
-        self._aligned = found
-        self.pairs: Pairs = [(old[left], new[right]) for left, right in found or ()]
+        self._rows, self._names = (before, after), names or {}
+        self._before = operators_of(before, sources_before, self._names)
+        self._after = operators_of(after, sources_after, self._names)
+        tokens = ([operator.token() for operator in side] for side in (self._before, self._after))
+        self._aligned = align(*tokens)
+        self._pairs = [(self._before[left], self._after[right]) for left, right in self._aligned or ()]
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Return the positions of operators that are equal but for edges."""
+        return [(before.position, after.position) for before, after in self._pairs]
 
     def operator_lines(self) -> tuple[list[str], list[str]]:
         """Return a line for each operator that was changed, added or removed, and apart those for torch's own checks.
@@ -47,131 +105,91 @@ class Comparison:
         """
         if self._aligned is None:
             return [self._summary()], []
-        old, new = self._ours
-        lines: list[tuple[str, str]] = []
-        for left, right in self.pairs:
-            lines += (("", line) for line in self._nested(left, right))
-        for first, second in gaps(self._aligned, len(old), len(new)):
-            removed, added = [old[at] for at in first], [new[at] for at in second]
-            lines += self._gap_lines(removed, added)
-        checks = [line for name, line in lines if name.startswith("aten._assert")]
-        return [line for name, line in lines if not name.startswith("aten._assert")], checks
+        lines = [("", line) for before, after in self._pairs for line in self._nested_lines(before, after)]
+        for first, second in gaps(self._aligned, len(self._before), len(self._after)):
+            lines += gap_lines(self._before[first.start : first.stop], self._after[second.start : second.stop])
+        checks = [line for name, line in lines if name.startswith(CHECK)]
+        return [line for name, line in lines if not name.startswith(CHECK)], checks
 
-    def _gap_lines(self, removed: list[int], added: list[int]) -> Iterator[tuple[str, str]]:
-        before, after = self._rows
-        same = align([name_of(before[at]) for at in removed], [name_of(after[at]) for at in added]) or []
-        for left, right in same:
-            row = after[added[right]]
-            parts = ", ".join(self._argument_changes(before[removed[left]], row))
-            yield name_of(row), f"{name_of(row)} {parts}{self._place(1, added[right])}"
-        for first, second in gaps(same, len(removed), len(added)):
-            if len(first) == len(second):
-                for left, right in zip(first, second, strict=True):
-                    name = name_of(after[added[right]])
-                    line = change_text(name_of(before[removed[left]]), name)
-                    yield name, f"{line}{self._place(1, added[right])}"
-                continue
-            for left in first:
-                name = name_of(before[removed[left]])
-                yield name, f"{name} removed{self._place(0, removed[left])}"
-            for right in second:
-                name = name_of(after[added[right]])
-                yield name, f"{name} added{self._place(1, added[right])}"
-
-    def _argument_changes(self, before: Any, after: Any) -> Iterator[str]:
-        if before[0] == "attribute":
-            yield "with other contents"
-            return
-        old, new = self._named(before), self._named(after)
-        for name in {**old, **new}:
-            left, right = (literal_text(each[name]) if name in each else ABSENT for each in (old, new))
-            if without_edges(old.get(name, ABSENT)) != without_edges(new.get(name, ABSENT)):
-                yield f"{name} {change_text(left, right)}"
-
-    def _named(self, row: Any) -> dict[str, Any]:
-        """Return an operator's arguments by name, or by position where the name is not known."""
-        names = self._arguments.get(row[1], ())
-        given = enumerate(row[2][1])
-        return {**{names[at] if at < len(names) else f"argument {at}": each for at, each in given}, **row[3]}
-
-    def _nested(self, left: int, right: int) -> Iterator[str]:
-        before, after = self._rows[0][left], self._rows[1][right]
-        if before[0] != "attribute" or before == after:
-            return
-        nested = Comparison(before[1][1], after[1][1], (), (), self._arguments)
-        operators, checks = nested.operator_lines()
-        lines = operators or checks or list(nested.edge_lines(nested.placeholder_pairs())) or list(nested.value_lines())
-        yield from (f"in a nested graph: {line}" for line in lines)
-
-    def placeholder_pairs(self) -> Pairs:
-        places = ([at for at, row in enumerate(rows) if row[0] == "placeholder"] for rows in self._rows)
-        return list(zip(*places))  # noqa: B905 - a graph may take one value more
-
-    def edge_lines(self, placeholders: Pairs) -> Iterator[str]:
+    def edge_lines(self, placeholders: Sequence[tuple[int, int]]) -> Iterator[str]:
         """Yield a line for each operator that takes other values than before."""
-        moved = dict([*self.pairs, *placeholders])
-        for left, right in self.pairs:
-            before, after = self._rows[0][left], self._rows[1][right]
-            if before[0] == "attribute":
-                continue
-            old, new = self._named(before), self._named(after)
-            others = [name for name in old if [moved.get(at) for at in edges(old[name])] != edges(new[name])]
+        moved = dict([*self.positions(), *placeholders])
+        for before, after in self._pairs:
+            others = [
+                name
+                for name, value in before.arguments.items()
+                if [moved.get(at) for at in edges(value)] != edges(after.arguments[name])
+            ]
             if others:
-                yield f"{name_of(after)} takes another value as {', '.join(others)}{self._place(1, right)}"
+                yield after.line(f"{after.name} takes another value as {', '.join(others)}")
 
     def value_lines(self) -> Iterator[str]:
         """Yield a line for each operator whose result has another type, shape or layout."""
-        for left, right in self.pairs:
-            before, after = self._rows[0][left], self._rows[1][right]
-            if before[0] != "attribute" and before[4] != after[4]:
-                yield f"{name_of(after)} gives {value_change(before[4], after[4])}{self._place(1, right)}"
+        for before, after in self._pairs:
+            if not before.holds and before.row[4] != after.row[4]:
+                yield after.line(f"{after.name} gives {value_change(before.row[4], after.row[4])}")
+
+    def _nested_lines(self, before: Operator, after: Operator) -> Iterator[str]:
+        if not before.holds or before.row == after.row:
+            return
+        nested = Comparison(before.row[1][1], after.row[1][1], names=self._names)
+        operators, checks = nested.operator_lines()
+        lines = operators or checks or list(nested.edge_lines(nested.placeholders())) or list(nested.value_lines())
+        yield from (f"in a nested graph: {line}" for line in lines)
+
+    def placeholders(self) -> list[tuple[int, int]]:
+        """Return the positions of the placeholders of both graphs, the first with the first."""
+        places = ([at for at, row in enumerate(rows) if row[0] == "placeholder"] for rows in self._rows)
+        return list(zip(*places))  # noqa: B905 - a graph may take one value more
 
     def _summary(self) -> str:
-        old, new = (
-            Counter(name_of(rows[at]) for at in ours) for rows, ours in zip(self._rows, self._ours, strict=True)
-        )
+        old, new = (Counter(operator.name for operator in side) for side in (self._before, self._after))
         names = sorted({*old, *new}, key=lambda name: (-abs(old[name] - new[name]), name))
-        changed = [f"{name} {old[name]:,} → {new[name]:,}" for name in names[:4] if old[name] != new[name]]
-        counts = change_text(*(f"{len(ours):,}" for ours in self._ours))
-        return f"another graph: operators {counts}{', ' if changed else ''}{', '.join(changed)}"
-
-    def _place(self, side: int, position: int) -> str:
-        sources = self._sources[side]
-        source = sources[position] if position < len(sources) else ""
-        return f" ({'' if side else 'was '}{source})" if source else ""
+        changed = [f", {name} {old[name]:,} → {new[name]:,}" for name in names[:4] if old[name] != new[name]]
+        return f"another graph: operators {len(self._before):,} → {len(self._after):,}{''.join(changed)}"
 
 
-def is_operator(row: Any) -> bool:
-    return row[0] not in ("placeholder", "output")
+def gap_lines(removed: Sequence[Operator], added: Sequence[Operator]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a line for each operator that is left over between aligned ones."""
+    same = align([operator.name for operator in removed], [operator.name for operator in added]) or []
+    for left, right in same:
+        after = added[right]
+        yield after.name, after.line(f"{after.name} {', '.join(argument_changes(removed[left], after))}")
+    for first, second in gaps(same, len(removed), len(added)):
+        before, behind = removed[first.start : first.stop], added[second.start : second.stop]
+        if len(before) == len(behind):
+            for old, new in zip(before, behind, strict=True):
+                yield new.name, new.line(change_text(old.name, new.name))
+        else:
+            yield from ((old.name, old.line(f"{old.name} removed", was=True)) for old in before)
+            yield from ((new.name, new.line(f"{new.name} added")) for new in behind)
 
 
-def name_of(row: Any) -> str:
-    if row[0] == "attribute":
-        return "a nested graph" if row[1][0] == GRAPH else "a constant in the code"
-    return operator_text(row[1])
-
-
-def token(row: Any) -> str:
-    """Return what makes two operators equal when they are aligned: everything but edges, results and nested graphs."""
-    if row[0] == "attribute":
-        return GRAPH if row[1][0] == GRAPH else json.dumps(row)
-    return json.dumps([row[1], without_edges(row[2]), without_edges(row[3])], sort_keys=True)
+def argument_changes(before: Operator, after: Operator) -> Iterator[str]:
+    if before.holds:
+        yield "with other contents"
+    old, new = before.arguments, after.arguments
+    for name in {**old, **new}:
+        if without_edges(old.get(name, ABSENT)) != without_edges(new.get(name, ABSENT)):
+            left, right = (literal_text(side[name]) if name in side else ABSENT for side in (old, new))
+            yield f"{name} {change_text(left, right)}"
 
 
 def without_edges(value: Any) -> Any:
     """Return an argument without the positions of nodes and the example's sizes in it."""
     if isinstance(value, dict):
-        return {key: without_edges(each) for key, each in value.items()}
+        return {key: without_edges(part) for key, part in value.items()}
     if not isinstance(value, list):
         return value
     if value and value[0] == "node":
         return ["node"]
-    return value[:2] if value and value[0] == "symbolic" else [without_edges(each) for each in value]
+    return value[:2] if value and value[0] == "symbolic" else [without_edges(part) for part in value]
 
 
 def edges(value: Any) -> list[int]:
+    """Return the positions of the nodes in an argument, in order."""
     if not isinstance(value, list):
         return []
     if value and value[0] == "node":
         return [value[1]]
-    return [found for each in value for found in edges(each)]
+    return [position for part in value for position in edges(part)]
