@@ -108,7 +108,8 @@ def folders_in_wheel(path: Path) -> Iterator[Contents]:
         place = f"{path.name}: {member.removesuffix('/manifest.json')}"
         manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
         folder = member.removesuffix("/manifest.json")
-        read, map_file = (functools.partial(each, path, folder) for each in (read_checked, map_checked))
+        read = functools.partial(read_checked, path, folder)
+        map_file = functools.partial(map_checked, path, folder)
         yield Contents(place, manifest, tuple(sorted(manifest.models)), read, map_file)
 
 

@@ -69,7 +69,8 @@ def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator
 
 def titles(place: Sequence[str]) -> list[str]:
     """Return the headings above a change, and what it is a change of: `model digits`, `recipe default`, `size`."""
-    named, rest = [], list(place)
+    named: list[str] = []
+    rest = list(place)
     while rest:
         noun = NOUNS.get(rest[0])
         if noun and len(rest) > 1:

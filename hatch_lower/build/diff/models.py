@@ -256,12 +256,11 @@ def details(first: Side, second: Side, names: Mapping[str, str], place: tuple[st
 
 def tensor_lines(first: Side, second: Side, model: str, counterpart: str, name: str) -> Iterator[str]:
     """Yield by how much the numbers of a tensor differ, if there are as many on both sides."""
-    pair = [stored_tensor(side, key, name) for side, key in ((first, model), (second, counterpart))]
-    if pair[0] is None or pair[1] is None:
+    one, other = stored_tensor(first, model, name), stored_tensor(second, counterpart, name)
+    if one is None or other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
         return
-    (dtype, one), (other_dtype, other) = pair
-    if dtype == other_dtype and len(one) == len(other) and one != other:
-        yield compare_numbers(dtype, one, other).text()
+    if one[1] != other[1]:
+        yield compare_numbers(*one, other[1]).text()
 
 
 def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] | None:
@@ -295,7 +294,8 @@ def native_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[s
 
 def graph_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str]) -> Iterator[str]:
     """Yield in what the graphs of the methods that both have differ."""
-    sides, delegated = [], []
+    sides: list[tuple[Mapping[str, MethodPlan], Mapping[str, MethodDebug]]] = []
+    delegated: list[dict[str, int]] = []
     for side, key in ((first, one), (second, other)):
         delegated.append({name: entry.delegated for name, entry in side.entry(key[0]).recipes[key[1]].methods.items()})
         debug = side.models[key[0]].debug(side.entry(key[0]).recipes[key[1]])
@@ -324,7 +324,8 @@ def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tupl
             calls[handles[0]] = instruction
     order = sorted(debug.handles)
     places = {calls[handle].out: position for position, handle in enumerate(order) if handle in calls}
-    rows, sources = [], []
+    rows: list[Any] = []
+    sources: list[str] = []
     for handle in order:
         call, origin = calls.get(handle), debug.handles[handle]
         given = ["list", [] if call is None else [argument_json(value, places) for value in call.args]]

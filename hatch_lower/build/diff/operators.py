@@ -65,9 +65,9 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
         if row[0] in ("placeholder", "output"):
             continue
         source = sources[position] if position < len(sources) else ""
-        if row[0] == "attribute":
-            name, arguments = "a nested graph" if row[1][0] == GRAPH else "a constant in the code", {}
-        else:
+        name = "a nested graph" if row[1][0] == GRAPH else "a constant in the code"
+        arguments: dict[str, Any] = {}
+        if row[0] != "attribute":
             known = names.get(row[1], ())
             given = {known[at] if at < len(known) else f"argument {at}": value for at, value in enumerate(row[2][1])}
             name, arguments = operator_text(row[1]), {**given, **row[3]}

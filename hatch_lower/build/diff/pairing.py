@@ -89,7 +89,8 @@ def known_of(
         if FOLDER in name:
             document = parsed(head_of(first, name))
             names = dict(constant_names(document)) | names
-            stored |= document.keys() if name.endswith(CONSTANTS) and isinstance(document, dict) else set()
+            if name.endswith(CONSTANTS) and isinstance(document, dict):
+                stored |= document.keys()
     return Known(
         places,
         (labels, {other: labels[one] for one, other in digests.items()}),
