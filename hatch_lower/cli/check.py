@@ -27,8 +27,8 @@ from hatch_lower.build.contents import (
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show, show_json, size_text, table_lines
 from hatch_lower.errors import ProgramError, nearest
-from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
-from hatch_lower.runtime.files import PackagedFolder, open_folder
+from hatch_lower.format.manifest import FileEntry, ModelEntry, read_manifest
+from hatch_lower.runtime.files import PackagedFolder, files_of, open_folder
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
         raise placed(error, str(target), place) from error
     with zipfile.ZipFile(wheel) as archive:
         sizes = {each.filename: each.file_size for each in archive.infolist()}
-        listed = {f"{folder}/{entry.path}": entry for entry in files_of(manifest)}
+        listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
         refuse_larger(wheel, {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}, target)
         for name, entry in listed.items():
             if name in sizes:
@@ -214,15 +214,6 @@ def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -
             found=f"{type(error).__name__}: {error}",
             hint="build the wheel again, or see that there is space for temporary files",
         ) from error
-
-
-def files_of(manifest: Manifest) -> Iterator[FileEntry]:
-    files: dict[FileEntry, None] = {}
-    for model in manifest.models.values():
-        files |= dict.fromkeys(each for each in (model.constants, model.check) if each is not None)
-        for recipe in model.recipes.values():
-            files |= dict.fromkeys((recipe.plan, recipe.debug, *recipe.delegates))
-    yield from files
 
 
 def placed(error: ProgramError, folder: str, place: str) -> ProgramError:

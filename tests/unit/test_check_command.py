@@ -128,6 +128,15 @@ def with_check(files: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
     return with_manifest({**files, CHECK: data}, change)
 
 
+def with_asset(files: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
+    """Return the files with one that the project packages for the model."""
+
+    def change(model: dict[str, Any]) -> None:
+        model["assets"] = {"labels.txt": {"path": "net/assets/labels.txt", "size": 4, "sha256": sha256_bytes(b"1 2\n")}}
+
+    return with_manifest({**files, "net/assets/labels.txt": data}, change)
+
+
 def edited(files: Mapping[str, bytes], folder: Path, changes: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files with other tensors in the check data, by name; `None` leaves one out."""
     path = folder / "check.safetensors"
@@ -161,6 +170,14 @@ ALL_RIGHT = [
     ("portable", "embed", "ok"),
     ("portable", "forward", "ok"),
 ]
+
+
+def test_assets_of_a_wheel_are_unpacked_and_compared(net: Mapping[str, bytes], tmp_path: Path) -> None:
+    whole = run(write_wheel(tmp_path / "whole.whl", with_asset(net, b"1 2\n")))
+    assert whole.exit_code == 0, whole.output
+    damaged = run(write_wheel(tmp_path / "damaged.whl", with_asset(net, b"1 3\n")))
+    assert damaged.exit_code == 1
+    assert "net/assets/labels.txt" in damaged.output
 
 
 def test_a_right_model_passes_in_a_folder_and_in_a_wheel(net: Mapping[str, bytes], tmp_path: Path) -> None:
