@@ -85,15 +85,15 @@ def find_contents(target: str | Path) -> list[Contents]:
     """
     if isinstance(target, str):
         return installed_contents(target)
-    found = list(folders_below(target) if target.is_dir() else folders_in_wheel(target))
-    if not found:
+    contents = list(folders_below(target) if target.is_dir() else folders_in_wheel(target))
+    if not contents:
         raise ProgramError(
             "there are no lowered models here",
             where=str(target),
             found=f"no `{MANIFEST}`",
             hint="build the wheel with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
         )
-    return found
+    return contents
 
 
 def folders_below(path: Path) -> Iterator[Contents]:
@@ -245,19 +245,19 @@ def installed_contents(name: str) -> list[Contents]:
             if folders:
                 return folders
     try:
-        found = find_model(name)
+        model = find_model(name)
     except ProgramError as error:
         if os.path.lexists(name):
             hint = f"to look into what lies here, write `{os.path.join(os.curdir, name)}` or add `--path`"
             raise ProgramError(error.what, where=error.where, found=error.found, hint=hint) from error
         raise
-    if isinstance(found.source, EagerEntry):
+    if isinstance(model.source, EagerEntry):
         raise ProgramError(
-            f"the model `{found.model}` is installed to run eagerly and is not lowered",
-            where=f"the editable install of `{found.distribution}`",
+            f"the model `{model.model}` is installed to run eagerly and is not lowered",
+            where=f"the editable install of `{model.distribution}`",
             hint='install the project editable with `editable = "lower"`, or not editable',
         )
-    return [contents_of(found.source, found.model)]
+    return [contents_of(model.source, model.model)]
 
 
 def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:

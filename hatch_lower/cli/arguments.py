@@ -32,14 +32,14 @@ def target_of(text: str, is_path: bool) -> str | Path:
     return text
 
 
-def choose_model(found: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
+def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
     """Return the one model that is asked for, or the only one."""
-    every = [(contents, name) for contents in found for name in contents.models]
+    every = [(contents, name) for contents in folders for name in contents.models]
     chosen = [each for each in every if model is None or each[1] == model]
     if len(chosen) != 1:
         raise ProgramError(
             "there is no such model" if model and not chosen else "there is more than one model",
-            where=", ".join(each.place for each in found),
+            where=", ".join(each.place for each in folders),
             found=nearest(model or "", [name for _, name in every]),
             hint="name one with `--model`",
         )

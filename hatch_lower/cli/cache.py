@@ -61,22 +61,22 @@ def info(root: Path | None, as_json: bool) -> None:
     show_report(report, as_json, info_lines)
 
 
-def info_report(store: Store, found: Survey, limits: CacheSettings) -> dict[str, Any]:
-    kinds = {each.kind: [entry for entry in found.entries if entry.kind == each.kind] for each in found.entries}
+def info_report(store: Store, contents: Survey, limits: CacheSettings) -> dict[str, Any]:
+    kinds = {each.kind: [entry for entry in contents.entries if entry.kind == each.kind] for each in contents.entries}
     return {
         "directory": str(store.directory.parent),
         "mode": store.mode,
-        "size": found.size,
-        "entries": len(found.entries),
-        "blobs": found.blobs,
+        "size": contents.size,
+        "entries": len(contents.entries),
+        "blobs": contents.blobs,
         "kinds": {
             kind: {"entries": len(each), "size": sum(one.size for one in each)} for kind, each in sorted(kinds.items())
         },
-        "damaged": sum(not entry.whole for entry in found.entries),
-        "unreferenced": found.unreferenced,
-        "leftovers": found.leftovers,
-        "last_used": max((entry.used for entry in found.entries), default=None),
-        "longest_unused": min((entry.used for entry in found.entries), default=None),
+        "damaged": sum(not entry.whole for entry in contents.entries),
+        "unreferenced": contents.unreferenced,
+        "leftovers": contents.leftovers,
+        "last_used": max((entry.used for entry in contents.entries), default=None),
+        "longest_unused": min((entry.used for entry in contents.entries), default=None),
         "max_gigabytes": limits.max_gigabytes,
         "max_days": limits.max_days,
     }
@@ -181,15 +181,15 @@ def repair(context: click.Context, as_json: bool) -> None:
 
     directory = open_here().directory
     damages = repair_store(directory)
-    found = survey(directory)
+    contents = survey(directory)
     if as_json:
         removed = [asdict(damage) for damage in damages]
-        show_json({"damaged": removed, "entries": len(found.entries), "blobs": found.blobs})
+        show_json({"damaged": removed, "entries": len(contents.entries), "blobs": contents.blobs})
     else:
         show(
             [
                 *(f"removed {damage.path}: {damage.found}" for damage in damages),
-                f"{count(len(found.entries), 'result')} and {count(found.blobs, 'blob')} are whole",
+                f"{count(len(contents.entries), 'result')} and {count(contents.blobs, 'blob')} are whole",
             ]
         )
     if damages:

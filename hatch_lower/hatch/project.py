@@ -60,9 +60,9 @@ class Project(Frozen):
         Raises:
             PackageError: if one is gone since the project was read.
         """
-        gone = [each.path for each in (*self.selected, *self.forced) if not os.path.lexists(each.path)]
+        gone = [file.path for file in (*self.selected, *self.forced) if not os.path.lexists(file.path)]
         if gone:
-            names = sorted(f"`{os.path.relpath(each, self.settings.root)}`" for each in gone)
+            names = sorted(f"`{os.path.relpath(file, self.settings.root)}`" for file in gone)
             raise PackageError(
                 "files that belong into the wheel were removed while the models were exported",
                 where=self.settings.name,
@@ -79,10 +79,12 @@ class Project(Frozen):
         where = "tool.hatch.build.targets.wheel"
         root = self.settings.root
         warnings = [
-            repetition_warning(each, each.file.path.relative_to(root).as_posix(), self.exclude, where)
-            for each in find_repeated(self.selected, payload)
+            repetition_warning(repeated, repeated.file.path.relative_to(root).as_posix(), self.exclude, where)
+            for repeated in find_repeated(self.selected, payload)
         ]
-        return warnings + [repetition_warning(each, "", (), where) for each in find_repeated(self.forced, payload)]
+        return warnings + [
+            repetition_warning(repeated, "", (), where) for repeated in find_repeated(self.forced, payload)
+        ]
 
 
 def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> Project:
@@ -164,13 +166,13 @@ def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
     if problems:
         what = "what the build hook `lower` adds to the source distribution is wrong"
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
-    root, found = Path(hook.root), set[Path]()
+    root, files = Path(hook.root), set[Path]()
     for pattern, path in patterns.items():
         matches = [below for match in root.glob(pattern) for below in (match, *match.rglob("*")) if below.is_file()]
         if not matches:
             hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}` matches no file")
-        found.update(matches)
-    return sorted(found)
+        files.update(matches)
+    return sorted(files)
 
 
 def set_tag(build_data: dict[str, Any], tag: str) -> None:

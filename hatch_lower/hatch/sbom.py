@@ -73,8 +73,8 @@ def version_of(library: str) -> str:
     start = library.partition("-")[0]
     listings = ((entry, os.listdir(entry)) for entry in sys.path if os.path.isdir(entry))
     named = ((entry, [name for name in names if name.startswith(start)]) for entry, names in listings)
-    found = find_distributions(named).get(library)
-    return found.version if found is not None else importlib.metadata.version(library)
+    distribution = find_distributions(named).get(library)
+    return distribution.version if distribution is not None else importlib.metadata.version(library)
 
 
 def fixed_time(environment: Mapping[str, str]) -> int | None:

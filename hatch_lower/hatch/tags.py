@@ -73,9 +73,9 @@ def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | N
     """
     if not native:
         return "py3-none-any"
-    found = [(read or read_native_file)(path) for path in native]
-    files = [file for file in found if file is not None]
-    if len(files) < len(found):
+    read_files = [(read or read_native_file)(path) for path in native]
+    files = [file for file in read_files if file is not None]
+    if len(files) < len(read_files):
         return f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     return f"py3-none-{platform_tag(files)}"
 

@@ -210,12 +210,11 @@ def record_digest(sha256: str) -> str:
 
 
 def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
-    """Return inode and modification time of each wheel in a folder, by its name."""
-    found = {}
+    wheels = {}
     for path in directory.glob("*.whl"):
         status = path.stat()
-        found[path.name] = (status.st_ino, status.st_mtime_ns)
-    return found
+        wheels[path.name] = (status.st_ino, status.st_mtime_ns)
+    return wheels
 
 
 def remove_unfinished(directory: Path, project: str, before: Mapping[str, tuple[int, int]], member: str) -> None:

@@ -82,10 +82,10 @@ def walk_back(kept: Sequence[Sequence[int]], rows: int, columns: int) -> list[tu
 
 def gaps(pairs: Sequence[tuple[int, int]], rows: int, columns: int) -> list[Gap]:
     """Return the stretches between pairs, in order."""
-    found = []
+    stretches = []
     row, column = 0, 0
     for left, right in [*pairs, (rows, columns)]:
         if left > row or right > column:
-            found.append((range(row, left), range(column, right)))
+            stretches.append((range(row, left), range(column, right)))
         row, column = left + 1, right + 1
-    return found
+    return stretches

@@ -168,5 +168,5 @@ def surplus_of(wheel: Wheel) -> str:
         file.seek(start)
         end = start + file.read().rfind(b"PK\x05\x06") + END_RECORD + len(comment)
     before = min((entry.header_offset for entry in wheel.members.values()), default=0)
-    found = {"before the members": before, "in a comment": len(comment), "behind the directory": size - end}
-    return ", ".join(f"{number} bytes {where}" for where, number in found.items() if number) or NOTHING
+    surplus = {"before the members": before, "in a comment": len(comment), "behind the directory": size - end}
+    return ", ".join(f"{number} bytes {where}" for where, number in surplus.items() if number) or NOTHING

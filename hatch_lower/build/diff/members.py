@@ -26,10 +26,10 @@ def compare_members(member: str, first: memoryview, second: memoryview, known: K
         known: of the two wheels.
     """
     try:
-        found = compare_parsed(member, first, second, known)
+        differences = compare_parsed(member, first, second, known)
     except RecursionError:  # a document that nests deeper than Python goes
-        found = None
-    return [compare_bytes(member, first, second, known)] if found is None else found
+        differences = None
+    return [compare_bytes(member, first, second, known)] if differences is None else differences
 
 
 def compare_parsed(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference] | None:
@@ -40,8 +40,8 @@ def compare_parsed(member: str, first: memoryview, second: memoryview, known: Kn
     tensors = read_tensor_file(first), read_tensor_file(second)
     if tensors[0] is not None and tensors[1] is not None:
         drawn = not member.endswith(CHECK_FILE)
-        found = compare_tensors(member, tensors[0], tensors[1], known, drawn=drawn)
-        return found if found or tensors[0].entries.keys() != tensors[1].entries.keys() else None
+        differences = compare_tensors(member, tensors[0], tensors[1], known, drawn=drawn)
+        return differences if differences or tensors[0].entries.keys() != tensors[1].entries.keys() else None
     headers = header_of(first), header_of(second)
     if headers[0] is not None and headers[1] is not None:
         return compare_framed(member, (first, second), (headers[0], headers[1]), known)
@@ -54,12 +54,12 @@ def compare_framed(
     member: str, contents: tuple[memoryview, memoryview], headers: tuple[tuple[Any, int], tuple[Any, int]], known: Known
 ) -> list[Difference]:
     """Return what differs in files that are a JSON value after its length, and something else behind it."""
-    found = compare_documents(member, headers[0][0], headers[1][0], known)
+    differences = compare_documents(member, headers[0][0], headers[1][0], known)
     first, second = (data[end:] for data, (_, end) in zip(contents, headers, strict=True))
     if next(pieces(first, second), None) is not None:
-        return found + compare_members(member, first, second, known)
+        return differences + compare_members(member, first, second, known)
     same = is_equal(headers[0][0], headers[1][0])
-    return [Difference(member, "", "", "", OTHER_FORM)] if same else found
+    return [Difference(member, "", "", "", OTHER_FORM)] if same else differences
 
 
 def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> list[Difference] | None:

@@ -101,20 +101,22 @@ def unique(name: str, counts: Counter[str]) -> str:
 
 def compare_libraries(member: str, first: Library, second: Library, places: Mapping[str, str]) -> list[Difference]:
     """Return in which texts, sections and functions two ELF files differ."""
-    found = [*compare_frames(member, first, second, places), *compare_data(member, first, second, places)]
+    differences = [*compare_frames(member, first, second, places), *compare_data(member, first, second, places)]
     sections = dict(compare_sections(first, second))
     functions = compare_functions(first, second)
-    is_told = any(difference.place == COMPILER or difference.place.startswith("text ") for difference in found)
+    is_told = any(difference.place == COMPILER or difference.place.startswith("text ") for difference in differences)
     code = "" if is_told or not (functions or ".text" in sections) else CODE
     if sections:
         one, other = (f"{sum(side.sizes.values())} bytes" for side in (first, second))
         reason = IDENTIFIER if [*sections] == [BUILD_ID] else code
         lines = tuple(f"{name}: {what}" for name, what in sections.items())
-        found.append(Difference(member, "sections", one, other, reason, lines))
-    found += [Difference(member, *function, code) for function in functions[:FUNCTIONS]]
+        differences.append(Difference(member, "sections", one, other, reason, lines))
+    differences += [Difference(member, *function, code) for function in functions[:FUNCTIONS]]
     if len(functions) > FUNCTIONS:
-        found.append(Difference(member, "functions", "", "", code, (f"{len(functions) - FUNCTIONS} more differ",)))
-    return found
+        differences.append(
+            Difference(member, "functions", "", "", code, (f"{len(functions) - FUNCTIONS} more differ",))
+        )
+    return differences
 
 
 def compare_frames(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:

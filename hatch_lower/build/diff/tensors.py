@@ -79,7 +79,7 @@ def compare_tensors(
         known: of the wheels.
         drawn: whether the tensors are weights, not computed from weights.
     """
-    found = compare_documents(member, metadata_of(first), metadata_of(second), known)
+    differences = compare_documents(member, metadata_of(first), metadata_of(second), known)
     ours = {known.labelled(name): name for name in first.entries}
     others = {known.labelled(name, is_second=True): entry for name, entry in second.entries.items()}
     for label in sorted(ours.keys() | others.keys()):
@@ -87,17 +87,21 @@ def compare_tensors(
         one, other = first.entries.get(name), others.get(label)
         place = f"tensor {known.names.get(name, name)}"
         if one is None or other is None:
-            found.append(Difference(member, place, form_of(one), form_of(other)))
+            differences.append(Difference(member, place, form_of(one), form_of(other)))
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS):
             continue  # said of the file of constants
         elif (one["dtype"], one["shape"]) != (other["dtype"], other["shape"]):
-            found.append(Difference(member, place, form_of(one), form_of(other), "another model, or other settings"))
+            differences.append(
+                Difference(member, place, form_of(one), form_of(other), "another model, or other settings")
+            )
         else:
             contents = (file.data[slice(*entry["data_offsets"])] for file, entry in ((first, one), (second, other)))
-            found += compare_contents(member, place, str(one["dtype"]), *contents, drawn=drawn)
-    if not found and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
-        found.append(Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries)))
-    return found
+            differences += compare_contents(member, place, str(one["dtype"]), *contents, drawn=drawn)
+    if not differences and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
+        differences.append(
+            Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries))
+        )
+    return differences
 
 
 def metadata_of(file: TensorFile) -> dict[str, Any]:

@@ -37,11 +37,15 @@ def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None =
     one, other = read_wheel(first), read_wheel(second)
     pairs, keys = pair_members(one, other)
     known = known_of(one, other, pairs, keys, places or {})
-    found = [*compare_names(first.name, second.name), *compare_archives(one, other), *lone_members(one, other, pairs)]
+    differences = [
+        *compare_names(first.name, second.name),
+        *compare_archives(one, other),
+        *lone_members(one, other, pairs),
+    ]
     for name, counterpart in sorted(pairs.items(), key=order_of):
         if one.digests[name] != other.digests[counterpart]:
-            found += compare_pair(one, other, name, counterpart, pairs, known)
-    return tuple(explained_by_others(found)) or tuple(compare_files(first, second, known))
+            differences += compare_pair(one, other, name, counterpart, pairs, known)
+    return tuple(explained_by_others(differences)) or tuple(compare_files(first, second, known))
 
 
 def order_of(pair: tuple[str, str]) -> tuple[bool, bool, str]:
@@ -91,32 +95,32 @@ def compare_pair(
     texts = [bytes(side).decode("utf-8", "replace") for side in (one, other)]
     back = {value: key for key, value in pairs.items()}
     rows = record_rows(name, texts[0], first, {key: key for key in pairs})
-    found = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
-    return [] if found is None else [found]
+    difference = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
+    return [] if difference is None else [difference]
 
 
 def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> Difference | None:
     """Return what two RECORDs say besides what the wheels have."""
     if any(key != value for key, value in pairs.items()):  # rows are in the order of names
         first, second = sorted(first), sorted(second)
-    found = compare_texts(name, "\n".join(first), "\n".join(second), Known())
-    if found is None:
+    difference = compare_texts(name, "\n".join(first), "\n".join(second), Known())
+    if difference is None:
         return None
     wrong = any(not row.endswith(",as it is") for row in first + second)
     return replace(
-        found, reason="a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
+        difference, reason="a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
     )
 
 
-def explained_by_others(found: list[Difference]) -> list[Difference]:
+def explained_by_others(differences: list[Difference]) -> list[Difference]:
     """Return differences without an SBOM's number, which is made of its contents, and with reasons that others tell."""
-    own = [each for each in found if each.place != SERIAL] or found
-    programs = any(is_program(each.member) for each in own)
-    isa = next((each.reason for each in own if each.place.endswith("/target/isa")), "")
+    own = [difference for difference in differences if difference.place != SERIAL] or differences
+    programs = any(is_program(difference.member) for difference in own)
+    isa = next((difference.reason for difference in own if difference.place.endswith("/target/isa")), "")
     told = []
-    for each in own:
-        reason = FOLLOWS if programs and each.member.endswith(CHECK_FILE) else each.reason
-        told.append(replace(each, reason=isa if isa and reason == CODE else reason))
+    for difference in own:
+        reason = FOLLOWS if programs and difference.member.endswith(CHECK_FILE) else difference.reason
+        told.append(replace(difference, reason=isa if isa and reason == CODE else reason))
     return told
 
 
