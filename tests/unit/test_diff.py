@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -271,6 +272,25 @@ def test_single_models_are_compared_whatever_their_names_are(tmp_path: Path) -> 
     found = changes(tmp_path, Example(), replace(Example(), model="letters"))
     assert (found["models/digits/name"]["first"], found["models/digits/name"]["second"]) == ("digits", "letters")
     assert not any(place.startswith("models/letters") for place in found)
+
+
+def test_every_place_is_documented(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "diff.md").read_text().partition("| place | value |")[2]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    words = [set(re.findall(r"`([^`]+)`", row)) for row in rows]
+    second = Example(
+        version="1.1",
+        torch="2.13.1",
+        weights={"net.weight": (1.0, 2.5, 3.0, 4.0), "net.scale": (0.5,)},
+        operation=("aten.relu.default", ()),
+        delegated=False,
+        requirements=("hatch-lower>=0.2",),
+        model="letters",
+    )
+    for place, change in changes(tmp_path, Example(), second).items():
+        names = {"digits", "default", "forward", *(change["place"][-1:] if "/" in place else ())}
+        fixed = set(change["place"]) - names
+        assert any(fixed <= row for row in words), place
 
 
 def test_people_read_headings_and_indented_changes(tmp_path: Path) -> None:
