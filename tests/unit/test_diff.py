@@ -125,7 +125,9 @@ def write_wheel(
     """Write a wheel with a `_lowered` folder, METADATA and an SBOM."""
     folder.mkdir(exist_ok=True)
     path = folder / "digits-1.0-py3-none-any.whl"
-    metadata = "".join(["Metadata-Version: 2.4\n", *(f"Requires-Dist: {text}\n" for text in requires)])
+    metadata = "".join(
+        ["Metadata-Version: 2.4\nName: digits\nVersion: 1.0\n", *(f"Requires-Dist: {text}\n" for text in requires)]
+    )
     listed = [{"type": "library", "name": name, "version": text} for name, text in (components or {}).items()]
     sbom = json.dumps({"components": listed, "metadata": {"tools": {"components": []}}})
     with zipfile.ZipFile(path, "w", method) as archive:
@@ -133,6 +135,7 @@ def write_wheel(
             archive.writestr(f"digits/_lowered/{name}", data)
         archive.writestr("digits-1.0.dist-info/METADATA", metadata)
         archive.writestr("digits-1.0.dist-info/sboms/hatch-lower.cdx.json", sbom)
+        archive.writestr("digits-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in archive.namelist()))
     return str(path)
 
 
@@ -170,6 +173,20 @@ def test_a_folder_is_compared_with_a_wheel(tmp_path: Path) -> None:
         path.write_bytes(data)
     wheel = write_wheel(tmp_path / "wheel", files, requires=())
     assert diff(tmp_path / "digits", wheel).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["digits", "digits:digits"])
+def test_an_installed_package_is_compared_with_a_wheel(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = write_wheel(tmp_path / "wheel", Example().files(), components={"torch": "1"})
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert diff(name, wheel).exit_code == 0
+    other = write_wheel(tmp_path / "other", Example().files(), ("torch==2.14.*",), {"torch": "2"})
+    report = json.loads(diff(name, other, "--json").stdout)
+    assert [each["place"] for each in report["changes"]] == [["requirements", "torch"], ["components", "library torch"]]
 
 
 def test_a_changed_weight_is_named_with_its_largest_change(tmp_path: Path) -> None:
