@@ -201,7 +201,7 @@ def repair(context: click.Context, as_json: bool) -> None:
 @click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
 @click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
 def audit(root: Path, rate: float, seed: int) -> None:
-    """Export models whose stored result holds again, and fail if one comes out otherwise.
+    """Export models that have a stored result once more, and fail if one comes out otherwise.
 
     Run it where the project is built, with what it is built with.
     """

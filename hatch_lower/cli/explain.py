@@ -1,4 +1,4 @@
-"""`hatch-lower explain`: what the last build did and why, and what the next one would do again."""
+"""`hatch-lower explain`: what the last build did and why, and which models the next build will export again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEVELS = {
 @click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
 @json_option
 def explain(model: str | None, root: Path, as_json: bool) -> None:
-    """Say what the last build did and why, and what the next one would do again.
+    """Say what the last build did and why, and which models the next build will export again.
 
     Run it where the project is built, with what it is built with: installed packages count.
     """

@@ -35,7 +35,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hatch-lower")
 def main() -> None:
-    """Set up projects with lowered PyTorch programs, look into such programs, and into what builds of them did."""
+    """Set up projects with lowered PyTorch programs, and look into such programs and their builds."""
 
 
 @main.command()
