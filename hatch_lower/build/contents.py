@@ -142,7 +142,8 @@ def member_start(wheel: Path, entry: zipfile.ZipInfo) -> int:
     """Return where the contents of a stored member begin: behind its header, its name and its extra fields."""
     with wheel.open("rb") as file:
         file.seek(entry.header_offset + LOCAL_HEADER - 4)
-        return entry.header_offset + LOCAL_HEADER + sum(struct.unpack("<2H", file.read(4)))
+        name, extra = struct.unpack("<2H", file.read(4))
+        return entry.header_offset + LOCAL_HEADER + int(name) + int(extra)
 
 
 def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:

@@ -272,8 +272,10 @@ def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] |
         return None
     data = side.models[model].map(entry.constants)
     header = header_of(data)
-    value = header[0].get(keys[0]) if header is not None and isinstance(header[0], dict) else None
-    if header is None or not is_entry(value, len(data) - header[1]):
+    if header is None or not isinstance(header[0], dict):
+        return None
+    value: Any = header[0].get(keys[0])
+    if not is_entry(value, len(data) - header[1]):
         return None
     begin, end = value["data_offsets"]
     return value["dtype"], data[header[1] + begin : header[1] + end]

@@ -65,7 +65,7 @@ def parse(data: bytes) -> Library:
     from elftools.elf.elffile import ELFFile
 
     file = ELFFile(io.BytesIO(data))
-    frame = {"machine": (str(file.header.e_machine),)}
+    frame: dict[str, tuple[str, ...]] = {"machine": (str(file.header.e_machine),)}
     counts: Counter[str] = Counter()
     sections: dict[str, bytes] = {}
     sizes: dict[str, int] = {}
