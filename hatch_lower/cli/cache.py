@@ -206,6 +206,7 @@ def audit(root: Path, rate: float, seed: int) -> None:
     Run it where the project is built, with what it is built with.
     """
     from hatch_lower.build.audit import audit as run_audit
+    from hatch_lower.build.context import build_context
     from hatch_lower.cache.store import open_store
     from hatch_lower.events import LineReporter
     from hatch_lower.hatch.outside import open_project
@@ -216,15 +217,8 @@ def audit(root: Path, rate: float, seed: int) -> None:
     project = open_project(root)
     store = open_store(os.environ, say)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
-        done = run_audit(
-            project.settings,
-            Path(os.path.realpath(work)),
-            LineReporter(say),
-            surroundings=project.surroundings,
-            store=store,
-            rate=rate,
-            seed=seed,
-        )
+        context = build_context(project.settings, project.view, Path(os.path.realpath(work)), store, LineReporter(say))
+        done = run_audit(context, rate, seed)
     show([audit_text(done, len(project.settings.models))])
 
 

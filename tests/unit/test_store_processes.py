@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.survey import survey, verify
+from hatch_lower.cache.survey import repair, survey
 from hatch_lower.cache.trim import Limits, trim
 
 KEY = "ab" * 32
@@ -166,7 +166,7 @@ def test_killed_writers_leave_nothing_that_a_trim_does_not_remove(tmp_path: Path
     assert found.entries
     assert all(entry.whole for entry in found.entries)
     assert found.leftovers >= 2
-    assert verify(directory) == []
+    assert repair(directory) == []
     store = Store(directory, "read-only", pytest.fail)
     assert all(store.find(entry.key) is not None for entry in found.entries)
     trim(directory, Limits(10**12, 10**9), time.time() + 2 * 3600)
