@@ -83,7 +83,7 @@ def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> 
 
 def test_an_audit_of_a_sound_project_passes(known: Callable[[str], Project]) -> None:
     scenario = known("tiny")
-    nothing = hatch_lower(replace(scenario, cache=scenario.cache.with_name("empty")), "audit")
+    nothing = hatch_lower(replace(scenario, cache=scenario.cache.with_name("empty")), "cache", "audit")
     nothing.check()
     assert nothing.stdout == "nothing to audit: of 1 model, none has a stored result that holds\n"
     done = hatch_lower(scenario, "cache", "audit", "--rate", "1")
