@@ -81,11 +81,12 @@ def test_a_build_and_explain_agree_on_why(project: Callable[[str], Project]) -> 
     assert text.stdout.endswith("next build\n  tiny: will be exported again, for 1 reason\n    seed 0 → 1\n")
 
 
-def test_an_audit_of_a_sound_project_passes(known: Callable[[str], Project]) -> None:
-    scenario = known("tiny")
-    nothing = hatch_lower(replace(scenario, cache=scenario.cache.with_name("empty")), "cache", "audit")
+def test_an_audit_of_a_sound_project_passes(project: Callable[[str], Project]) -> None:
+    scenario = project("tiny")
+    nothing = hatch_lower(scenario, "cache", "audit")
     nothing.check()
     assert nothing.stdout == "nothing to audit: of 1 model, none has a stored result that holds\n"
+    scenario.wheel()
     done = hatch_lower(scenario, "cache", "audit", "--rate", "1")
     done.check()
     assert done.stdout == "of 1 stored result, 1 model came out the same\n"
