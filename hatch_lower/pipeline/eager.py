@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.numbers import Tolerance, number_difference
-
-HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
-"""How much wider `rtol` and `atol` are where a method computes in half precision: its rounding error is about 8000
-(float16) and 65000 (bfloat16) times that of float32, most of which both sides share."""
 
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
 
@@ -167,7 +164,6 @@ class Sides:
         return "" if expected == given else f"{expected!r} in eager, {given!r} lowered"
 
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
-        """Return by how much two tensors of one dtype and shape differ beyond the tolerance."""
         difference, largest = number_difference(expected, given, self.tolerance)
         if not difference:
             self.largest_error = max(self.largest_error, largest)
@@ -205,7 +201,7 @@ def verify_method(
     Raises:
         VerificationError: if anything differs, or eager cannot run its own example inputs.
     """
-    tolerance = widened(Tolerance(rtol, atol), method)
+    tolerance = Tolerance(rtol, atol).widened(dtypes_of(method))
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
     example = example_case(method)
@@ -243,7 +239,6 @@ def verify_method(
 
 
 def random_operators(program: ExportedProgram) -> list[str]:
-    """Return the operators by which a program draws random numbers."""
     nodes = [
         node
         for module in program.graph_module.modules()
@@ -259,18 +254,11 @@ def draws(node: torch.fx.Node) -> bool:
         return False
     arguments = node.target._schema.arguments
     values = {each.name: each.default_value for each in arguments if each.has_default_value()}
-    values |= dict(zip((each.name for each in arguments), node.args, strict=False)) | node.kwargs
+    values |= named_arguments(node)
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
 
 
-def widened(tolerance: Tolerance, method: CapturedMethod) -> Tolerance:
-    """Return the tolerances for a method, wider if it computes anything in half precision."""
-    factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes_of(method)), default=1.0)
-    return Tolerance(tolerance.rtol * factor, tolerance.atol * factor)
-
-
 def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
-    """Yield the dtype of every value in a program."""
     for node in method.program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
@@ -303,7 +291,6 @@ def eager_factory(
 
 
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:
-    """Return what to do about a mismatch."""
     if model.eager is not None and model.eager.training:
         return TRAINING_HINT
     table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
@@ -320,5 +307,4 @@ def structure_of(value: Any) -> str:
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
-    """Return `float32`."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -36,7 +36,6 @@ class InputCase:
     parameters: tuple[str, ...]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return such arguments by their parameters' names."""
         return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
     def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -67,7 +66,6 @@ def example_case(method: CapturedMethod) -> InputCase:
 
 
 def random_case(method: CapturedMethod, seed: int) -> InputCase:
-    """Return seeded random inputs of the same sizes."""
     return rebuilt_case(method, f"random inputs, seed {seed}", example_sizes(method), seed)
 
 
@@ -124,7 +122,6 @@ def note_size(expression: sympy.Expr, number: int, sizes: dict[sympy.Symbol, int
 
 
 def size_range(method: CapturedMethod, symbol: sympy.Symbol) -> tuple[int, int]:
-    """Return the least and the greatest size that a symbol was exported for."""
     bounds = method.program.range_constraints.get(symbol)
     if bounds is None:
         return 0, 1 << 62
@@ -162,7 +159,6 @@ def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> 
 
 
 def leaves_of(method: CapturedMethod) -> list[Any]:
-    """Return the example inputs' leaves in the order of the program's user inputs."""
     case = example_case(method)
     return pytree.tree_leaves((case.args, case.kwargs))
 
@@ -180,7 +176,6 @@ def rebuilt_leaf(leaf: Any, value: Any, sizes: Sizes, generator: torch.Generator
 
 
 def size_of(size: int | torch.SymInt, sizes: Sizes) -> int:
-    """Return a size or stride with every symbol replaced."""
     if isinstance(size, int):
         return size
     return int(size.node.expr.subs(sizes))

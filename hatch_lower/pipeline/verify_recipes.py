@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hatch_lower.cache.quarantine import suspected
 from hatch_lower.events import stage
-from hatch_lower.pipeline.eager import widened
+from hatch_lower.pipeline.eager import dtypes_of
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.fresh_process import Packaged
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
@@ -53,7 +53,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             constants=packager.source(f"{source.name}/{CONSTANTS}") if lowered.emitted.plan.storages else None,
             imports=recipe.imports,
             examples=examples,
-            tolerances={method.name: widened(tolerance, method) for method in source.methods},
+            tolerances={method.name: tolerance.widened(dtypes_of(method)) for method in source.methods},
             requirements=wheel_requirements(build.settings, lowered),
         )
         asked = build.fresh.check(packaged, build.place(recipe))

@@ -28,9 +28,6 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 from hatch_lower.runtime.stale import changed_sources, stale_text
 
-HALF_FACTORS: Mapping[str, float] = {"float16": 100.0, "bfloat16": 400.0}
-"""How much wider the tolerances are for half precision, as where a build verifies."""
-
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
@@ -75,7 +72,7 @@ def check_model(
         folder: holds the model.
         model: its name.
         recipe: the only recipe to run; it fails if it cannot run here. By default each that can.
-        tolerance: for floating-point outputs; `HALF_FACTORS` widens it.
+        tolerance: for floating-point outputs; wider for half precision.
 
     Yields:
         A row for each method of each recipe.
@@ -108,7 +105,7 @@ def check_model(
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
-            used = widened(tolerance or Tolerance(), method, plan, tensors)
+            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors))
             status, detail, largest = check_method(loaded, plan, method, tensors, used)
             yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
 
@@ -211,7 +208,6 @@ def as_dtype(stored: Tensor, dtype: str) -> Tensor:
 
 
 def literal_value(literal: Literal) -> Any:
-    """Return the Python value of a literal."""
     if not isinstance(literal, Special):
         return literal
     return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
@@ -240,12 +236,9 @@ def build_tree(tree: Tree, leaf: Callable[[], Any]) -> Any:
     return choose_builder(tree)(*children)
 
 
-def widened(tolerance: Tolerance, name: str, plan: Plan, tensors: Mapping[str, Tensor]) -> Tolerance:
-    """Return the tolerances for a method, wider if its inputs, outputs or constants are of half precision."""
-    dtypes = {each.dtype for each in plan.constants.values()}
-    dtypes |= {str(each.dtype).removeprefix("torch.") for key, each in tensors.items() if key.startswith(f"{name}/")}
-    factor = max(HALF_FACTORS.get(each, 1.0) for each in (*sorted(dtypes), ""))
-    return Tolerance(tolerance.rtol * factor, tolerance.atol * factor)
+def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Tensor]) -> Iterator[torch.dtype]:
+    yield from (getattr(torch, constant.dtype) for constant in plan.constants.values())
+    yield from (tensor.dtype for key, tensor in tensors.items() if key.startswith(f"{name}/"))
 
 
 class Comparison:

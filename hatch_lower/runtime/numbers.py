@@ -1,12 +1,20 @@
-"""Whether a program computes what eager does: two tensors, and how far apart they may be."""
+"""Whether a program computes what eager does: two tensors, and how far apart they may be.
+
+A build's verification, `hatch-lower check` and the kit for backends compare with the functions of this module.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
+"""How much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
+and 65000 (bfloat16) times that of float32, most of which both sides share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +24,28 @@ class Tolerance:
     rtol: float = 1e-4
     atol: float = 1e-5
 
+    def widened(self, dtypes: Iterable[torch.dtype]) -> Tolerance:
+        """Return the tolerance for a computation in these dtypes."""
+        factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
+        return Tolerance(self.rtol * factor, self.atol * factor)
+
+
+def wrong_places(expected: Tensor, given: Tensor, tolerance: Tolerance) -> Tensor:
+    """Return where two tensors of one dtype and shape differ: beyond the tolerance, or at all if no floats.
+
+    Floating-point numbers are compared in double precision, and NaN equals NaN.
+    """
+    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+        return expected != given
+    return ~torch.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+
+
+def widest(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
+
 
 def number_difference(expected: Tensor, given: Tensor, tolerance: Tolerance) -> tuple[str, float]:
-    """Compare two tensors of one dtype and shape; floating-point numbers in double precision, and NaN equals NaN.
+    """Compare two tensors of one dtype and shape.
 
     Args:
         expected: what eager computed.
@@ -29,25 +56,22 @@ def number_difference(expected: Tensor, given: Tensor, tolerance: Tolerance) -> 
         How they differ beyond the tolerance, or an empty text; and the largest absolute difference.
     """
     count = expected.numel()
+    wrong = int(wrong_places(expected, given, tolerance).sum())
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-        wrong = int((expected != given).sum())
         return f"{wrong} of {count} values are different" if wrong else "", 0.0
     if count == 0:
         return "", 0.0
-    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
-    one, other = expected.detach().to(wide), given.detach().to(wide)
+    one, other = widest(expected), widest(given)
     same = (one == other) | (one.isnan() & other.isnan())
     finite = one.isfinite() & other.isfinite()
     error = torch.where(same, 0.0, (one - other).abs())
     error = torch.where(same | finite, error, math.inf)  # finite on one side only is as wrong as can be
     largest = float(error.max())
-    rtol, atol = tolerance.rtol, tolerance.atol
-    wrong = int(((error > atol + rtol * one.abs()) | error.isinf()).sum())
     if not wrong:
         return "", largest
     ratios = (error / one.abs())[finite & (one != 0)]
     relative = float(ratios.max()) if ratios.numel() else math.inf
     return (
-        f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol {atol:.3g}, rtol"
-        f" {rtol:.3g}); {wrong} of {count} values are wrong"
+        f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
+        f" {tolerance.atol:.3g}, rtol {tolerance.rtol:.3g}); {wrong} of {count} values are wrong"
     ), largest

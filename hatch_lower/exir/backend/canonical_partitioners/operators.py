@@ -9,7 +9,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 from torch.fx.node import _get_qualified_name
 
-__all__ = ["OperatorSet", "operator_name", "torch_operator"]
+__all__ = ["OperatorSet", "named_arguments", "operator_name", "torch_operator"]
 
 
 def torch_operator(target: Any) -> Any:
@@ -39,6 +39,15 @@ def strip_module(name: str) -> str:
     if place is None:
         return name
     return ".".join(parts[place + 1 :]).removeprefix("edge.")
+
+
+def named_arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments that a call of an overload is given, by name; none for another operator."""
+    target = torch_operator(node.target)
+    if not isinstance(target, OpOverload):
+        return {}
+    names = [argument.name for argument in target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 class OperatorSet:
