@@ -1,6 +1,6 @@
 """Models through delegates against the engine used directly on the same bytes, and the table of all backends.
 
-The table in the README is rewritten by `python benchmarks/scripts/engine_table.py README.md`.
+The table in docs/engines.md is rewritten by `python benchmarks/scripts/engine_table.py docs/engines.md`.
 """
 
 from __future__ import annotations

@@ -84,6 +84,12 @@ def test_the_architecture_page_describes_every_room() -> None:
     assert described == set(LAYER) - WORDS
 
 
+def test_the_architecture_page_names_files_that_are_there() -> None:
+    names = re.findall(r"`([\w/]+(?:/|\.py|\.md|\.toml))`", PAGE.read_text())
+    assert len(names) > 30
+    assert [name for name in names if not any((root / name).exists() for root in (PACKAGE, PACKAGE.parent))] == []
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "hatch_lower"])
 def test_a_module_imports_from_lower_layers(module: str) -> None:
     for name in own_imports(module, lazy=True):

@@ -47,7 +47,7 @@ def test_both_halves_of_every_backend_are_declared() -> None:
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", prose):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tarfile
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.console import steps_of
 from support.scenarios import Project, only, sha256, tree
 from support.venv import REPOSITORY, installer_environment, run
 
@@ -75,24 +75,20 @@ def test_another_isolated_environment_exports_nothing(
     assert done.output.count("unchanged") == 4, done.output
 
 
-def write_tutorial(root: Path) -> None:
-    """Write the project of the README's tutorial, with weights that git ignores."""
-    text = (REPOSITORY / "README.md").read_text()
-    (table,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (code,) = re.findall(r"```python\n(# digits/model.py\n.*?)```", text, re.DOTALL)
-    (root / "digits").mkdir(parents=True)
+def write_guide(root: Path) -> None:
+    """Write the project of the guide on weights that git ignores."""
+    for step in steps_of((REPOSITORY / "docs/guides/ignored-weights.md").read_text()):
+        if step.path:
+            (root / step.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / step.path).write_text(step.text)
     (root / ".git").mkdir()
-    (root / ".gitignore").write_text("*.safetensors\n")
-    (root / "pyproject.toml").write_text(table)
-    (root / "digits/__init__.py").write_text("")
-    (root / "digits/model.py").write_text(code)
-    weights = {"hidden.weight": (32, 64), "hidden.bias": (32,), "classify.weight": (10, 32), "classify.bias": (10,)}
-    save_file({name: torch.ones(shape) for name, shape in weights.items()}, root / "digits/weights.safetensors")
+    (root / "src/digits/__init__.py").write_text("")
+    save_file({"weight": torch.ones(10, 64), "bias": torch.ones(10)}, root / "src/digits/weights.safetensors")
 
 
-def test_the_tutorial_works_with_weights_that_git_ignores_on_every_frontend(tmp_path: Path) -> None:
+def test_weights_that_git_ignores_are_built_by_every_frontend(tmp_path: Path) -> None:
     scenario = Project(tmp_path / "project", tmp_path / "dist", tmp_path / "cache")
-    write_tutorial(scenario.root)
+    write_guide(scenario.root)
     here = sys.executable
     uv = Path(here).parent / "uv"
     options = {
@@ -107,7 +103,7 @@ def test_the_tutorial_works_with_weights_that_git_ignores_on_every_frontend(tmp_
         digests.add(sha256(only(folder, "*.whl")))
         for archive in folder.glob("*.tar.gz"):
             with tarfile.open(archive) as file:
-                assert "digits-1.0.0/digits/weights.safetensors" in file.getnames()
+                assert "digits-1.0.0/src/digits/weights.safetensors" in file.getnames()
     assert len(digests) == 1
     assert len(list(scenario.dist.glob("*/*.tar.gz"))) == 2, "two of them build the wheel from the sdist"
 
