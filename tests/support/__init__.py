@@ -9,5 +9,6 @@
 | what an export reads | `recorded` |
 | lowering | `exports` (a model to edit), `backends`, `tables`, `generated` and `random_tags` (random programs) |
 | wheels, plans and packaged files | `wheels`, `lowered` and `plans` (by hand), `hostile` (damaged at random) |
+| the documentation | `console` (pages as shell sessions) |
 | the kit for backends | `kit` (what a short run tries), `sabotage` (backends that are wrong) |
 """
