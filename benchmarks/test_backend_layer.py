@@ -22,19 +22,21 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.exir.backend import backend_details as api
 from hatch_lower.exir.backend.backend_api import to_backend
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.program._program import to_edge
 
 SIZES = (2000, 4000, 8000, 16000, 32000)
 
 
-class EmptyBackend(api.BackendDetails):
+class EmptyBackend(BackendDetails):
     """Its blob is empty."""
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[api.CompileSpec]) -> api.PreprocessResult:
-        return api.PreprocessResult(b"")
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(b"")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def partitioner_class(base: Any, result: Any, delegation: Any, backend: str) -> 
     return Blocks
 
 
-Blocks = partitioner_class(api.Partitioner, api.PartitionResult, api.DelegationSpec, "EmptyBackend")
+Blocks = partitioner_class(Partitioner, PartitionResult, DelegationSpec, "EmptyBackend")
 
 
 class Chain(torch.nn.Module):

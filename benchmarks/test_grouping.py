@@ -15,11 +15,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from hatch_lower.exir.backend.canonical_partitioners import (
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     GroupBasedPartitioner,
-    find_pattern,
 )
+from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
 
 SIZES = (2000, 4000, 8000, 16000, 32000)
 SMALL_SIZES = (250, 500, 1000)

@@ -1,10 +1,12 @@
-"""docs/exir.md: everything of ExecuTorch's that it lists is where it says, and takes the arguments that it gives."""
+"""docs/exir.md: what ExecuTorch's modules define is here, under the same names and arguments, or listed as not here."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
 from functools import reduce
@@ -13,56 +15,122 @@ from typing import Any
 
 import pytest
 
+import hatch_lower.exir
+
 pytestmark = pytest.mark.torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "exir.md"
-ROW = re.compile(r"^\| `(exir[\w.]*)` \| `([\w.]+)(?:\((.*)\))?` \| `([\w.]+)(?::([\w.]+))?` \|$", re.MULTILINE)
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "exir.md").read_text()
+ABSENT = set(re.findall(r"`(exir\.[\w.]+)`", PAGE.split("\n## ")[1].split("\nBeside ExecuTorch's names")[0]))
+MODULES = {module.name for module in pkgutil.walk_packages(hatch_lower.exir.__path__, "hatch_lower.exir.")}
+FREE_FORM = {
+    "ExecutorchBackendConfig": "takes any option",
+    "EdgeOpOverload": "made from torch's overload",
+    "EdgeOpOverloadPacket": "made from torch's packet",
+    "BackendOpOverload": "made from torch's overload",
+    "BackendOpOverloadPacket": "made from torch's packet",
+    "_DialectNamespace": "made by `ops`",
+    "_OpNamespace": "made by `ops`",
+}
+"""What has other arguments here, and why."""
 
 
-def rows() -> list[tuple[str, str | None, str, str]]:
-    """Return ExecuTorch's name, its arguments as Python text, and the module and name here of each row."""
-    listed = PAGE.read_text().split("\n## ")[1]
-    assert listed.startswith("Where the names are")
-    found = list(ROW.finditer(listed))
-    assert len(found) == len(re.findall(r"^\| `", listed, re.MULTILINE)), "a row has another form"
-    return [(f"{row[1]}.{row[2]}", row[3], row[4], row[5] or row[2]) for row in found]
+def executorch_modules() -> dict[str, Path]:
+    """Return the modules of ExecuTorch's `exir` but tests, by the name that they would have here; none is imported."""
+    spec = importlib.util.find_spec("executorch")
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    root = Path(spec.submodule_search_locations[0]) / "exir"
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if not {"test", "tests", "generated"} & set(parts):
+            found[".".join(("hatch_lower", "exir", *parts)).removesuffix(".__init__")] = path
+    return found
 
 
-def found(module: str, name: str) -> Any:
+EXECUTORCH = executorch_modules()
+needs_executorch = pytest.mark.skipif(not EXECUTORCH, reason="executorch is not installed")
+
+
+def is_absent(name: str) -> bool:
+    """Return whether the page lists a name as not here, itself or the module that it is in."""
+    parts = name.removeprefix("hatch_lower.").split(".")
+    return any(".".join(parts[:end]) in ABSENT for end in range(2, len(parts) + 1))
+
+
+def definitions(module: str) -> Iterator[tuple[str, ast.FunctionDef | None]]:
+    """Yield the public names of a module of ExecuTorch, those of its classes' methods too, and the functions' text."""
+    for node in ast.parse(EXECUTORCH[module].read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, node if isinstance(node, ast.FunctionDef) else None
+            for inner in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(inner, ast.FunctionDef) and (inner.name == "__init__" or not inner.name.startswith("_")):
+                    yield f"{node.name}.{inner.name}", inner
+
+
+def here(module: str, name: str) -> Any:
     return reduce(getattr, name.split("."), importlib.import_module(module))
 
 
-def arguments(text: str) -> Iterator[tuple[str, ast.expr | None]]:
-    """Yield the names and defaults of arguments."""
-    definition = ast.parse(f"def function({text}): ...").body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    given = definition.args
-    defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults
-    yield from ((each.arg, default) for each, default in zip(given.args, defaults, strict=True))
-    if given.kwarg is not None:
-        yield given.kwarg.arg, None
+SHARED = [
+    (module, name, text)
+    for module in sorted(MODULES & EXECUTORCH.keys())
+    for name, text in definitions(module)
+    if not is_absent(f"{module}.{name}") and not (name.endswith("__init__") and name.split(".")[0] in FREE_FORM)
+]
 
 
-ROWS = rows()
+@needs_executorch
+def test_the_modules_that_are_not_here_are_listed() -> None:
+    assert [name for name in EXECUTORCH if name not in MODULES | {"hatch_lower.exir"} and not is_absent(name)] == []
 
 
-def test_each_name_is_listed_once() -> None:
-    names = [name for name, *_ in ROWS]
-    assert sorted(set(names)) == sorted(names)
-    assert len(names) > 80
-
-
-@pytest.mark.parametrize(("name", "text", "module", "here"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_name_is_where_the_page_says(name: str, text: str | None, module: str, here: str) -> None:
-    value = found(module, here)
-    if text is None:
+@needs_executorch
+@pytest.mark.parametrize(("module", "name", "text"), SHARED, ids=[f"{module}.{name}" for module, name, _ in SHARED])
+def test_a_definition_is_here_with_its_arguments(module: str, name: str, text: ast.FunctionDef | None) -> None:
+    value = here(module, name)
+    if text is None or not callable(value):
         return
-    parameters = [each for each in inspect.signature(value).parameters.values() if each.name != "self"]
-    listed = list(arguments(text))
-    assert [each.name for each in parameters[: len(listed)]] == [argument for argument, _ in listed]
-    assert all(each.default is not each.empty for each in parameters[len(listed) :])
-    for parameter, (_, default) in zip(parameters, listed, strict=False):
-        if isinstance(default, ast.Constant):
-            assert parameter.default == default.value
-        elif default is not None:  # a new list or mapping each time
-            assert parameter.default is not parameter.empty
+    wanted = [
+        argument.arg for argument in (*text.args.args, *text.args.kwonlyargs) if argument.arg not in ("self", "cls")
+    ]
+    own = [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
+    assert own[: len(wanted)] == wanted
+
+
+@needs_executorch
+@pytest.mark.parametrize("name", sorted(ABSENT - {"exir.passes"}))  # two of these are here
+def test_what_is_listed_as_not_here_is_executorch_s_and_not_here(name: str) -> None:
+    full = f"hatch_lower.{name}"
+    owner = max((module for module in EXECUTORCH if full.startswith(f"{module}.")), key=len)
+    assert any(f"{module}.".startswith(f"{full}.") for module in EXECUTORCH) or full.removeprefix(f"{owner}.") in {
+        definition for definition, _ in definitions(owner)
+    }
+    assert full not in MODULES
+    if owner in MODULES:
+        with pytest.raises(AttributeError):
+            here(owner, full.removeprefix(f"{owner}."))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exir.ExportedProgram",
+        "exir.to_edge",
+        "exir.program._program._transform",
+        "exir.program._program._get_updated_graph_signature",
+        "exir.program._program.lift_constant_tensor_pass",
+        "exir.backend.backend_api.LoweredBackendModule",
+        "exir.backend.backend_details.CompileSpec",
+        "exir.backend.backend_details.ExportedProgram",
+        "exir.graph_module._get_submodule",
+        "exir.dialects._ops._BACKEND_OP_LIB",
+        "exir.delegate.executorch_call_delegate",
+        "exir.pass_base.PassResult",
+        "exir.pass_base.ProxyValue",
+    ],
+)
+def test_a_name_that_backends_import_is_here(name: str) -> None:
+    module, _, attribute = f"hatch_lower.{name}".rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute)

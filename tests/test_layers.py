@@ -111,9 +111,7 @@ def test_one_owner_for_each_host(outer: str, owner: str) -> None:
     assert importers == {owner}
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if part(name) in NO_TORCH or name.endswith(".backend_details")]
-)
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name) in NO_TORCH])
 def test_torch_is_not_imported_where_a_build_must_be_light(module: str) -> None:
     assert "torch" not in outer_imports(module, lazy=False)
 

@@ -29,6 +29,7 @@ ALLOWED = {
     "runtime/compile.py": GENERATED,
     # the package's own names, the project's code, an eager model's, and classes of installed packages for outputs
     "__init__.py": IMPORTS,
+    "exir/__init__.py": IMPORTS,
     "pipeline/discover.py": IMPORTS,
     "runtime/eager.py": IMPORTS,
     "runtime/classes.py": IMPORTS,

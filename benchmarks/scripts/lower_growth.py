@@ -28,14 +28,9 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from hatch_lower.exir.backend.backend_api import to_backend
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.dialects._ops import edge_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 

@@ -23,14 +23,9 @@ case, side = sys.argv[1:]
 
 if side == "ours":
     from hatch_lower.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
-    from hatch_lower.exir.backend.backend_details import (
-        BackendDetails,
-        DelegationSpec,
-        Partitioner,
-        PartitionResult,
-        PreprocessResult,
-    )
-    from hatch_lower.exir.backend.canonical_partitioners import tag_constant_data
+    from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+    from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+    from hatch_lower.exir.backend.utils import tag_constant_data
     from hatch_lower.exir.program._program import to_edge
 else:
     from executorch.exir import to_edge

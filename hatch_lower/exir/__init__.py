@@ -3,3 +3,44 @@
 A backend, a partitioner or a pass that was written for ExecuTorch moves here when `executorch.exir` is replaced by
 `hatch_lower.exir`. `graph` and `lowering` are our own. Files and caches of a build are none of its business.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram, ExportGraphSignature
+
+    from hatch_lower.exir.capture import EdgeCompileConfig, ExecutorchBackendConfig
+    from hatch_lower.exir.program import EdgeProgramManager, to_edge, to_edge_transform_and_lower
+
+Value = Any
+
+__all__ = [
+    "EdgeCompileConfig",
+    "EdgeProgramManager",
+    "ExecutorchBackendConfig",
+    "ExportGraphSignature",
+    "ExportedProgram",
+    "Value",
+    "to_edge",
+    "to_edge_transform_and_lower",
+]
+
+PLACES = {
+    "EdgeCompileConfig": "hatch_lower.exir.capture",
+    "EdgeProgramManager": "hatch_lower.exir.program",
+    "ExecutorchBackendConfig": "hatch_lower.exir.capture",
+    "ExportGraphSignature": "torch.export",
+    "ExportedProgram": "torch.export",
+    "to_edge": "hatch_lower.exir.program",
+    "to_edge_transform_and_lower": "hatch_lower.exir.program",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # modules of the room import each other's packages: this one must not import them all in turn
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(PLACES[name]), name)

@@ -8,13 +8,28 @@ from typing import Any
 import torch
 from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallSignature
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.backend.backend_details import PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.graph.surgery import flat_signature, graph_modules
+from hatch_lower.exir.graph_module import _get_submodule
+from hatch_lower.exir.lowering.submodules import (
+    arrange_graph_outputs,
+    arrange_graph_placeholders,
+    create_exported_program_from_submodule,
+    create_submodule_from_nodes,
+)
 
-__all__ = ["LoweredBackendModule", "executorch_call_delegate", "flat_signature"]
+__all__ = [
+    "LoweredBackendModule",
+    "arrange_graph_outputs",
+    "arrange_graph_placeholders",
+    "create_exported_program_from_submodule",
+    "create_submodule_from_nodes",
+    "get_lowered_backend_modules",
+    "get_lowered_submodules",
+]
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -96,8 +111,8 @@ class LoweredBackendModule(torch.nn.Module):
         module = copy.deepcopy(self)
         module._prefix = prefix + self._prefix
         program = module.original_module
-        for each in graph_modules(program.graph_module):
-            for node in each.graph.nodes:
+        for graph_module in graph_modules(program.graph_module):
+            for node in graph_module.graph.nodes:
                 if node.meta.get("debug_handle"):
                     node.meta["debug_handle"] += above
         meta = dict(self.meta or {})
@@ -113,50 +128,49 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def backend_id(self) -> str:
-        """The id of the backend that lowered it."""
         return self._backend_id
 
     @property
     def processed_bytes(self) -> bytes:
-        """The backend's blob."""
         return self._processed_bytes
 
     @property
     def compile_specs(self) -> list[CompileSpec]:
-        """The options that it was lowered with."""
         return self._compile_specs
 
     @property
     def original_module(self) -> ExportedProgram:
-        """The partition's edge program, with the real weights."""
         return self._original_exported_program
 
     @property
     def named_data_store_output(self) -> Any:
-        """Named data beside the blob."""
         return self._named_data_store_output
 
     @property
     def prefix(self) -> str:
-        """What precedes the names of its constants, where they are its own and not the owning model's."""
         return self._prefix
 
     @property
     def result(self) -> PreprocessResult:
-        """All that the backend returned."""
         return self._result
 
     @property
     def constants(self) -> tuple[str, ...]:
-        """The owning model's names of the constants to bind at load, in the order of the program's placeholders."""
         return self._constants
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run through the delegate call, as the graph that holds it does."""
         return executorch_call_delegate(self, *args)
 
 
-def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
-    """Return the signature of a program that takes so many positional arguments and returns a tuple."""
-    in_spec = pytree.tree_flatten(((0,) * inputs, {}))[1]
-    return ModuleCallSignature([], [], in_spec, pytree.tree_flatten((0,) * results)[1])
+def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
+    """Return the name, the module and the call of each delegate call of a graph, without those of nested graphs."""
+    found = []
+    for node in graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
+        name, module, call = _get_submodule(graph_module, node, 0)
+        assert isinstance(module, LoweredBackendModule)
+        found.append((name, module, call))
+    return found
+
+
+def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:
+    return [module for _, module, _ in get_lowered_submodules(graph_module)]

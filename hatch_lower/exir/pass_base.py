@@ -2,38 +2,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._export.pass_base import ExportPassBaseError, _ExportPassBaseDeprecatedDoNotUse
+from torch._export.pass_infra.node_metadata import NodeMetadata
+from torch._export.pass_infra.proxy_value import ProxyValue
+from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, CustomObjArgument, ExportGraphSignature
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir._program_utils import _get_updated_graph_signature, output_values
+from hatch_lower.exir.delegate import executorch_call_delegate, get_lowered_module_name, is_lowered_module
+from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import copy_program, rebuild_program
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
 
-__all__ = ["Pass", "transform_program"]
+__all__ = [
+    "ExportPass",
+    "ExportPassBaseError",
+    "ExportedProgramPassBase",
+    "ExportedProgramPassResult",
+    "NodeMetadata",
+    "PassBase",
+    "PassResult",
+    "PassType",
+    "ProxyValue",
+    "map_args",
+    "transform_program",
+]
 
-Pass = Callable[[GraphModule], Any]
+Argument = Any
+PassType = Callable[[GraphModule], Any]
 """Takes a graph module, changes it or not, and returns a `PassResult`, the module, or `None`."""
 
 
-def transform_program(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedProgram:
+class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
+    """A pass that runs a graph operation by operation and writes down a new one; override what should become of a call.
+
+    `call_operator(op, args, kwargs, meta)` and its like are given each call with `ProxyValue`s as arguments; what
+    `super()` returns for a call goes into the new graph. torch has the pass; the calls that only edge programs have are
+    added here.
+    """
+
+    class ExportTracer(_ExportPassBaseDeprecatedDoNotUse.ExportTracer):
+        def create_arg(self, a: Any) -> Any:
+            if is_lowered_module(a):  # torch would number it among the graphs of control flow
+                if a not in self.submodules:
+                    self.submodules[a] = get_lowered_module_name(self.root, a)
+                return self.create_node("get_attr", self.submodules[a], (), {})
+            return super().create_arg(a)
+
+    class ExportInterpreter(_ExportPassBaseDeprecatedDoNotUse.ExportInterpreter):
+        callback: ExportPass
+
+        def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            meta = NodeMetadata(self.node.meta)
+            if isinstance(target, EdgeOpOverload):
+                return self.callback.call_operator(target, args, kwargs, meta)
+            if target is executorch_call_delegate:
+                return self.callback.call_delegate(args[0], args[1:], kwargs, meta)
+            if target is torch.ops.higher_order.while_loop:
+                cond_fn, body_fn, carried, additional = args
+                return self.callback.call_while(cond_fn, body_fn, carried, additional, meta)
+            if target is torch.ops.higher_order.scan:
+                combine_fn, init, xs, additional = args
+                return self.callback.call_scan(combine_fn, init, xs, additional, meta)
+            return super().call_function(target, args, kwargs)
+
+    def call_delegate(
+        self, lowered_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: NodeMetadata
+    ) -> ProxyValue[Any]:
+        return self._fx("call_function", executorch_call_delegate, (lowered_module, *args), kwargs, meta)
+
+    def call_while(
+        self,
+        cond_fn: GraphModule,
+        body_fn: GraphModule,
+        carried_inputs: Sequence[Any],
+        additional_inputs: Sequence[Any],
+        meta: NodeMetadata,
+    ) -> ProxyValue[Any]:
+        inputs = (*carried_inputs, *additional_inputs)
+        graphs = [self.call_submodule(graph, inputs).graph_module for graph in (cond_fn, body_fn)]
+        args = (*graphs, tuple(carried_inputs), tuple(additional_inputs))
+        return self._fx("call_function", torch.ops.higher_order.while_loop, args, {}, meta)
+
+    def call_scan(
+        self,
+        combine_fn: GraphModule,
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        additional_inputs: Sequence[Any],
+        meta: NodeMetadata,
+    ) -> ProxyValue[Any]:
+        slices = [stacked.data[0] for stacked in xs]
+        combine = self.call_submodule(combine_fn, (*init, *slices, *additional_inputs)).graph_module
+        args = (combine, list(init), list(xs), tuple(additional_inputs))
+        return self._fx("call_function", torch.ops.higher_order.scan, args, {}, meta)
+
+
+@dataclass(frozen=True)
+class ExportedProgramPassResult:
+    """What a pass over a whole program made, and whether it is another program than before."""
+
+    exported_program: ExportedProgram
+    modified: bool
+
+
+class ExportedProgramPassBase(ABC):
+    """A pass that is given the whole program and not its graph only."""
+
+    def __call__(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        self.requires(exported_program)
+        result = self.call(exported_program)
+        self.ensures(result.exported_program)
+        return result
+
+    @abstractmethod
+    def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult: ...
+
+    def requires(self, exported_program: ExportedProgram) -> None:  # noqa: B027
+        """Raise if the program is not one that the pass can be run on."""
+
+    def ensures(self, exported_program: ExportedProgram) -> None:  # noqa: B027
+        """Raise if the result is not what the pass promises."""
+
+
+AnyPass = PassType | ExportedProgramPassBase
+
+
+def map_args(
+    op: Any, fn: Callable[[Any, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, each replaced by `fn(value, argument of the schema)`."""
+    placed, named = list(args), dict(kwargs)
+    for index, argument in enumerate(op._schema.arguments):
+        if argument.name in named:
+            named[argument.name] = fn(named[argument.name], argument)
+        elif not argument.kwarg_only and index < len(placed):
+            placed[index] = fn(placed[index], argument)
+    return tuple(placed), named
+
+
+def transform_program(
+    program: ExportedProgram, passes: Iterable[AnyPass], verifier: type[Verifier] | None = None
+) -> ExportedProgram:
     """Return a program after some passes; the given one is left as it is.
 
     Args:
         program: an edge program.
         passes: applied in order to its graph module. They keep its inputs and outputs in number and order; operations
             that they add get a debug handle of their own unless they have one.
+        verifier: what checks the result; by default the program's own.
 
     Raises:
         EdgeError: if a pass changes the number of inputs or outputs, or breaks a rule of the dialect. What a pass
             itself raises passes through.
     """
+    graph_passes: list[PassType] = []  # of those in a row the program is made once
+    for each in passes:
+        if isinstance(each, ExportedProgramPassBase):
+            program = each(transform_graph(program, graph_passes, verifier)).exported_program
+            graph_passes = []
+        else:
+            graph_passes.append(each)
+    return transform_graph(program, graph_passes, verifier) if graph_passes else program
+
+
+def transform_graph(
+    program: ExportedProgram, passes: Iterable[PassType], verifier: type[Verifier] | None
+) -> ExportedProgram:
     module = copy_program(program).graph_module
     names: list[str] = []
     for each in passes:
@@ -53,7 +198,13 @@ def transform_program(program: ExportedProgram, passes: Iterable[Pass]) -> Expor
     used = highest_debug_handle(program.graph_module)  # handles of what a pass removed are not given out again
     fill_debug_handles(module, lambda node: node.op == "call_function", above=used)
     try:
-        return rebuild_program(program, module, module.graph, signature=renamed_signature(program, module))
+        return rebuild_program(
+            program,
+            module,
+            module.graph,
+            signature=_get_updated_graph_signature(program.graph_signature, module),
+            verifier=verifier,
+        )
     except torch._export.verifier.SpecViolationError as error:
         raise EdgeError(
             "the passes made something that is no edge program",
@@ -79,34 +230,4 @@ def result_module(result: Any, module: GraphModule, name: str) -> GraphModule:
 
 
 def counts(module: GraphModule) -> tuple[int, int]:
-    """Return how many inputs and outputs a graph has."""
     return len(module.graph.find_nodes(op="placeholder")), len(output_values(module))
-
-
-def output_values(module: GraphModule) -> tuple[Any, ...]:
-    """Return what a graph returns."""
-    values = module.graph.output_node().args[0]
-    return tuple(values) if isinstance(values, (list, tuple)) else (values,)
-
-
-def renamed_signature(program: ExportedProgram, module: GraphModule) -> ExportGraphSignature:
-    """Return the program's signature with the names that a changed graph has for the same inputs and outputs."""
-    signature = program.graph_signature
-    placeholders = module.graph.find_nodes(op="placeholder")
-    return ExportGraphSignature(
-        [
-            replace(spec, arg=renamed_argument(spec.arg, node))
-            for spec, node in zip(signature.input_specs, placeholders, strict=True)
-        ],
-        [
-            replace(spec, arg=renamed_argument(spec.arg, value))
-            for spec, value in zip(signature.output_specs, output_values(module), strict=True)
-        ],
-    )
-
-
-def renamed_argument(argument: Any, value: Any) -> Any:
-    """Return the signature's word for the same value under its new name."""
-    if isinstance(argument, (ConstantArgument, CustomObjArgument)) or not isinstance(value, Node):
-        return argument
-    return replace(argument, name=value.name)

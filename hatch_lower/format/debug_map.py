@@ -1,14 +1,14 @@
 """Debug maps: from the instructions of a program or delegate to ops, module paths and source lines.
 
 A debug handle is a number that each node of an edge program carries. A backend says which handles each of its
-instructions computes (`DelegateMappingBuilder`); the emitter says which handles each instruction of a plan computes,
+instructions computes; the emitter says which handles each instruction of a plan computes,
 and what stands behind each handle (`DebugMap`, one file per model and recipe beside the plan).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,111 +16,11 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import DebugError, ProgramError
 
 if TYPE_CHECKING:
-    from torch.fx import Node
-
-__all__ = [
-    "DEBUG_SCHEMA",
-    "DebugMap",
-    "DelegateDebug",
-    "DelegateMappingBuilder",
-    "MethodDebug",
-    "Origin",
-    "Undelegated",
-    "read_debug",
-    "write_debug",
-]
+    pass
 
 DEBUG_SCHEMA = 1
 
 Item = TypeVar("Item")
-
-
-class DelegateMappingBuilder:
-    """Collects, in a backend's `preprocess`, which debug handles each of the delegate's instructions computes.
-
-    Args:
-        generated_identifiers: number the instructions from 0 in the order of insertion, instead of taking the
-            identifiers that the backend passes.
-    """
-
-    def __init__(self, generated_identifiers: bool = False) -> None:
-        self._generated_identifiers = generated_identifiers
-        self._next_identifier = 0
-        self._handles: dict[int | str, tuple[int, ...]] = {}
-
-    def get_delegate_mapping(self) -> dict[int | str, tuple[int, ...]]:
-        """Return identifier to sorted debug handles, for `PreprocessResult.debug_handle_map`."""
-        return dict(self._handles)
-
-    def insert_delegate_mapping_entry(
-        self,
-        nodes: Node | list[Node] | None = None,
-        handles: int | Sequence[int | None] | None = None,
-        identifier: int | str | None = None,
-    ) -> int | str:
-        """Add one delegate instruction and return its identifier.
-
-        Args:
-            nodes: the node or nodes that it computes; their handles are taken, missing ones are left out.
-            handles: the handle or handles that it computes, instead of `nodes`.
-            identifier: the instruction's id; to be left out where identifiers are generated.
-
-        Raises:
-            DebugError: if not exactly one of `nodes` and `handles` is given, the identifier is missing, unwanted or
-                taken, or no handle is left.
-        """
-        key = self._identifier(identifier)
-        where = f"delegate instruction {key!r}"
-        if (nodes is None) == (handles is None):
-            found = "neither" if nodes is None else "both"
-            raise DebugError(
-                "a debug map entry needs either nodes or debug handles",
-                where=where,
-                found=found,
-                hint="pass exactly one of `nodes` and `handles`",
-            )
-        kept = sorted({handle for handle in given_handles(nodes, handles) if handle is not None})
-        if not kept:
-            raise DebugError(
-                "a debug map entry has no debug handle",
-                where=where,
-                found="only nodes or handles without a number",
-                hint="pass nodes of the edge program, whose `meta` has a `debug_handle`",
-            )
-        self._handles[key] = tuple(kept)
-        if self._generated_identifiers:
-            self._next_identifier += 1
-        return key
-
-    def _identifier(self, identifier: int | str | None) -> int | str:
-        if self._generated_identifiers:
-            if identifier is not None:
-                raise DebugError(
-                    "a builder that generates identifiers was given one",
-                    found=repr(identifier),
-                    hint="leave `identifier` out, or make the builder with `generated_identifiers=False`",
-                )
-            return self._next_identifier
-        if identifier is None:
-            raise DebugError(
-                "a debug map entry has no identifier",
-                hint="pass `identifier`, or make the builder with `generated_identifiers=True`",
-            )
-        if identifier in self._handles:
-            raise DebugError(
-                "a delegate instruction has two debug map entries",
-                found=repr(identifier),
-                hint="pass all nodes of one instruction in one call",
-            )
-        return identifier
-
-
-def given_handles(nodes: Node | list[Node] | None, handles: int | Sequence[int | None] | None) -> Sequence[int | None]:
-    """Return the handles of `nodes`, or `handles` as a sequence."""
-    if nodes is not None:
-        listed = nodes if isinstance(nodes, list) else [nodes]
-        return [node.meta.get("debug_handle") for node in listed]
-    return [handles] if handles is None or isinstance(handles, int) else handles
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
-from hatch_lower.exir.backend.backend_details import CompileSpec
-from hatch_lower.exir.backend.identity import backend_record, code_digest, code_of
-from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.registry import backend_record, code_digest, code_of, find_backend
 from hatch_lower.exir.graph.tensors import tensor_digest
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored

@@ -20,7 +20,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
-from hatch_lower.exir.backend.identity import tools_named
+from hatch_lower.exir.backend.registry import tools_named
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.program._program import lowered_modules

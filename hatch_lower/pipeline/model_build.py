@@ -11,7 +11,7 @@ import torch
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
-from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.capture import CapturedModel

@@ -9,7 +9,7 @@ from hatch_lower.config.requirements import requirements_to_add
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import RecipeEntry

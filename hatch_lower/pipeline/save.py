@@ -31,7 +31,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     cached or checked for reproduction: `hatch build` does that.
 
     Args:
-        lowered: what `EdgeProgramManager.to_program` returned.
+        lowered: what `EdgeProgramManager.to_executorch` returned.
         folder: a new or empty folder; it is made.
         model: the model's name.
 

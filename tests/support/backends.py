@@ -9,14 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_specs
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 

@@ -16,7 +16,8 @@ MODULE = '''
 import os
 import time
 
-from hatch_lower.exir.backend.backend_details import BackendDetails, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.backend_details import BackendDetails
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.backends.reference.compile import ReferenceBackend
 
 

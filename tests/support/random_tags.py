@@ -15,7 +15,8 @@ from random import Random
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.backend.backend_details import CompileSpec, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 
 Tags = dict[tuple[int, str], str]
 """Number of the graph in `graphs_of`, and name of a node, to its tag."""

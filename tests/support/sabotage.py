@@ -20,14 +20,9 @@ from hatch_lower.backends.reference.claim import claim, is_operation, refuse_opt
 from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.errors import BackendError, InputError
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 

@@ -13,7 +13,8 @@ from torch.export.graph_signature import InputKind
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
-from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob

@@ -27,7 +27,9 @@ from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
-from hatch_lower.exir.backend.backend_details import CompileSpec, PartitionResult, PreprocessResult, Target
+from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import PartitionResult
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge

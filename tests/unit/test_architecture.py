@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.exports import Events
 
-from hatch_lower.exir.backend.identity import backend_record, tools_named
+from hatch_lower.exir.backend.registry import backend_record, tools_named
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.architecture import architecture_of

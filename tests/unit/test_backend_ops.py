@@ -13,8 +13,7 @@ from torch.library import Library
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.backend_api import to_backend
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, bind_pattern_to_op, edge_overload, ops
-from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket
-from hatch_lower.exir.dialects.edge.faults import KernelError
+from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket, KernelError
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import to_aten, to_edge
 from hatch_lower.exir.lowering.patterns import ReplacePattern, trace_pattern

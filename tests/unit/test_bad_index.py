@@ -69,7 +69,7 @@ def saved(module: nn.Module, engine: str, folder: Path, *arguments: Tensor) -> L
         name, _, backend = place.partition(":")
         partitioners = [getattr(import_module(f"hatch_lower.backends.{name}"), backend).partitioner(options)]
     program = torch.export.export(module.eval(), arguments)
-    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch()
     return load(save_program(lowered, folder / "model"))
 
 

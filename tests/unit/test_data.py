@@ -19,12 +19,14 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError, ProgramError
-from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStoreOutput, TensorLayout
+from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
+from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hatch_lower.errors import DebugError, ProgramError
+from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.format.debug_map import (
     DebugMap,
     DelegateDebug,
-    DelegateMappingBuilder,
     MethodDebug,
     Origin,
     Undelegated,

@@ -24,17 +24,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import BackendError, PartitionError
 from hatch_lower.exir.backend.backend_api import MethodProgramsPartitionerSpec, lower_methods, to_backend
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
-from hatch_lower.exir.backend.canonical_partitioners import CapabilityBasedPartitioner
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import CapabilityBasedPartitioner
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.lower import Turn, lower_exported
 from hatch_lower.exir.program._program import to_edge_transform_and_lower

@@ -25,8 +25,8 @@ from hatch_lower.errors import BackendError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import get_lowered_submodules
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model

@@ -14,12 +14,11 @@ from torch._higher_order_ops import scan, while_loop
 from torch.library import Library
 from torchgen.model import SchemaKind
 
-from hatch_lower.exir.dialects._ops import EdgeOpOverload, _DialectNamespace, _Ops, edge_overload, ops
-from hatch_lower.exir.dialects.edge.faults import LibraryError, VariantError, VariantKindError
-from hatch_lower.exir.dialects.edge.schema import EdgeDialectArgument, EdgeDialectFunctionSchema
-from hatch_lower.exir.dialects.edge.variant import to_variant
+from hatch_lower.exir.dialects._ops import EdgeOpOverload, LibraryError, _DialectNamespace, _Ops, edge_overload, ops
+from hatch_lower.exir.dialects.edge.op.api import VariantError, VariantKindError, to_variant
 from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.lowering.convert import generate_missing_debug_handles, to_edge
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.passes.debug_handle_generator_pass import generate_missing_debug_handles
 
 pytestmark = pytest.mark.torch
 
@@ -66,7 +65,7 @@ def test_a_library_that_is_no_backend_s_is_refused() -> None:
         ops.backend.aten  # noqa: B018
     assert isinstance(caught.value, LibraryError)
     assert str(caught.value) == (
-        "the library `aten` does not belong to backend ops\n"
+        "the `aten` op library does not belong to backend ops\n"
         f"  found: {', '.join(f'`{name}`' for name in ops.backend._libraries)}\n"
         "  to do: bind a pattern to one of its operators with `bind_pattern_to_op`"
     )
@@ -123,35 +122,6 @@ def test_an_operator_that_is_defined_anew_is_another(library: Library) -> None:
     assert second is not first
     assert len(second._schema.arguments) == 2
     again._destroy()
-
-
-def test_the_schema_knows_dtypes() -> None:
-    schema = ops.edge.aten.add.Tensor._schema
-    assert isinstance(schema, EdgeDialectFunctionSchema)
-    assert isinstance(schema, torch.FunctionSchema)
-    assert (schema.name, schema.overload_name, schema.is_mutable) == ("aten::add", "Tensor", False)
-    assert schema == torch.ops.aten.add.Tensor._schema
-    assert str(schema) == str(torch.ops.aten.add.Tensor._schema)
-    own, other, alpha = schema.arguments
-    assert isinstance(own, EdgeDialectArgument)
-    assert (own.name, own.kwarg_only, str(own.type)) == ("self", False, "Tensor")
-    assert torch.float32 in own.allowed_types
-    assert own.argument.name == "self"
-    assert other.allowed_types == own.allowed_types
-    assert not isinstance(alpha, EdgeDialectArgument)
-    assert schema.returns[0].allowed_types == own.allowed_types
-    assert torch.int64 not in ops.edge.aten._softmax.default._schema.returns[0].allowed_types
-    assert schema.arguments is schema.arguments
-
-
-def test_a_custom_operator_takes_all_regular_dtypes(library: Library) -> None:
-    library.define("pair(Tensor x, Tensor? y, int n) -> (Tensor, Tensor z)")
-    schema = getattr(ops.edge, library.ns).pair.default._schema
-    x, y, n = schema.arguments
-    assert len(x.allowed_types) == len(y.allowed_types) == 10
-    assert n.name == "n"
-    assert schema.dtype_constraint.validate({"x": torch.int8, "__ret_0": torch.bool, "z": torch.float64})
-    assert not schema.dtype_constraint.validate({"x": torch.int8, "__ret_0": torch.bool})
 
 
 @pytest.mark.parametrize(

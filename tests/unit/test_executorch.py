@@ -29,12 +29,13 @@ from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
 from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
-from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.surgery import copy_program
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.graph_module import get_control_flow_submodules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import get_control_flow_submodules, get_lowered_backend_modules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -97,7 +98,9 @@ def lower(program: ExportedProgram, options: dict[str, Any] | None = None) -> li
 def lower_model(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> LoweredProgram:
     """Return a whole model as it would be packaged."""
     program = torch.export.export(module.eval(), args, **kwargs)
-    return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(options or {})]).to_program()
+    return to_edge_transform_and_lower(
+        program, partitioner=[ExecutorchBackend.partitioner(options or {})]
+    ).to_executorch()
 
 
 def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tuple[set[str], dict[str, str]]:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.fake import FakeModeError, get_fake_program, update_to_real_program
+from hatch_lower.exir.program._fake_program import FakeModeError, get_fake_program, update_to_real_program
 
 pytestmark = pytest.mark.torch
 

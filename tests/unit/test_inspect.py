@@ -12,26 +12,24 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.backend_api import to_backend
-from hatch_lower.exir.backend.backend_details import CompileSpec
-from hatch_lower.exir.backend.utils import get_delegates, get_non_lowered_nodes
-from hatch_lower.exir.lowered_backend_module import executorch_call_delegate
-from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import (
-    _get_submodule,
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.utils import (
     format_delegated_graph,
-    get_control_flow_submodules,
     get_delegated_payload,
-    get_lowered_backend_modules,
-    get_lowered_module_name,
-    get_lowered_submodules,
-    is_lowered_module,
+    get_delegates,
+    get_non_lowered_nodes,
     print_delegated_graph,
 )
-from hatch_lower.exir.lowering.submodules import (
+from hatch_lower.exir.delegate import executorch_call_delegate, get_lowered_module_name, is_lowered_module
+from hatch_lower.exir.graph_module import _get_submodule, get_control_flow_submodules
+from hatch_lower.exir.lowered_backend_module import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
     create_submodule_from_nodes,
+    get_lowered_backend_modules,
+    get_lowered_submodules,
 )
+from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch
 

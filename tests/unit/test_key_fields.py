@@ -23,7 +23,9 @@ from hatch_lower.cache.key import ExportKey, PartitionKey
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.exir.backend.backend_api import to_backend
-from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, DelegationSpec
+from hatch_lower.exir.backend.backend_details import BackendDetails
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.lowering import preprocess
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.extract import localise

@@ -21,16 +21,12 @@ from hatch_lower.exir.backend.backend_api import (
     to_backend,
     validation_disabled,
 )
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.graph.surgery import copy_program
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_aten, to_edge
 
 pytestmark = pytest.mark.torch

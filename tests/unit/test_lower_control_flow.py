@@ -13,10 +13,11 @@ from torch.fx import GraphModule
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
-from hatch_lower.exir.backend.backend_details import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 
 pytestmark = pytest.mark.torch

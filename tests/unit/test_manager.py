@@ -14,24 +14,15 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from hatch_lower.errors import EdgeError, PartitionError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
+from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBackendConfig
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, ops
-from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
+from hatch_lower.exir.dialects.edge.verify import EdgeViolationError
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.wishes import NotDelegatedError
-from hatch_lower.exir.program._program import (
-    EdgeCompileConfig,
-    EdgeProgramManager,
-    ExecutorchBackendConfig,
-    to_edge,
-    to_edge_transform_and_lower,
-)
+from hatch_lower.exir.program._program import EdgeProgramManager, to_edge, to_edge_transform_and_lower
 
 pytestmark = pytest.mark.torch
 
@@ -280,7 +271,7 @@ def test_named_data_of_all_delegates_is_collected() -> None:
 
 def test_what_is_packaged() -> None:
     manager = to_edge(exported(), {"size": 4}).to_backend(TagBy(everything))
-    program = manager.to_program(ExecutorchBackendConfig(extract_delegate_segments=True))
+    program = manager.to_executorch(ExecutorchBackendConfig(extract_delegate_segments=True))
     assert program.exported_program() is manager.exported_program()
     assert program.methods == {"forward"}
     assert program.constant_methods == {"size": 4}

@@ -25,9 +25,10 @@ from torch.utils import _pytree as pytree
 import hatch_lower
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.events import NullReporter
-from hatch_lower.exir.backend.backend_details import CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
-from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.format.delegates import data_name
 from hatch_lower.model import Method, Model
@@ -100,7 +101,7 @@ def lower(module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) ->
     with torch.no_grad():
         program = torch.export.export(copy.deepcopy(module).eval(), args, dynamic_shapes=dynamic, strict=False)
         partitioner = OnnxruntimeBackend.partitioner(options)
-        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_program()
+        return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
 
 
 def delegates(lowered: LoweredProgram) -> list[Any]:

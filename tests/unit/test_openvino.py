@@ -41,7 +41,7 @@ from hatch_lower.backends.openvino.compile import OpenvinoBackend
 from hatch_lower.backends.openvino.library import engine
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
 from hatch_lower.backends.reference.compile import ReferencePartitioner
-from hatch_lower.exir.lowering.inspect import get_lowered_submodules
+from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
 
 pytestmark = [
     pytest.mark.torch,
@@ -72,7 +72,7 @@ class Call(nn.Module):
 def lower(module: nn.Module, *inputs: Any, shapes: Any = None, **options: Any) -> LoweredProgram:
     program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes)
     manager = to_edge_transform_and_lower(program, partitioner=[OpenvinoBackend.partitioner({"threads": 1, **options})])
-    return manager.to_program()
+    return manager.to_executorch()
 
 
 def delegates(lowered: LoweredProgram) -> list[LoweredBackendModule]:
@@ -550,7 +550,7 @@ def test_what_a_backend_wants_whole_is_whole_whoever_comes_first() -> None:
         ([ours, other], [("openvino", mine), ("reference", theirs), ("openvino", last)]),
         ([other, ours], [("reference", mine + theirs + last)]),
     ):
-        lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+        lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch()
         assert [(each.backend_id, operators_of(each)) for each in delegates(lowered)] == expected
 
 
@@ -560,7 +560,7 @@ def test_composites_that_another_backend_wants_whole_are_taken(tmp_path: Path) -
     net = Call(lambda x, y: tuple(flat([case(x, y) for case in cases.values()])))
     program = torch.export.export(net, samples(torch.float32)[0])
     partitioners = [OpenvinoBackend.partitioner({"threads": 1}), Wanting(*COMPOSITES, *KEPT_OPERATORS)]
-    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_program()
+    lowered = to_edge_transform_and_lower(program, partitioner=partitioners).to_executorch()
     assert taken(lowered) >= WHOLE
     assert {each.backend_id for each in delegates(lowered)} == {"openvino"}
     assert all(map(every_handle_is_known, delegates(lowered)))

@@ -15,17 +15,13 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 
 pytestmark = pytest.mark.torch
 

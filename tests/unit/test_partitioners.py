@@ -18,31 +18,42 @@ from torch.fx.passes.operator_support import OperatorSupportBase, any_chain
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
-from hatch_lower.exir.backend.backend_details import CompileSpec, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.exir.backend.canonical_partitioners import (
-    AllNodePartitioner,
+from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
+from hatch_lower.exir.backend.canonical_partitioners.duplicate_constant_node_pass import (
+    duplicate_constant_node,
+    duplicate_constant_nodes,
+)
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import (
+    GroupPartitioner,
+    OperatorListPartitioner,
+    PatternPartitioner,
+    SupportPartitioner,
+)
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     GroupBasedPartitioner,
     GroupError,
-    GroupPartitioner,
-    OperatorListPartitioner,
-    OperatorSet,
-    PatternPartitioner,
-    SupportPartitioner,
-    WhyNoPartition,
-    WhyNoPartitionReporter,
-    duplicate_constant_node,
-    duplicate_constant_nodes,
-    find_pattern,
+)
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
+from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
+from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner import (
     generate_grouped_partitions_from_list_of_nodes,
     generate_partitions_from_list_of_nodes,
     generate_pattern_op_partitions,
-    group_nodes,
-    operator_name,
+)
+from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import (
+    WhyNoPartition,
+    WhyNoPartitionReporter,
+    get_delegates,
+    get_non_lowered_nodes,
+    is_identical_graph,
+    is_same_node,
     tag_constant_data,
     tag_mutated_buffer,
 )
-from hatch_lower.exir.backend.utils import get_delegates, get_non_lowered_nodes, is_identical_graph, is_same_node
 from hatch_lower.exir.dialects._ops import ops
 from hatch_lower.exir.lowering.convert import to_edge
 

@@ -18,9 +18,8 @@ from hatch_lower.errors import BackendError, CacheError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.inspect import get_lowered_backend_modules
 from hatch_lower.exir.lowering.preprocess import identity_of
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program
 

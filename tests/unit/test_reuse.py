@@ -18,13 +18,9 @@ from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, VerificationError
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline import verify_recipes

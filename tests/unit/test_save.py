@@ -14,7 +14,7 @@ import hatch_lower
 from hatch_lower.errors import EdgeError, PackageError
 from hatch_lower.exir.backend.backend_api import to_backend
 from hatch_lower.exir.backend.backend_details import PreprocessResult
-from hatch_lower.exir.backend.canonical_partitioners import AllNodePartitioner
+from hatch_lower.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import EdgeProgramManager, lowered_modules, to_edge_transform_and_lower
@@ -43,7 +43,7 @@ def test_what_was_saved_computes_what_the_module_does(tmp_path: Path, backends: 
     program = torch.export.export(module, (x,), {"scale": scale}, strict=False)
     constants = {"width": 3, "table": torch.arange(4.0)}
     lowered = to_edge_transform_and_lower(program, partitioner=backends, constant_methods=constants)
-    folder = save_program(lowered.to_program(), tmp_path / "out")
+    folder = save_program(lowered.to_executorch(), tmp_path / "out")
     loaded = hatch_lower.load(folder)
     for _ in range(2):
         torch.testing.assert_close(loaded(x, scale=scale), module(x, scale=scale))
@@ -62,7 +62,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     program = torch.export.export(Step(), (torch.randn(2, 3),), {"scale": torch.randn(3)}, strict=False)
     with pytest.raises(PackageError) as caught:
-        save_program(to_edge_transform_and_lower(program).to_program(), tmp_path)
+        save_program(to_edge_transform_and_lower(program).to_executorch(), tmp_path)
     assert str(caught.value) == (
         "a lowered program is saved into an empty folder only\n"
         f"  where: {tmp_path}\n"
@@ -140,7 +140,9 @@ def test_a_lowered_module_in_a_model_that_is_exported_computes_what_it_did(
     expected = module(X, Y)
     manager = edge_again(module, X, Y)
     torch.testing.assert_close(manager.exported_program().module()(X, Y), expected)
-    torch.testing.assert_close(hatch_lower.load(save_program(manager.to_program(), tmp_path / "out"))(X, Y), expected)
+    torch.testing.assert_close(
+        hatch_lower.load(save_program(manager.to_executorch(), tmp_path / "out"))(X, Y), expected
+    )
 
 
 def test_constants_that_are_bound_to_lowered_modules_stay_apart_whatever_their_names(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_constants_that_are_bound_to_lowered_modules_stay_apart_whatever_their_n
     second = lowered(lambda weight, x: x - weight, X, backend="BoundBackend")
     second.original_module.state_dict["weight"].data.fill_(7.0)
     module = Around(lambda self, x: self.lowered[0](x) + self.lowered[1](x) + self.weight, first, second)
-    folder = save_program(edge_again(module, X).to_program(), tmp_path / "out")
+    folder = save_program(edge_again(module, X).to_executorch(), tmp_path / "out")
     loaded = load_folder(folder, delegates={BoundBackend.__name__: BoundDelegate})
     torch.testing.assert_close(loaded(X), X * 3 + X - 7 + 100)
 
@@ -165,7 +167,7 @@ def test_a_lowered_module_and_the_program_around_it_have_debug_handles_of_their_
     mapped = {handle for handles in inner.meta["debug_handle_map"].values() for handle in handles}
     assert len(mapped) == 2
     assert not mapped & own
-    folder = save_program(manager.to_program(), tmp_path / "out")
+    folder = save_program(manager.to_executorch(), tmp_path / "out")
     debug = (folder / "model" / "default.debug.json").read_text()
     assert all(f'"op":"aten.{name}.' in debug for name in ("sin", "mul", "tanh", "cos"))
 

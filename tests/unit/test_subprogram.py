@@ -13,9 +13,8 @@ from torch.fx import Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.graph.surgery import copy_program
+from hatch_lower.exir.lowered_backend_module import create_exported_program_from_submodule, create_submodule_from_nodes
 from hatch_lower.exir.lowering.convert import to_edge
-from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes
-from hatch_lower.exir.lowering.subprogram import create_exported_program_from_submodule
 
 pytestmark = pytest.mark.torch
 

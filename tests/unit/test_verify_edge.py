@@ -10,13 +10,12 @@ from torch.library import Library
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects._ops import edge_overload, ops
-from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
 from hatch_lower.exir.dialects.edge.verify import (
     DIALECT_RULES,
     STRUCTURE_RULES,
     EdgeVerifier,
+    EdgeViolationError,
     find_violations,
-    has_allowed_dtypes,
     has_contiguous_attribute,
     is_core_aten,
     is_functional,
@@ -120,47 +119,6 @@ def test_operators_of_one_s_own_and_asserts_may_stay() -> None:
     assert {"verify_edge_test.own.default", "aten._assert_scalar.default"} <= names
     assert messages(program, rules=[is_core_aten]) == []
     library._destroy()
-
-
-class Mixed(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(2.0, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        largest = torch.cat([x.half(), x.half()]).max(0)
-        return x * self.scale, x.long() // 2, (x > 0) & True, *largest, x.to(torch.bfloat16) @ x.T.to(torch.bfloat16)
-
-
-def test_what_torch_computes_has_allowed_dtypes() -> None:
-    assert messages(to_edge(exported(Mixed(), torch.randn(2, 3)))) == []
-
-
-def retyped(program: ExportedProgram, name: str, dtype: torch.dtype) -> ExportedProgram:
-    for node in program.graph.nodes:
-        if node.name == name:
-            node.meta["val"] = node.meta["val"].to(dtype)
-    return program
-
-
-def test_dtypes_that_do_not_go_together_are_refused() -> None:
-    class Product(torch.nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x @ y
-
-    def program() -> ExportedProgram:
-        return to_edge(exported(Product(), torch.randn(2, 2), torch.randn(2, 2)))
-
-    assert messages(retyped(program(), "y", torch.float16)) == [
-        "operator aten.mm.default does not go with these dtypes: self: float32, mat2: float16, __ret_0: float32"
-    ]
-    assert messages(retyped(program(), "aten_mm_default", torch.int64), rules=[has_allowed_dtypes]) == [
-        "operator aten.mm.default does not go with these dtypes: self: float32, mat2: float32, __ret_0: int64"
-    ]
-    with pytest.raises(EdgeViolationError, match="convert one of the tensors before the operation"):
-        verify_edge(retyped(program(), "y", torch.float16))
-    unchecked = messages(retyped(program(), "y", torch.complex64))
-    assert unchecked == [], "the table speaks of regular dtypes only"
 
 
 def test_attribute_tensors_are_dense() -> None:

@@ -13,16 +13,12 @@ from torch.fx import Node
 from demo_backend import __version__
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
-from hatch_lower.exir.backend.canonical_partitioners import CapabilityBasedPartitioner, operator_name, tag_constant_data
-from hatch_lower.format.debug_map import DelegateMappingBuilder
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import CapabilityBasedPartitioner
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import DelegateMappingBuilder, tag_constant_data
 
 __all__ = ["DemoBackend", "DemoPartitioner"]
 

@@ -34,13 +34,9 @@ from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    Partitioner,
-    PreprocessResult,
-    Target,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner
 
 VERSION = "2"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, nearest
-from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
 
 

@@ -20,14 +20,14 @@ from torch.fx import Node
 from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
-from hatch_lower.exir.backend.backend_details import (
+from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
+from hatch_lower.exir.backend.partitioner import (
     DELEGATION_TAG,
     SHARED_TAGS,
     DelegationSpec,
     Partitioner,
     PartitionResult,
 )
-from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
 from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
 BACKEND_ID = "aoti"

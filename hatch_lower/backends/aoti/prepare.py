@@ -19,8 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.backends.aoti.symbols import SymbolSource, find_sources, rebuild_expression
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.canonical_partitioners.indices import without_negatives
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator, without_negatives
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 
 ORIGIN = "hatch_lower.node"

@@ -18,8 +18,10 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import prepare
 from hatch_lower.backends.executorch.support import guards_suppressed
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import extra_hint
+from hatch_lower.exir.backend.partitioner import Partitioner
 
 VERSION = "1"
 

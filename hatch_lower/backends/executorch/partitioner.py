@@ -12,9 +12,11 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch
 from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.exir.backend.canonical_partitioners import Partition, group_nodes, tag_constant_data
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import Partition
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import tag_constant_data
 from hatch_lower.exir.graph.surgery import graph_modules
 
 ONLY_VIEWS = "it computes nothing, and nothing beside it is taken"

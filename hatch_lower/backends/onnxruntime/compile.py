@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import NamedDataStore, TensorLayout
-from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import extra_hint
+from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -12,8 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph, Node
 
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.canonical_partitioners.indices import INDEX_POSITIONS, without_negatives
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import INDEX_POSITIONS, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 
 

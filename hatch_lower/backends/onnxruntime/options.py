@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
 
 CPU = "CPUExecutionProvider"

@@ -12,15 +12,11 @@ from torch.fx import GraphModule, Node
 from hatch_lower.backends.onnxruntime.options import Options
 from hatch_lower.backends.onnxruntime.probe import Prober
 from hatch_lower.backends.onnxruntime.support import KEPT, is_size, why_not
-from hatch_lower.exir.backend.backend_details import DelegationSpec, PartitionResult
-from hatch_lower.exir.backend.canonical_partitioners import (
-    Partition,
-    SupportPartitioner,
-    WhyNoPartitionReporter,
-    tag_constant_data,
-)
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators, SupportPartitioner
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import Partition
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
-from hatch_lower.exir.backend.canonical_partitioners.strategies import KeptOperators
+from hatch_lower.exir.backend.partitioner import DelegationSpec, PartitionResult
+from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data
 
 BACKEND_ID = "onnxruntime"
 ONLY_VIEWS = "it computes nothing, and nothing beside it is taken"

@@ -16,10 +16,13 @@ from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import NamedDataStore, TensorLayout
-from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, Partitioner, PreprocessResult
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import extra_hint
-from hatch_lower.format.debug_map import DelegateMappingBuilder
+from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.backend.utils import DelegateMappingBuilder
+from hatch_lower.exir.tensor_layout import TensorLayout
 
 VERSION = "3"
 REQUIREMENT = "openvino>=2026.0,<2027"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_number_from
 
 KNOWN = ("device", "exclude", "finite-only", "threads")

@@ -19,10 +19,10 @@ from hatch_lower.backends.openvino.support import (
     is_square,
     why_not_operation,
 )
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.exir.backend.canonical_partitioners.constants import tag_constant_data, unchanged_constants
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import tag_constant_data, unchanged_constants
 from hatch_lower.exir.graph.surgery import nested_graph_modules
 
 BACKEND_ID = "openvino"

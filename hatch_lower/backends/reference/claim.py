@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, DelegationSpec, PartitionResult
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
 

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
 from hatch_lower.backends.reference.container import join_blob
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
-from hatch_lower.format.debug_map import DelegateMappingBuilder
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
 from hatch_lower.pipeline.emit.emit import LoweredMethod, emit_program

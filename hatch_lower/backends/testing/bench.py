@@ -17,7 +17,8 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods, make_request, tag_program
-from hatch_lower.exir.backend.backend_details import BackendDetails, Partitioner, PreprocessResult
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge

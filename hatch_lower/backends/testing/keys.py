@@ -17,7 +17,7 @@ from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
 from hatch_lower.backends.testing.report import Fault, NotClaimedError
 from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.preprocess import Request

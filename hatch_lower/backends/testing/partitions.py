@@ -16,7 +16,7 @@ from torch.fx import Node
 from hatch_lower.backends.testing.bench import Bench, quiet
 from hatch_lower.backends.testing.case import Case, Data, module
 from hatch_lower.backends.testing.report import Fault, NotClaimedError
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules

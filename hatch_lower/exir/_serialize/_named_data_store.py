@@ -9,69 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.errors import BackendError
-from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
-
-__all__ = ["DataEntry", "NamedDataError", "NamedDataStore", "NamedDataStoreOutput", "TensorLayout"]
-
-
-class NamedDataError(BackendError, ValueError):
-    """A backend added named data that contradicts itself or what is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """How a blob is a tensor.
-
-    Args:
-        scalar_type: its dtype, `float32`.
-        sizes: its sizes.
-        dim_order: its dimensions from the outermost in memory to the innermost.
-    """
-
-    scalar_type: str
-    sizes: tuple[int, ...]
-    dim_order: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # ExecuTorch's are lists
-        object.__setattr__(self, "dim_order", tuple(self.dim_order))
-
-    @classmethod
-    def of_bytes(cls, size: int) -> TensorLayout:
-        """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""
-        return cls("uint8", (size,), (0,))
-
-    @classmethod
-    def from_tensor(cls, tensor: torch.Tensor) -> TensorLayout:
-        """Return the layout of a tensor that fills its memory without gaps.
-
-        Raises:
-            ValueError: as `NamedDataError`, if it is neither contiguous nor channels-last.
-        """
-        dense = tensor.is_contiguous() or (
-            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        )
-        if not dense:
-            raise NamedDataError(
-                "a tensor with gaps or transposed dimensions cannot be named data",
-                found=f"sizes {tuple(tensor.shape)}, strides {tensor.stride()}",
-                hint="call `.contiguous()` on it",
-            )
-        if tensor.is_contiguous():
-            order = tuple(range(tensor.dim()))
-        else:
-            order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
-        return cls(dtype_name(tensor.dtype), tuple(tensor.shape), order)
-
-
-@dataclass(frozen=True, slots=True)
-class DataEntry:
-    """One name's blob: its index among the buffers, its alignment in bytes, and how it is a tensor, if it is one."""
-
-    buffer_index: int
-    alignment: int
-    tensor_layout: TensorLayout | None = None
+from hatch_lower.exir._serialize.data_serializer import DataEntry
+from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.tensor_layout import NamedDataError, TensorLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +97,25 @@ class NamedDataStore:
             tensor_layout=merge_layouts(key, entry.tensor_layout, layout),
         )
 
+    @property
+    def buffers(self) -> list[bytes]:
+        """The blobs so far, each content once."""
+        return self._buffers
+
+    @property
+    def pte_data(self) -> dict[str, DataEntry]:
+        """Name to entry, of data that goes with the program."""
+        return self._entries[None]
+
+    @property
+    def external_data(self) -> dict[str, dict[str, DataEntry]]:
+        """File tag to name to entry, of data that goes into files of its own."""
+        return {tag: entries for tag, entries in self._entries.items() if tag is not None and entries}
+
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
         """Return what was added so far; external files without data are not in it."""
-        external = {tag: dict(entries) for tag, entries in self._entries.items() if tag is not None and entries}
-        return NamedDataStoreOutput(tuple(self._buffers), dict(self._entries[None]), external)
+        external = {tag: dict(entries) for tag, entries in self.external_data.items()}
+        return NamedDataStoreOutput(tuple(self._buffers), dict(self.pte_data), external)
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
         """Add all that another store holds, sharing its bytes.

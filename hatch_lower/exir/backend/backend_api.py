@@ -19,14 +19,9 @@ from torch.export.graph_signature import InputKind
 
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.backend_details import (
-    DELEGATION_TAG,
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, shared_state

@@ -11,64 +11,20 @@ The names and argument names are those of ExecuTorch's EXIR backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
+
+from torch.export import ExportedProgram
 
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.delegates import BLOB_SUFFIX
 
-if TYPE_CHECKING:
-    import torch
-    from torch.export import ExportedProgram
-
-__all__ = [
-    "DELEGATION_TAG",
-    "SHARED_TAGS",
-    "BackendDetails",
-    "CompileSpec",
-    "DebugHandleMap",
-    "DelegationSpec",
-    "PartitionResult",
-    "Partitioner",
-    "PreprocessResult",
-    "Target",
-]
-
-DELEGATION_TAG = "delegation_tag"
-"""The key of `node.meta` under which a partitioner writes a node's tag."""
-SHARED_TAGS = "shared_delegation_tags"
-"""The key of `node.meta` under which a constant has the tags of all partitions that own it, where they are several."""
+__all__ = ["BackendDetails", "CompileSpec", "DebugHandleMap", "ExportedProgram", "PreprocessResult", "Target"]
 
 DebugHandleMap = Mapping[int | str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class CompileSpec:
-    """One option of a backend, as bytes.
-
-    Raises:
-        BackendError: if the value is something else.
-    """
-
-    key: str
-    value: bytes
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.value, bytes):
-            raise BackendError(
-                f"the value of the compile spec `{self.key}` is not bytes",
-                found=f"{self.value!r:.200}",
-                hint="encode it: `value.encode()` of a string, `struct.pack` of numbers",
-            )
-
-
-class DelegationSpec(NamedTuple):
-    """Which backend takes a partition, and with which options."""
-
-    backend_id: str
-    compile_specs: list[CompileSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,38 +155,3 @@ class BackendDetails(ABC):
         first, be it there or not.
         """
         return ()
-
-
-class Partitioner(ABC):
-    """Says which nodes of an edge program a backend takes, by writing `node.meta["delegation_tag"]`."""
-
-    def __init__(self, spec: Mapping[Any, Any] = MappingProxyType({})) -> None:
-        self._spec = spec
-
-    def __call__(self, exported_program: ExportedProgram) -> PartitionResult:
-        return self.partition(exported_program)
-
-    @property
-    def spec(self) -> Mapping[Any, Any]:
-        """The immutable specification that the partitioner was made with."""
-        return self._spec
-
-    @abstractmethod
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag nodes and return the tags' delegation specs; everything else of the program is left as it is."""
-
-    def ops_to_not_decompose(
-        self, ep: ExportedProgram
-    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
-        """Return the ops to keep whole, and an optional filter on nodes."""
-        return ([], None)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionResult:
-    """A program whose nodes carry `delegation_tag`, and what each tag means."""
-
-    tagged_exported_program: ExportedProgram
-    partition_tags: dict[str, DelegationSpec]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Node name to the reason why it was not taken."""

@@ -48,7 +48,6 @@ class GivenOptions:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return the value of an option that is true or false."""
         return self.read(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def excluded(self, example: str) -> tuple[str, ...]:
@@ -79,8 +78,7 @@ class GivenOptions:
 
 
 def is_list_of_strings(value: Any) -> bool:
-    """Return whether a TOML value is a list of strings."""
-    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
 
 def is_number_from(least: int) -> Callable[[Any], bool]:

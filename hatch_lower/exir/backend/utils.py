@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
+import torch
 from torch._higher_order_ops import executorch_call_delegate
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.passes.operator_support import OperatorSupportBase
 
+from hatch_lower.errors import DebugError
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import SymbolNames, encode_graph, encode_literal, encode_target
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 
-__all__ = ["get_delegates", "get_non_lowered_nodes", "is_identical_graph", "is_same_node"]
+logger = logging.getLogger(__name__)
 
 
 def get_delegates(graph: Graph) -> list[Node]:
@@ -34,7 +46,6 @@ def get_non_lowered_nodes(graph: Graph) -> list[Node]:
 
 
 def is_delegate_result(node: Node) -> bool:
-    """Return whether a node takes one result of a delegate call."""
     if node.target is not getitem:
         return False
     source, index = node.args
@@ -76,7 +87,6 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
 
 
 def pair_nodes(left: Any, right: Any, pairs: list[tuple[Node, Node]]) -> bool:
-    """Return whether arguments are the same but for nodes; add those, paired, to `pairs`."""
     if isinstance(left, Node) and isinstance(right, Node):
         pairs.append((left, right))
         return True
@@ -91,3 +101,256 @@ def pair_nodes(left: Any, right: Any, pairs: list[tuple[Node, Node]]) -> bool:
     if isinstance(left, Node) or isinstance(right, Node):
         return False
     return bool(encode_literal(left, SymbolNames()) == encode_literal(right, SymbolNames()))
+
+
+def is_shape_dynamic(node: Node) -> bool:
+    """Return whether a size of a node's tensor is a symbol."""
+    return has_free_symbols(node.meta["val"].shape)
+
+
+def get_delegated_payload(graph_module: GraphModule) -> dict[str, tuple[str, list[CompileSpec], bytes]]:
+    """Return the backend, the options and the blob of each lowered module that a graph calls, by its name."""
+    return {
+        name: (module.backend_id, module.compile_specs, module.processed_bytes)
+        for name, module, _ in get_lowered_submodules(graph_module)
+    }
+
+
+def format_delegated_graph(graph_module: GraphModule) -> str:
+    """Return a graph as text, with the backend and the original graph below each lowered module."""
+    lowered = {name: module for name, module, _ in get_lowered_submodules(graph_module)}
+    return "\n".join(["graph():", *format_nodes(graph_module, lowered)]) + "\n"
+
+
+def format_nodes(graph_module: GraphModule, lowered: dict[str, LoweredBackendModule]) -> Iterator[str]:
+    for node in graph_module.graph.nodes:
+        yield f"  {text_of(node)}"
+        if node.op == "get_attr" and node.target in lowered:
+            module = lowered[node.target]
+            yield f"    backend_id: {module.backend_id}"
+            yield "    lowered graph():"
+            yield from (f"      {text_of(inner)}" for inner in module.original_module.graph.nodes)
+
+
+def text_of(node: Node) -> Any:
+    return node.format_node()
+
+
+def print_delegated_graph(graph_module: GraphModule) -> None:
+    print(format_delegated_graph(graph_module))
+
+
+def tag_constant_data(edge_program: ExportedProgram) -> None:
+    """Tag the constants that tagged operations use, for their partitions to own; call it after tagging operations.
+
+    These are parameters, lifted tensors, and buffers that the program does not change. Each gets the smallest tag of
+    its users, in the order of text; where users have several tags, every one of those partitions owns the constant, and
+    all share its memory. With `meta["no_copy"]` on the placeholder that is an error when the program is lowered.
+    """
+    tag_placeholders(edge_program, mutated=False)
+
+
+def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
+    """Tag the buffers that the program changes and tagged operations use; call it after tagging operations.
+
+    Each gets the smallest tag of its users. A partition owns one only if it holds all its users and computes its new
+    value; else the buffer stays in the program, where every user sees its changes.
+    """
+    tag_placeholders(edge_program, mutated=True)
+
+
+def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
+    changed = mutated_targets(program)
+    for node, spec in zip(placeholders_of(program), program.graph_signature.input_specs, strict=True):
+        if spec.kind not in CONSTANT_KINDS or (spec.target in changed) is not mutated:
+            continue
+        tags = sorted({tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None})
+        if tags:
+            node.meta[DELEGATION_TAG] = tags[0]
+        if len(tags) > 1:
+            logger.info("the constant `%s` is used in the partitions %s", spec.target, ", ".join(tags))
+
+
+def unchanged_constants(program: ExportedProgram) -> frozenset[Node]:
+    """Return the placeholders of parameters, lifted tensors, and buffers that the program does not change."""
+    changed = mutated_targets(program)
+    specs = zip(placeholders_of(program), program.graph_signature.input_specs, strict=True)
+    return frozenset(node for node, spec in specs if spec.kind in CONSTANT_KINDS and spec.target not in changed)
+
+
+def placeholders_of(program: ExportedProgram) -> list[Node]:
+    return list(program.graph.find_nodes(op="placeholder"))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason against one node, without a reference to its graph."""
+
+    node: str
+    operator: str
+    reason: str
+
+
+class WhyNoPartitionReporter:
+    """Collects the reasons of one run of a partitioner; a node may have several."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[Refusal, None] = {}
+
+    def report_reject(self, node: Node, reason: str) -> None:
+        operator = operator_name(node.target) if node.op == "call_function" else node.op
+        self._refusals[Refusal(node.name, operator, reason.strip())] = None
+
+    def wrap_check(self, operator_support: OperatorSupportBase, message: str) -> OperatorSupportBase:
+        """Return a support object that also reports what this one refuses, with one reason for all."""
+        return ReportRejected(operator_support, self, message)
+
+    def clear(self) -> None:
+        self._refusals.clear()
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Node name to its reasons, as `PartitionResult.reasons` wants them."""
+        found: dict[str, str] = {}
+        for refusal in self._refusals:
+            before = found.get(refusal.node)
+            found[refusal.node] = refusal.reason if before is None else f"{before}; {refusal.reason}"
+        return found
+
+    def get_table_report(self) -> str:
+        """Return all reasons as a table in text, in the order in which they were reported."""
+        if not self._refusals:
+            return "No node was rejected."
+        rows = [
+            ("node", "operator", "reason"),
+            *((refusal.node, refusal.operator, refusal.reason) for refusal in self._refusals),
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows)
+
+
+class ReportRejected(OperatorSupportBase):
+    """A support object whose refusals are reported."""
+
+    def __init__(self, operator_support: OperatorSupportBase, reporter: WhyNoPartitionReporter, message: str) -> None:
+        self.operator_support = operator_support
+        self.reporter = reporter
+        self.message = message
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: Node) -> bool:
+        supported = bool(self.operator_support.is_node_supported(submodules, node))
+        if not supported:
+            self.reporter.report_reject(node, self.message)
+        return supported
+
+
+class WhyNoPartition:
+    """Logs, where a partitioner refuses a node, why.
+
+    Args:
+        logger: gets each reason as a debug message.
+        reporter: gets it too.
+    """
+
+    def __init__(self, logger: logging.Logger, reporter: WhyNoPartitionReporter | None = None) -> None:
+        self.logger = logger
+        self.reporter = reporter
+        self.node: Node | None = None
+        self.reason = ""
+
+    def __call__(self, node: Node, reason: str) -> None:
+        self.node = node
+        self.reason = reason
+        self.logger.debug("%s", str(self))
+        if self.reporter is not None:
+            self.reporter.report_reject(node, reason)
+
+    def __str__(self) -> str:
+        return f"WhyNoPartition: Node {self.node} was not partitioned because {self.reason}."
+
+
+class DelegateMappingBuilder:
+    """Collects, in a backend's `preprocess`, which debug handles each of the delegate's instructions computes.
+
+    Args:
+        generated_identifiers: number the instructions from 0 in the order of insertion, instead of taking the
+            identifiers that the backend passes.
+    """
+
+    def __init__(self, generated_identifiers: bool = False) -> None:
+        self._generated_identifiers = generated_identifiers
+        self._next_identifier = 0
+        self._handles: dict[int | str, tuple[int, ...]] = {}
+
+    def get_delegate_mapping(self) -> dict[int | str, tuple[int, ...]]:
+        """Return identifier to sorted debug handles, for `PreprocessResult.debug_handle_map`."""
+        return dict(self._handles)
+
+    def insert_delegate_mapping_entry(
+        self,
+        nodes: Node | list[Node] | None = None,
+        handles: int | Sequence[int | None] | None = None,
+        identifier: int | str | None = None,
+    ) -> int | str:
+        """Add one delegate instruction and return its identifier.
+
+        Args:
+            nodes: the node or nodes that it computes; their handles are taken, missing ones are left out.
+            handles: the handle or handles that it computes, instead of `nodes`.
+            identifier: the instruction's id; to be left out where identifiers are generated.
+
+        Raises:
+            DebugError: if not exactly one of `nodes` and `handles` is given, the identifier is missing, unwanted or
+                taken, or no handle is left.
+        """
+        key = self._identifier(identifier)
+        where = f"delegate instruction {key!r}"
+        if (nodes is None) == (handles is None):
+            found = "neither" if nodes is None else "both"
+            raise DebugError(
+                "a debug map entry needs either nodes or debug handles",
+                where=where,
+                found=found,
+                hint="pass exactly one of `nodes` and `handles`",
+            )
+        kept = sorted({handle for handle in given_handles(nodes, handles) if handle is not None})
+        if not kept:
+            raise DebugError(
+                "a debug map entry has no debug handle",
+                where=where,
+                found="only nodes or handles without a number",
+                hint="pass nodes of the edge program, whose `meta` has a `debug_handle`",
+            )
+        self._handles[key] = tuple(kept)
+        if self._generated_identifiers:
+            self._next_identifier += 1
+        return key
+
+    def _identifier(self, identifier: int | str | None) -> int | str:
+        if self._generated_identifiers:
+            if identifier is not None:
+                raise DebugError(
+                    "a builder that generates identifiers was given one",
+                    found=repr(identifier),
+                    hint="leave `identifier` out, or make the builder with `generated_identifiers=False`",
+                )
+            return self._next_identifier
+        if identifier is None:
+            raise DebugError(
+                "a debug map entry has no identifier",
+                hint="pass `identifier`, or make the builder with `generated_identifiers=True`",
+            )
+        if identifier in self._handles:
+            raise DebugError(
+                "a delegate instruction has two debug map entries",
+                found=repr(identifier),
+                hint="pass all nodes of one instruction in one call",
+            )
+        return identifier
+
+
+def given_handles(nodes: Node | list[Node] | None, handles: int | Sequence[int | None] | None) -> Sequence[int | None]:
+    if nodes is not None:
+        listed = nodes if isinstance(nodes, list) else [nodes]
+        return [node.meta.get("debug_handle") for node in listed]
+    return [handles] if handles is None or isinstance(handles, int) else handles

@@ -16,9 +16,9 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
+from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket, has_kernel
 from hatch_lower.exir.dialects.edge._ops import SOURCE, EdgeOpOverload, EdgeOpOverloadPacket
-from hatch_lower.exir.dialects.edge.faults import LibraryError
 from hatch_lower.runtime.operators import TORCH_LIBRARIES
 
 __all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge_overload", "ops"]
@@ -26,9 +26,14 @@ __all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
 )
-BACKEND_LIBRARIES = ("executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY")
+_BACKEND_OP_LIB = ["executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY"]
+"""The torch namespaces of the backend dialect; `bind_pattern_to_op` adds to them."""
 
 Pattern = TypeVar("Pattern", bound=Callable[..., Any])
+
+
+class LibraryError(EdgeError, RuntimeError):
+    """A library's operators were looked up as backend operators without having been declared so."""
 
 
 class _OpNamespace:
@@ -87,8 +92,8 @@ class _DialectNamespace:
             raise AttributeError(name)
         if self._libraries is not None and name not in self._libraries:
             raise LibraryError(
-                f"the library `{name}` does not belong to {self._name} ops",
-                found=", ".join(f"`{each}`" for each in self._libraries),
+                f"the `{name}` op library does not belong to {self._name} ops",
+                found=", ".join(f"`{library}`" for library in self._libraries),
                 hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
             )
         if name in TORCH_LIBRARIES:
@@ -113,7 +118,7 @@ class _Ops:
     def __getattr__(self, name: str) -> _DialectNamespace:
         if name.startswith("__") or name == "_dir":
             raise AttributeError(name)
-        dialect = _DialectNamespace(name, list(BACKEND_LIBRARIES) if name == "backend" else None)
+        dialect = _DialectNamespace(name, _BACKEND_OP_LIB if name == "backend" else None)
         made: _DialectNamespace = self.__dict__.setdefault(name, dialect)
         self._dir.append(name)
         return made
@@ -164,7 +169,6 @@ def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Patte
 
 
 def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
-    """Return an operator's name and overload name, and define it if its schema is given."""
     try:
         schema = torch._C.parse_schema(schema_or_name)
     except RuntimeError:
@@ -177,7 +181,7 @@ def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
 
 
 def restore(overload: EdgeOpOverload) -> tuple[Any, ...]:
-    """Return how pickle finds an operator again: by its name."""
+    # by its name: there is one object for each operator
     return operator.attrgetter(f"{overload._dialect}.{overload.__name__}"), (ops,)
 
 

@@ -28,7 +28,6 @@ from hatch_lower.exir.graph.tensors import dtype_name, tensor_digest
 
 
 def structure_digest(program: ExportedProgram) -> str:
-    """Return the sha256 of a program's canonical form."""
     return digest_of(canonical_form(program))
 
 
@@ -59,7 +58,6 @@ class SymbolNames:
         self._texts: dict[sympy.Basic, str] = {}
 
     def text(self, expression: sympy.Basic) -> str:
-        """Return an expression with its symbols renamed."""
         if expression not in self._texts:
             for symbol in sorted(expression.free_symbols, key=str):
                 if symbol not in self.symbols:
@@ -128,16 +126,15 @@ def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
     if isinstance(value, Node):
         return ["node", positions[value]]
     if isinstance(value, (list, tuple)):
-        return ["list", [encode(each, positions, names) for each in value]]
+        return ["list", [encode(item, positions, names) for item in value]]
     if isinstance(value, dict):
-        return ["dict", [[str(key), encode(each, positions, names)] for key, each in value.items()]]
+        return ["dict", [[str(key), encode(item, positions, names)] for key, item in value.items()]]
     if isinstance(value, slice):
-        return ["slice", [encode(each, positions, names) for each in (value.start, value.stop, value.step)]]
+        return ["slice", [encode(bound, positions, names) for bound in (value.start, value.stop, value.step)]]
     return encode_literal(value, names)
 
 
 def encode_literal(value: Any, names: SymbolNames) -> Any:
-    """Return a literal with its type."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -155,11 +152,11 @@ def encode_literal(value: Any, names: SymbolNames) -> Any:
 def encode_value(value: Any, names: SymbolNames) -> Any:
     """Return what is known of a node's value: a tensor's dtype, sizes, strides and device."""
     if isinstance(value, torch.Tensor):
-        strides = [encode_literal(each, names) for each in value.stride()] if value.layout == torch.strided else []
-        sizes = [encode_literal(each, names) for each in value.shape]
+        strides = [encode_literal(stride, names) for stride in value.stride()] if value.layout == torch.strided else []
+        sizes = [encode_literal(size, names) for size in value.shape]
         return ["tensor", dtype_name(value.dtype), sizes, strides, str(value.layout), str(value.device)]
     if isinstance(value, (list, tuple)):
-        return ["list", [encode_value(each, names) for each in value]]
+        return ["list", [encode_value(item, names) for item in value]]
     return encode_literal(value, names)
 
 
@@ -203,7 +200,6 @@ def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[An
 
 
 def encode_ranges(program: ExportedProgram, names: SymbolNames) -> list[Any]:
-    """Return the ranges of the symbols that appear, in the order of their names."""
     ranges = program.range_constraints
     rows = []
     for symbol, renamed in names.symbols.items():

@@ -34,7 +34,6 @@ def constant_specs(program: ExportedProgram) -> list[InputSpec]:
 
 
 def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
-    """Return the tensor that a constant's input spec names."""
     assert spec.target is not None
     found = program.state_dict.get(spec.target)
     tensor = program.constants[spec.target] if found is None else found
@@ -43,7 +42,6 @@ def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 
 
 def mutated_targets(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the buffers and parameters that a call of the program changes."""
     specs = program.graph_signature.output_specs
     return frozenset(spec.target for spec in specs if spec.kind in STATE_MUTATIONS and spec.target)
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
 
 MapTarget = Callable[[Any], Any]
 
 
 def attribute_of(module: torch.nn.Module, target: str) -> Any:
-    """Return what a `get_attr` node's dotted target names."""
     found: Any = module
     for name in target.split("."):
         found = getattr(found, name)
@@ -44,7 +44,7 @@ def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
 
 def count_operations(module: GraphModule) -> int:
     """Return how many operations a graph and those nested in it have; a `getitem` computes nothing and is none."""
-    nodes = (node for each in graph_modules(module) for node in each.graph.nodes)
+    nodes = (node for inner in graph_modules(module) for node in inner.graph.nodes)
     return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
 
@@ -72,13 +72,11 @@ def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
 
 
 def keep_name(copied: Node, node: Node) -> None:
-    """Give a copy its original's name, where torch has given it another."""
     if copied.name != node.name:
         copied.name = node.name
 
 
 def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, Any], Graph]:
-    """Return the attributes and the graph of a copy."""
     attributes: dict[str, Any] = {}
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -150,8 +148,12 @@ def copy_program(
 
 
 def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
-    """Return a signature with specifications of its own."""
     return ExportGraphSignature(
         [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs],
         [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs],
     )
+
+
+def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
+    in_spec = pytree.tree_flatten(((0,) * inputs, {}))[1]
+    return ModuleCallSignature([], [], in_spec, pytree.tree_flatten((0,) * results)[1])

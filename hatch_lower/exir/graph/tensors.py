@@ -14,7 +14,6 @@ from hatch_lower.canonical import sha256_bytes
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -45,7 +44,6 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is a tensor that is plain memory of the CPU."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
     assert isinstance(value, torch.Tensor)
@@ -59,7 +57,6 @@ def storage_checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def storage_checksum(tensor: torch.Tensor) -> int:
-    """Return a checksum of the memory behind a tensor."""
     storage = tensor.untyped_storage()
     size = storage.nbytes()
     return zlib.crc32((ctypes.c_ubyte * size).from_address(storage.data_ptr())) if size else 0
@@ -84,5 +81,4 @@ def tensor_digests(tensors: Iterable[torch.Tensor]) -> list[str]:
 
 
 def combined_digest(digests: Iterable[str]) -> str:
-    """Return one digest of several, in order."""
     return sha256_bytes("\n".join(digests).encode())

@@ -29,19 +29,19 @@ def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     copies: dict[int, Any] = {}
-    for each in graph_modules(module):
-        for node, attribute, found in delegate_calls(each):
-            spec = found.original_module.call_spec
-            if id(found) not in copies:
-                copies[id(found)] = found.adopted(handle, f"lowered_module_{len(copies)}.")
-                handle = max(handle, highest_debug_handle(copies[id(found)].original_module.graph_module))
-            each.set_submodule(attribute.target, copies[id(found)])
+    for inner in graph_modules(module):
+        for node, attribute, lowered in delegate_calls(inner):
+            spec = lowered.original_module.call_spec
+            if id(lowered) not in copies:
+                copies[id(lowered)] = lowered.adopted(handle, f"lowered_module_{len(copies)}.")
+                handle = max(handle, highest_debug_handle(copies[id(lowered)].original_module.graph_module))
+            inner.set_submodule(attribute.target, copies[id(lowered)])
             where = f"node `{node.name}`"
             node.args = (attribute, *flatten(node.args[1:], spec.in_spec.child(0), where))
             value = flatten_results(node, spec.out_spec)
-            if each is module:
+            if inner is module:
                 names[node.name] = value.name
-        each.recompile()
+        inner.recompile()
     return names
 
 
@@ -54,8 +54,8 @@ def delegate_calls(module: GraphModule) -> list[tuple[Node, Any, Any]]:
 def highest_debug_handle(module: GraphModule) -> int:
     """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
     modules = list(graph_modules(module))
-    handles = [node.meta.get("debug_handle") or 0 for each in modules for node in each.graph.nodes]
-    lowered = [found.original_module.graph_module for each in modules for _, _, found in delegate_calls(each)]
+    handles = [node.meta.get("debug_handle") or 0 for inner in modules for node in inner.graph.nodes]
+    lowered = [called.original_module.graph_module for inner in modules for _, _, called in delegate_calls(inner)]
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 
 
@@ -90,7 +90,6 @@ def take_leaves(call: Node, node: Node, spec: pytree.TreeSpec, first: int) -> No
 
 
 def keys_of(spec: pytree.TreeSpec) -> Iterable[Any]:
-    """Return the keys under which a container's items are found."""
     return spec.context if spec.type in (dict, OrderedDict) else range(spec.num_children)
 
 

@@ -47,7 +47,9 @@ def decompose(
     if (
         born
     ):  # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
-        program = program.run_decompositions({op: each for op, each in table.items() if op not in some})
+        program = program.run_decompositions(
+            {op: decomposition for op, decomposition in table.items() if op not in some}
+        )
         decomposed = decompose_unwanted(program, table, some, set())
     return decomposed
 
@@ -78,9 +80,8 @@ def decompose_unwanted(
 
 
 def operations(program: ExportedProgram) -> Iterator[Node]:
-    """Yield the operations of a program, those of nested graphs too."""
-    for each in graph_modules(program.graph_module):
-        yield from (node for node in each.graph.nodes if node.op == "call_function")
+    for module in graph_modules(program.graph_module):
+        yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def decompose_unmarked(
@@ -142,7 +143,6 @@ def to_aten(program: ExportedProgram) -> ExportedProgram:
 
 
 def aten_target(target: Any) -> Any:
-    """Return the torch overload of an edge operator, and any other target as it is."""
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 
@@ -153,26 +153,25 @@ def replace_targets(module: GraphModule) -> dict[str, str]:
     dtypes and devices, which are known by now, go.
     """
     names: dict[str, str] = {}
-    for each in graph_modules(module):
-        for node in list(each.graph.nodes):
+    for inner in graph_modules(module):
+        for node in list(inner.graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
             if node.target is torch.ops.aten._assert_tensor_metadata.default:
-                each.graph.erase_node(node)
+                inner.graph.erase_node(node)
                 continue
             if not node.target._schema.returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
             old = node.name
-            node._rename(each.graph._target_to_str(node.target))
-            if each is module:
+            node._rename(inner.graph._target_to_str(node.target))
+            if inner is module:
                 names[old] = node.name
-        each.recompile()
+        inner.recompile()
     return names
 
 
 def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) -> ExportGraphSignature:
-    """Return a signature whose outputs are found under their nodes' new names."""
     outputs = []
     for spec in signature.output_specs:
         name = names.get(getattr(spec.arg, "name", ""))
@@ -183,19 +182,10 @@ def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) ->
 def assign_debug_handles(module: GraphModule) -> None:
     """Number the operations from 1 by the exported operation that they come from, in place."""
     handles: dict[Hashable, int] = {}
-    for each in graph_modules(module):
-        for node in each.graph.nodes:
+    for inner in graph_modules(module):
+        for node in inner.graph.nodes:
             if node.op == "call_function":
                 node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
-
-
-def generate_missing_debug_handles(ep: ExportedProgram) -> None:
-    """Give every node without a debug handle, or with 0, one of its own after the highest, in place.
-
-    Args:
-        ep: a program; its inputs and outputs get handles too.
-    """
-    fill_debug_handles(ep.graph_module, lambda node: True)
 
 
 def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
@@ -207,8 +197,8 @@ def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], abov
         above: a handle that new ones are higher than, as they are than all that are there.
     """
     highest = max(above, highest_debug_handle(module))
-    for each in graph_modules(module):
-        for node in each.graph.nodes:
+    for inner in graph_modules(module):
+        for node in inner.graph.nodes:
             if chosen(node) and not node.meta.get("debug_handle"):
                 highest += 1
                 node.meta["debug_handle"] = highest

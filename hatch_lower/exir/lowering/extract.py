@@ -23,11 +23,10 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
-from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.exir.lowered_backend_module import flat_signature
+from hatch_lower.exir.graph.surgery import attribute_of, flat_signature
 from hatch_lower.exir.lowering.partition import Partition
 
 MUTATIONS = {
@@ -51,7 +50,6 @@ class LocalProgram:
 
 
 def argument_of(node: Node) -> ArgumentSpec:
-    """Return the signature's word for a node's value."""
     value = node.meta["val"]
     if isinstance(value, torch.SymBool):
         return SymBoolArgument(node.name)
@@ -106,7 +104,6 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
 
 
 def copy_placeholder(graph: Graph, node: Node) -> Node:
-    """Add a placeholder that stands for a value of the owner."""
     placeholder = graph.placeholder(node.name)
     placeholder.meta = {key: value for key, value in node.meta.items() if key != DELEGATION_TAG}
     return placeholder
@@ -120,7 +117,6 @@ def make_program(
     constants: dict[str, Any],
     owner: ExportedProgram,
 ) -> ExportedProgram:
-    """Return an edge program that takes and returns flat tuples."""
     users = sum(spec.kind is InputKind.USER_INPUT for spec in signature.input_specs)
     results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
     return ExportedProgram(
@@ -171,7 +167,6 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
 
 
 def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
-    """Return the same kind of argument under its local name."""
     return argument if isinstance(argument, ConstantArgument) else replace(argument, name=renamed[argument.name])
 
 

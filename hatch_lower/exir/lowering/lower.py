@@ -14,10 +14,10 @@ from torch.export import ExportedProgram
 
 from hatch_lower.cache.store import Store
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
-from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
-from hatch_lower.exir.pass_base import Pass, transform_program
+from hatch_lower.exir.pass_base import AnyPass, transform_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def lower_exported(
     turns: Sequence[Turn],
     *,
     preserve: Sequence[OpOverload] = (),
-    passes: Mapping[str, Sequence[Pass]] = {},
+    passes: Mapping[str, Sequence[AnyPass]] = {},
     needs_delegates: bool = False,
     store: Store | None = None,
     steps: Steps | None = None,

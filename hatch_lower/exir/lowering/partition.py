@@ -15,7 +15,7 @@ from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS, DelegationSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS, DelegationSpec
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import storage_key
@@ -61,7 +61,6 @@ class Plan:
     nested: Mapping[str, Plan]
 
     def all_partitions(self) -> Iterator[Partition]:
-        """Yield the partitions of this graph, then those of nested graphs."""
         yield from self.partitions
         for plan in self.nested.values():
             yield from plan.all_partitions()
@@ -134,7 +133,6 @@ def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constan
 
 
 def common_tag(node: Node) -> str | None:
-    """Return the tag that all users of a graph attribute share."""
     tags = {user.meta.get(DELEGATION_TAG) for user in node.users}
     return tags.pop() if len(tags) == 1 else None
 

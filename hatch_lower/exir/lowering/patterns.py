@@ -53,7 +53,6 @@ class ReplacePattern(PassBase):
         self.pattern = trace_pattern(function, example_inputs)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Replace the occurrences, in place."""
         count = 0
         for module in graph_modules(graph_module):
             places = find_pattern(module.graph, self.pattern)
@@ -95,7 +94,6 @@ class ReplacePattern(PassBase):
 
 
 def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Any]:
-    """Return what the pattern's placeholders stand for in one place."""
     given: dict[Node, Any] = {}
 
     def collect(wanted: Any, found: Any) -> None:
@@ -111,7 +109,6 @@ def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Any]:
 
 
 def nodes_of(returned: Any) -> list[Node]:
-    """Return the results of a pattern that returns several."""
     return [node for node in returned if isinstance(node, Node)]
 
 
@@ -147,12 +144,10 @@ def trace_pattern(pattern: Callable[..., Any], example_inputs: Sequence[Any] | N
 
 
 def is_matchable(node: Node) -> bool:
-    """Return whether a call of a pattern can stand in an edge program."""
     return node.op == "call_function" and (isinstance(node.target, EdgeOpOverload) or node.target is operator.getitem)
 
 
 def recorded_graph(pattern: Callable[..., Any]) -> Graph:
-    """Return the calls that a pattern makes."""
     graph = torch.fx.symbolic_trace(pattern).graph
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
@@ -161,8 +156,6 @@ def recorded_graph(pattern: Callable[..., Any]) -> Graph:
 
 
 def exported_graph(pattern: Callable[..., Any], example_inputs: Sequence[Any]) -> Graph:
-    """Return the edge graph of an exported pattern; its constants are placeholders."""
-
     class Pattern(torch.nn.Module):
         def forward(self, *args: Any) -> Any:
             return pattern(*args)

@@ -18,8 +18,9 @@ import torch
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import BackendDetails, DelegationSpec, PreprocessResult
-from hatch_lower.exir.backend.identity import code_of
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.partitioner import DelegationSpec
+from hatch_lower.exir.backend.registry import code_of
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests

@@ -18,10 +18,11 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from hatch_lower.exir.backend.backend_details import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.graph.state import STATE_MUTATIONS
 from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_program
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, executorch_call_delegate
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.exir.lowering.partition import Partition, Plan
@@ -68,7 +69,6 @@ class Splicer:
         return graph, copies, attributes
 
     def rebuild_nested(self, root: GraphModule, plan: Plan) -> GraphModule:
-        """Return a branch or body of control flow with its partitions replaced."""
         graph, copies, attributes = self.rebuild(root, plan, frozenset())
         output = root.graph.output_node()
         graph.output(map_arg(output.args[0], copies.__getitem__)).meta.update(output.meta)
@@ -128,7 +128,6 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
 
 
 def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
-    """Copy a node that stays, without its tag."""
     copied = copy_node(graph, node, copies)
     copied.meta.pop(DELEGATION_TAG, None)
     copied.meta.pop(SHARED_TAGS, None)
@@ -149,7 +148,6 @@ def call_partition(graph: Graph, partition: Partition, name: str, handle: int, c
 
 
 def first_free_number(module: GraphModule) -> int:
-    """Return the number of the next lowered module: one more than that of any attribute called as they are."""
     names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
     numbers = [re.fullmatch(r"lowered_module_(\d+)", name) for name in names]
     return 1 + max((int(number[1]) for number in numbers if number is not None), default=-1)

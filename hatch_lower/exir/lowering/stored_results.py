@@ -7,8 +7,10 @@ from typing import Any
 
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
-from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStoreOutput, TensorLayout
+from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
+from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
+from hatch_lower.exir.tensor_layout import TensorLayout
 
 RESULT_SCHEMA = 2
 

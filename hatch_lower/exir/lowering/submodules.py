@@ -5,16 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import getitem
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import PartitionError
+from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
 from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.lowering.extract import argument_of, make_program
 
 FORGOTTEN = ("nn_module_stack", "source_fn_stack")
 
@@ -65,7 +74,6 @@ def create_submodule_from_nodes(
 
 
 def in_graph_order(graph: Graph, node_list: Iterable[Node], tag: str) -> list[Node]:
-    """Return nodes in the order of their graph."""
     nodes = sorted(set(node_list))
     if not nodes or any(node.graph is not graph or node.op in ("placeholder", "output") for node in nodes):
         raise PartitionError(
@@ -85,11 +93,11 @@ def make_room(nodes: Sequence[Node], members: set[Node], tag: str) -> Node:
     last = nodes[-1]
     while True:
         if node in members:
-            source = next((each for each in node.all_input_nodes if each in came_from), None)
+            source = next((needed for needed in node.all_input_nodes if needed in came_from), None)
             if source is not None:
                 raise circle(node, source, came_from, tag)
         else:
-            source = next((each for each in node.all_input_nodes if each in came_from or each in members), None)
+            source = next((needed for needed in node.all_input_nodes if needed in came_from or needed in members), None)
             if source is not None:
                 came_from[node] = source
                 later.append(node)
@@ -103,14 +111,13 @@ def make_room(nodes: Sequence[Node], members: set[Node], tag: str) -> Node:
 
 
 def circle(node: Node, source: Node, came_from: dict[Node, Node], tag: str) -> PartitionError:
-    """Return the error for nodes that need their own result, with the path that proves it."""
     path = [node, source]
     while path[-1] in came_from:
         path.append(came_from[path[-1]])
     return PartitionError(
         f"the nodes of `{tag}` cannot run as one call: a path leaves them and comes back",
         where=f"tag `{tag}`",
-        found=" → ".join(f"`{each.name}`" for each in reversed(path)),
+        found=" → ".join(f"`{step.name}`" for step in reversed(path)),
         hint="take the nodes between them too, or split them",
     )
 
@@ -118,7 +125,6 @@ def circle(node: Node, source: Node, came_from: dict[Node, Node], tag: str) -> P
 def build_submodule(
     gm: GraphModule, nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]
 ) -> tuple[GraphModule, list[Node]]:
-    """Return nodes as a module, and the nodes of its graph that it returns."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     attributes: dict[str, Any] = {}
@@ -137,12 +143,10 @@ def build_submodule(
 
 
 def has_results(node: Node) -> bool:
-    """Return whether a node's value is a sequence."""
     return isinstance(node.meta.get("val"), (list, tuple))
 
 
 def result_count(node: Node) -> int:
-    """Return how many values the caller gets for a node."""
     return len(node.meta["val"]) if has_results(node) else 1
 
 
@@ -159,7 +163,6 @@ def open_result(node: Node, index: int) -> Node:
 
 
 def require_openable(outputs: Sequence[Node], members: set[Node], tag: str) -> None:
-    """Refuse nodes whose several results are used outside as one value."""
     for node in outputs:
         for user in node.users if has_results(node) else ():
             if user not in members and (user.target is not getitem or not isinstance(user.args[1], int)):
@@ -171,7 +174,6 @@ def require_openable(outputs: Sequence[Node], members: set[Node], tag: str) -> N
 
 
 def replace_outputs(call: Node, outputs: Sequence[Node], members: set[Node]) -> None:
-    """Give the outside users of moved nodes the results of the call."""
     first, before = 0, call
     for node in outputs:
         outside = [user for user in node.users if user not in members]
@@ -259,3 +261,101 @@ def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_
         call_module_node.meta["val"] = [given[index] for index in order]
     gm.recompile()
     return gm
+
+
+def create_exported_program_from_submodule(
+    submodule: GraphModule, owning_program: ExportedProgram, tag: str, call_module_node: Node, is_submodule: bool
+) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, OutputSpec]]:
+    """Return a submodule as a program that shares the owner's tensors, and what the owner need not hold any longer.
+
+    Its inputs are the owned parameters, then the owned buffers, then everything else; its outputs are the new values of
+    owned buffers, then the others. The submodule and the `getitem` nodes of its call are put into that order; nothing
+    else of the owner is changed.
+
+    Args:
+        submodule: from `create_submodule_from_nodes`; its graph belongs to the result.
+        owning_program: the program whose graph calls it. A constant is owned if its placeholder there carries `tag`.
+        tag: the partition's tag.
+        call_module_node: the call.
+        is_submodule: whether the call is in a branch or body of control flow, where nothing is owned.
+
+    Returns:
+        The program; the owner's input specifications of owned constants by placeholder, without those that others use
+        too; its output specifications of the new values of owned buffers by the name of the value.
+
+    Raises:
+        PartitionError: if a new value of an owned buffer is used in the owner for something else too.
+    """
+    arrange_graph_placeholders(submodule, owning_program, tag)
+    owned = {} if is_submodule else owned_specs(owning_program, tag)
+    buffers = {str(spec.target) for spec in owned.values() if spec.kind is InputKind.BUFFER}
+    input_specs = [
+        InputSpec(spec.kind, TensorArgument(node.name), spec.target, spec.persistent)
+        if (spec := owned.get(node.name)) is not None
+        else InputSpec(InputKind.USER_INPUT, argument_of(node), None)
+        for node in submodule.graph.find_nodes(op="placeholder")
+    ]
+    consumed: dict[str, OutputSpec] = {}
+    output_specs: list[OutputSpec] = []
+    values = submodule.graph.output_node().args[0]
+    assert isinstance(values, (list, tuple))
+    for index, value in enumerate(values):
+        assert isinstance(value, Node)
+        found = dict(mutations(owning_program, call_module_node, index, buffers))
+        for result, mutation in found.items():
+            consumed[result] = mutation
+            output_specs.append(OutputSpec(mutation.kind, TensorArgument(value.name), mutation.target))
+        if not found:
+            output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
+    arrange_graph_outputs(submodule, output_specs, call_module_node)
+    inside = {str(spec.target): spec for spec in input_specs if spec.target is not None}
+    tensors = {name: constant_of(owning_program, spec) for name, spec in inside.items()}
+    program = make_program(
+        {str(node.target): attribute_of(submodule, node.target) for node in submodule.graph.find_nodes(op="get_attr")},
+        submodule.graph,
+        ExportGraphSignature(input_specs, output_specs),
+        {name: tensor for name, tensor in tensors.items() if name in owning_program.state_dict},
+        {name: tensor for name, tensor in tensors.items() if name not in owning_program.state_dict},
+        owning_program,
+    )
+    return program, {name: owned[name] for name in released(owning_program, call_module_node, owned)}, consumed
+
+
+def owned_specs(program: ExportedProgram, tag: str) -> dict[str, InputSpec]:
+    tagged = {
+        node.name for node in program.graph.find_nodes(op="placeholder") if node.meta.get("delegation_tag") == tag
+    }
+    specs = program.graph_signature.input_specs
+    return {spec.arg.name: spec for spec in specs if spec.kind in CONSTANT_KINDS and spec.arg.name in tagged}
+
+
+def mutations(
+    program: ExportedProgram, call: Node, index: int, buffers: Collection[str]
+) -> Iterator[tuple[str, OutputSpec]]:
+    """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer.
+
+    Raises:
+        PartitionError: if it is something else too.
+    """
+    returned = program.graph.output_node().args[0]
+    assert isinstance(returned, (list, tuple))
+    # by place: the signature may still have the name of a node that is in the submodule now
+    specs = list(zip(returned, program.graph_signature.output_specs, strict=True))
+    for node in call.users:
+        if node.target is not getitem or node.args[1] != index:
+            continue
+        here = [spec for value, spec in specs if value is node]
+        changed = [spec for spec in here if spec.kind is OutputKind.BUFFER_MUTATION and spec.target in buffers]
+        if changed and (len(here) > 1 or any(user.op != "output" for user in node.users)):
+            raise PartitionError(
+                f"the new value of the buffer `{changed[0].target}` is used for something else too",
+                where=f"call `{call.name}`",
+                found=", ".join(f"`{user.name}`" for user in node.users),
+                hint="leave the buffer's placeholder without a tag, so that it stays in the owner",
+            )
+        yield from ((node.name, spec) for spec in changed)
+
+
+def released(program: ExportedProgram, call: Node, owned: dict[str, InputSpec]) -> list[str]:
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    return [name for name in owned if set(nodes[name].users) <= {call}]

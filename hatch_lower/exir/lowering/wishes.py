@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.backend.backend_details import Partitioner
+from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload
-from hatch_lower.exir.dialects.edge.dtypes import full_name
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import Wanted
 
-NEVER_KEPT = ("aten::item", "aten::unbind.int")
+NEVER_KEPT = (torch.ops.aten.item.default, torch.ops.aten.unbind.int)
 """Operators that an edge program cannot hold whole: they are decomposed, whoever asks for them."""
 
 FREE_NAMESPACES = ("quantized_decomposed",)
@@ -54,14 +54,16 @@ class Wishes:
         """
         if partitioners:
             program = functional(program)
-        answers = [(type(each).__name__, each.ops_to_not_decompose(program)) for each in partitioners]
+        answers = [
+            (type(partitioner).__name__, partitioner.ops_to_not_decompose(program)) for partitioner in partitioners
+        ]
         whole: dict[OpOverload, None] = {}
         filters: dict[OpOverload, list[Wanted]] = {}
         wanted_by: dict[OpOverload, tuple[str, ...]] = {}
         for name, (operators, wanted) in answers:
-            for each in operators:
-                op: OpOverload = each._op if isinstance(each, EdgeOpOverload) else each
-                if op._schema.is_mutable or full_name(op) in NEVER_KEPT:
+            for operator in operators:
+                op: OpOverload = operator._op if isinstance(operator, EdgeOpOverload) else operator
+                if op._schema.is_mutable or op in NEVER_KEPT:
                     continue
                 wanted_by[op] = (*wanted_by.get(op, ()), name)
                 if wanted is None:
@@ -73,29 +75,27 @@ class Wishes:
 
 
 def any_of(filters: Sequence[Wanted]) -> Wanted:
-    """Return whether any of some filters wants a node."""
     return filters[0] if len(filters) == 1 else lambda node: any(wanted(node) for wanted in filters)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without operations that change their arguments, otherwise as exported."""
-    if not any(changes_arguments(node) for each in graph_modules(program.graph_module) for node in each.graph.nodes):
+    if not any(
+        changes_arguments(node) for module in graph_modules(program.graph_module) for node in module.graph.nodes
+    ):
         return program
     decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
     return decompose({})
 
 
 def changes_arguments(node: Node) -> bool:
-    """Return whether an exported operation changes its arguments."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def undelegated(program: ExportedProgram, wishes: Wishes) -> Iterator[tuple[Node, OpOverload]]:
-    """Yield the operations that were kept whole for a backend and are still there."""
     found = [
         (node, node.target._op)
-        for each in graph_modules(program.graph_module)
-        for node in each.graph.nodes
+        for module in graph_modules(program.graph_module)
+        for node in module.graph.nodes
         if isinstance(node.target, EdgeOpOverload)
         and node.target._op in wishes.wanted_by
         and node.target._op.namespace not in FREE_NAMESPACES
@@ -127,7 +127,7 @@ def refuse_undelegated(
     node, op = left[0]
     names = ", ".join(f"`{name}`" for name in wishes.wanted_by[op])
     rows = [f"{op} was kept whole for {names}"]
-    rows += [f"node `{each.name}`: {reasons.get(each.name, 'no partitioner took it')}" for each, _ in left]
+    rows += [f"node `{kept.name}`: {reasons.get(kept.name, 'no partitioner took it')}" for kept, _ in left]
     raise NotDelegatedError(
         f"{op} was not decomposed or delegated",
         where=f"method `{method}`, node `{node.name}`",

@@ -1,1 +1,10 @@
-"""`EdgeProgramManager`, and the functions that make one."""
+"""A model's methods on their way from exported programs to lowered ones."""
+
+from hatch_lower.exir.program._program import (
+    EdgeProgramManager,
+    LoweredProgram,
+    to_edge,
+    to_edge_transform_and_lower,
+)
+
+__all__ = ["EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]

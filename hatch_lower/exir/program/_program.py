@@ -9,54 +9,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
+from torch._export.verifier import Verifier
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import EdgeError, nearest
+from hatch_lower.exir._program_utils import _get_updated_graph_signature as _get_updated_graph_signature
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
-from hatch_lower.exir.backend.backend_details import Partitioner
-from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
-from hatch_lower.exir.dialects.edge.verify import verify_edge
+from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBackendConfig
+from hatch_lower.exir.dialects.edge.verify import EdgeViolationError, verify_edge
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
-from hatch_lower.exir.pass_base import Pass, transform_program
-
-__all__ = ["EdgeCompileConfig", "EdgeProgramManager", "LoweredProgram", "to_edge", "to_edge_transform_and_lower"]
+from hatch_lower.exir.pass_base import AnyPass, transform_program
 
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
-Passes = Sequence[Pass] | Mapping[str, Sequence[Pass]] | Pass
+Passes = Sequence[AnyPass] | Mapping[str, Sequence[AnyPass]] | AnyPass
 Partitioners = Partitioner | Sequence[Partitioner] | Mapping[str, Sequence[Partitioner]]
 
 
 class MethodNameError(EdgeError, KeyError):
     """A model has no method of that name."""
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeCompileConfig:
-    """How programs are converted and checked."""
-
-    _check_ir_validity: bool = True
-    """Whether finished programs are checked against the rules of the dialect."""
-    _skip_dim_order: bool = False
-    """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
-    _core_aten_ops_exception_list: list[OpOverload] | None = field(default_factory=list)
-    """Operators that may stand in the programs although they are not core ATen."""
-    preserve_ops: list[OpOverload] = field(default_factory=list)
-    """Operators that are left whole in all programs, whether a backend takes them or not."""
-
-    def exempt(self) -> frozenset[OpOverload]:
-        return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))
-
-
-class ExecutorchBackendConfig:
-    """Options of ExecuTorch's own program format, taken so that calls can stay as they are; they have no effect."""
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +55,10 @@ class LoweredProgram:
         """The names of the methods."""
         return set(self.programs)
 
+    @property
+    def config_methods(self) -> set[str]:
+        return set(self.constant_methods)
+
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
         """Return a method's lowered program."""
         return program_of(self.programs, method_name)
@@ -90,7 +71,8 @@ class EdgeProgramManager:
         edge_programs: the program of `forward`, or method name to program.
         constant_methods: method name to the value that it returns.
         compile_config: how programs are checked.
-        ops_set_to_not_decompose: operators that need not be core ATen, because backends asked to keep them whole.
+        core_aten_ops_exception_list: operators that need not be core ATen.
+        preserve_ops: more of them, because backends asked to keep them whole.
         reasons: method name to node name to the reasons why no backend took it so far.
 
     Raises:
@@ -102,13 +84,14 @@ class EdgeProgramManager:
         edge_programs: Programs,
         constant_methods: Mapping[str, Any] | None = None,
         compile_config: EdgeCompileConfig | None = None,
-        ops_set_to_not_decompose: Iterable[OpOverload] = (),
+        core_aten_ops_exception_list: Iterable[OpOverload] | None = None,
+        preserve_ops: Iterable[OpOverload] | None = None,
         reasons: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.compile_config = EdgeCompileConfig() if compile_config is None else compile_config
         self._edge_programs = by_method(edge_programs)
         self._config_methods = dict(constant_methods or {})
-        self._kept = frozenset(ops_set_to_not_decompose)
+        self._kept = frozenset((*(core_aten_ops_exception_list or ()), *(preserve_ops or ())))
         self._reasons = dict(reasons or {})
         if self.compile_config._check_ir_validity:
             self.verify(self.compile_config)
@@ -160,7 +143,7 @@ class EdgeProgramManager:
             for name, program in self._edge_programs.items()
         }
         config = self.compile_config if compile_config is None else compile_config
-        return EdgeProgramManager(programs, self._config_methods, config, self._kept, self._reasons)
+        return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons=self._reasons)
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
         """Lower all methods by one partitioner, or those named each by its own.
@@ -176,9 +159,9 @@ class EdgeProgramManager:
         }
         config = replace(self.compile_config, _check_ir_validity=False)
         reasons = {name: result.reasons for name, result in lowered.items()}
-        return EdgeProgramManager(programs_of(lowered), self._config_methods, config, self._kept, reasons)
+        return EdgeProgramManager(programs_of(lowered), self._config_methods, config, self._kept, reasons=reasons)
 
-    def to_program(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
+    def to_executorch(self, config: ExecutorchBackendConfig | None = None) -> LoweredProgram:
         """Return the methods as they are packaged; `hatch_lower.pipeline.emit.emit` writes them."""
         return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
 
@@ -258,7 +241,25 @@ def to_edge_transform_and_lower(
         needs_delegates=True,
     )
     reasons = {name: result.reasons for name, result in lowered.methods.items()}
-    return EdgeProgramManager(programs_of(lowered.methods), constant_methods, config, lowered.kept, reasons)
+    return EdgeProgramManager(programs_of(lowered.methods), constant_methods, config, lowered.kept, reasons=reasons)
+
+
+def _transform(
+    self: ExportedProgram, *passes: AnyPass, override_verifiers: Sequence[type[Verifier]] | None = None
+) -> ExportedProgram:
+    """Return a program after some passes; as `transform_program`.
+
+    Args:
+        override_verifiers: check the result by the first of these, for one that is no edge program.
+    """
+    return transform_program(self, passes, verifier=override_verifiers[0] if override_verifiers else None)
+
+
+def lift_constant_tensor_pass(ep: ExportedProgram) -> ExportedProgram:
+    """Make inputs of the tensors that a graph holds as attributes, in place; return the program."""
+    ep._constants.update(lift_constants_pass(ep.graph_module, ep.graph_signature, ConstantAttrMap()))
+    ep.graph_module.recompile()
+    return ep
 
 
 def by_method(programs: Programs) -> dict[str, ExportedProgram]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import DataEntry, NamedDataStore, NamedDataStoreOutput
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.delegates import (

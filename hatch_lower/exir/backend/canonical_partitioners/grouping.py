@@ -198,7 +198,6 @@ class Atoms:
         raise AssertionError("a strongly connected component without a circle")
 
     def levels(self) -> list[int | None]:
-        """Return the level of each taken atom."""
         count = len(self.heads)
         behind_taken = [-1] * count  # the highest level directly before each atom
         behind_refused = [-1] * count  # the same, before operations that are not taken
@@ -256,7 +255,6 @@ def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[
 
 
 def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
-    """Return groups in their order, with those that overlap as one."""
     parent = list(range(len(groups)))
 
     def root(group: int) -> int:

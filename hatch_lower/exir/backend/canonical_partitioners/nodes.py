@@ -63,7 +63,6 @@ def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a node computes nothing."""
     target = torch_operator(node.target)
     if isinstance(target, OpOverload):
         return target.namespace == "aten" and target._opname in VIEWS
@@ -78,8 +77,7 @@ def producer_of(node: Node) -> Node:
 
 
 def tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the fake tensors that a node gives."""
     value = node.meta.get("val")
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(each, torch.Tensor):
-            yield each
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, torch.Tensor):
+            yield item

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 from torch.fx.node import _get_qualified_name
-
-__all__ = ["OperatorSet", "named_arguments", "operator_name", "torch_operator"]
 
 
 def torch_operator(target: Any) -> Any:
@@ -33,7 +33,6 @@ def operator_name(target: Any) -> str:
 
 
 def strip_module(name: str) -> str:
-    """Return the part of `torch.ops.aten.add` or `executorch.exir.dialects.edge._ops.aten.add` after the `ops`."""
     parts = name.split(".")
     place = next((index for index, part in enumerate(parts) if part in ("ops", "_ops")), None)
     if place is None:
@@ -59,7 +58,7 @@ class OperatorSet:
 
     def __init__(self, operators: Iterable[Any]) -> None:
         self.operators = tuple(operators)
-        self._names = frozenset(operator_name(each) for each in self.operators)
+        self._names = frozenset(operator_name(operator) for operator in self.operators)
 
     def __contains__(self, node: Node) -> bool:
         if node.op != "call_function":
@@ -73,6 +72,26 @@ class OperatorSet:
         return bool(self._names)
 
     def overloads(self) -> list[OpOverload]:
-        """Return the torch overloads among them, as they were given."""
-        found = (torch_operator(each) for each in self.operators)
-        return [each for each in found if isinstance(each, OpOverload)]
+        found = (torch_operator(operator) for operator in self.operators)
+        return [target for target in found if isinstance(target, OpOverload)]
+
+
+aten = torch.ops.aten
+INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
+    {
+        aten.embedding.default: 1,
+        aten.gather.default: 2,
+        aten.index_select.default: 2,
+        aten.scatter.src: 2,
+        aten.scatter.value: 2,
+        aten.scatter_add.default: 2,
+        aten.scatter_reduce.two: 2,
+    }
+)
+"""Operators that take no negative index, and the position of their indices."""
+
+
+def without_negatives(index: Node) -> tuple[tuple[OpOverload, int], ...]:
+    """Return the operators, each with its number, that make a negative index larger than any size, and thus refused."""
+    value: Any = index.meta["val"]
+    return (aten.clamp.default, -1), (aten.bitwise_and.Scalar, torch.iinfo(value.dtype).max)

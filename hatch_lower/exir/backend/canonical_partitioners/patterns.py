@@ -100,7 +100,6 @@ class Matcher:
         return self.match_arguments(arguments_of(wanted), arguments_of(given), match)
 
     def match_arguments(self, wanted: Any, given: Any, match: dict[Node, Any]) -> bool:
-        """Return whether arguments can stand for a pattern's arguments."""
         if isinstance(wanted, Node):
             return self.match_node(wanted, given, match)
         if isinstance(wanted, (list, tuple)) and isinstance(given, (list, tuple)):
@@ -110,7 +109,6 @@ class Matcher:
         return self.ignore_literals or same_literal(wanted, given)
 
     def is_contained(self, places: dict[Node, Node]) -> bool:
-        """Return whether what the pattern does not return is used within it only."""
         inside = set(places.values())
         return all(key in self.returned or inside.issuperset(node.users) for key, node in places.items())
 
@@ -140,7 +138,6 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
 
 
 def cone_of(anchors: list[Node]) -> set[Node]:
-    """Return nodes and all that they are computed from."""
     cone, pending = set(anchors), list(anchors)
     while pending:
         for source in pending.pop().all_input_nodes:

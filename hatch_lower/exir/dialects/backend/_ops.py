@@ -8,17 +8,18 @@ from typing import Any, ClassVar
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
+from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
-from hatch_lower.exir.dialects.edge.faults import KernelError
-
-__all__ = ["KERNELS", "BackendOpOverload", "BackendOpOverloadPacket", "has_kernel"]
 
 KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)
 """One of these lets a graph with the operator be traced again."""
 
 
+class KernelError(EdgeError, AssertionError):
+    """A backend operator has no kernel to trace it with."""
+
+
 def has_kernel(op: OpOverload) -> bool:
-    """Return whether an operator can be traced: it has one of `KERNELS`."""
     return any(op.has_kernel_for_dispatch_key(key) for key in KERNELS)
 
 

@@ -1,1 +1,1 @@
-"""The edge dialect: core ATen ops as edge overloads, explicit dtypes, a debug handle on every operation."""
+"""The edge dialect: core ATen ops as edge overloads, with a debug handle on every operation."""

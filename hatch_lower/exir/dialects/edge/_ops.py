@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from torch._ops import OpOverload, OpOverloadPacket
 from torchgen.model import SchemaKind
 
-from hatch_lower.exir.dialects.edge.schema import EdgeDialectFunctionSchema
-from hatch_lower.exir.dialects.edge.variant import to_variant
+from hatch_lower.exir.dialects.edge.op.api import to_variant
 
 __all__ = ["SOURCE", "EdgeOpOverload", "EdgeOpOverloadPacket", "dotted_name"]
 
@@ -23,7 +22,6 @@ SOURCE = "hatch_lower.exir.dialects._ops"
 
 
 def dotted_name(op: OpOverload) -> str:
-    """Return `aten.add.Tensor` for torch's `aten::add.Tensor`."""
     return f"{op._schema.name.replace('::', '.')}.{op._schema.overload_name or 'default'}"
 
 
@@ -35,7 +33,6 @@ class EdgeOpOverload:
     """
 
     _dialect = "edge"
-    _schema: EdgeDialectFunctionSchema
 
     def __init__(self, op: OpOverload) -> None:
         self._op = op
@@ -49,14 +46,7 @@ class EdgeOpOverload:
     def __getattr__(self, name: str) -> Any:
         if name == "_op":
             raise AttributeError(name)
-        if name == "_schema":
-            # made when it is first asked for: most operators of a process are never asked
-            made: Any = EdgeDialectFunctionSchema(self._op)
-        elif name == "_out_variant":
-            made = to_variant(self._op, SchemaKind.out)
-        else:
-            return getattr(self._op, name)
-        return self.__dict__.setdefault(name, made)
+        return getattr(self._op, name)
 
     def to_out_variant(self) -> OpOverload:
         """Return the torch overload that writes the same result into an `out` argument.
@@ -64,8 +54,7 @@ class EdgeOpOverload:
         Raises:
             VariantError: a `RuntimeError`, if there is none with the same arguments.
         """
-        variant: OpOverload = self._out_variant
-        return variant
+        return to_variant(self._op, SchemaKind.out)
 
     def __copy__(self) -> EdgeOpOverload:
         return self
@@ -97,7 +86,6 @@ class EdgeOpOverloadPacket:
 
     @property
     def op(self) -> Any:
-        """The torch packet's raw operator."""
         return self._packet.op
 
     def __getattr__(self, name: str) -> Any:

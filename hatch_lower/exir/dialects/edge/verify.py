@@ -8,34 +8,28 @@ exempt from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._export.verifier import Verifier
+from torch._export.verifier import SpecViolationError, Verifier
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload
-from hatch_lower.exir.dialects.edge.dtypes import (
-    REGULAR_DTYPES,
-    FunctionDtypeConstraint,
-    _edge_dialect_info,
-    full_name,
-    is_tensor_type,
-    result_name,
-)
-from hatch_lower.exir.dialects.edge.faults import EdgeViolationError
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
-
-__all__ = ["DIALECT_RULES", "STRUCTURE_RULES", "EdgeVerifier", "Rule", "RuleContext", "find_violations", "verify_edge"]
 
 SHOWN = 8
 """How many violations an error lists."""
 
 ATEN_NAMESPACES = ("aten", "prims")
+
+
+class EdgeViolationError(EdgeError, SpecViolationError):
+    """A program breaks a rule of the edge dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,10 @@ class RuleContext:
     Args:
         module: whose graph the node is in.
         exempt: torch overloads that need not be core ATen.
-        checked: dtypes of calls that were looked up already; extended.
     """
 
     module: GraphModule
     exempt: frozenset[OpOverload] = frozenset()
-    checked: dict[tuple[EdgeOpOverload, tuple[Any, ...]], str | None] = field(default_factory=dict)
 
 
 Rule = Callable[[Node, RuleContext], "str | None"]
@@ -85,20 +77,6 @@ def is_core_aten(node: Node, context: RuleContext) -> str | None:
     return f"operator {node.target} is not core ATen"
 
 
-def has_allowed_dtypes(node: Node, context: RuleContext) -> str | None:
-    """Refuse dtypes that torch does not accept together, or does not return."""
-    target = node.target
-    if not isinstance(target, EdgeOpOverload) or full_name(target._op) not in _edge_dialect_info:
-        return None
-    dtypes = tuple(dtypes_of(node, target._op))
-    if any(dtype is not None and dtype not in REGULAR_DTYPES for _, dtype in dtypes):
-        return None
-    key = (target, dtypes)
-    if key not in context.checked:
-        context.checked[key] = describe_dtypes(target, target._schema.dtype_constraint, dict(dtypes))
-    return context.checked[key]
-
-
 def has_contiguous_attribute(node: Node, context: RuleContext) -> str | None:
     """Refuse attribute tensors with gaps or transposed dimensions."""
     if node.op != "get_attr":
@@ -110,13 +88,12 @@ def has_contiguous_attribute(node: Node, context: RuleContext) -> str | None:
 
 
 STRUCTURE_RULES: tuple[Rule, ...] = (is_edge_operator, is_functional, has_debug_handle)
-DIALECT_RULES: tuple[Rule, ...] = (*STRUCTURE_RULES, is_core_aten, has_allowed_dtypes, has_contiguous_attribute)
+DIALECT_RULES: tuple[Rule, ...] = (*STRUCTURE_RULES, is_core_aten, has_contiguous_attribute)
 
 HINTS: Mapping[Rule, str] = MappingProxyType(
     {
         is_core_aten: "keep it whole with `EdgeCompileConfig(preserve_ops=[...])`, exempt it with "
         "`_core_aten_ops_exception_list`, or let a backend take it",
-        has_allowed_dtypes: "convert one of the tensors before the operation",
         has_contiguous_attribute: "call `.contiguous()` on it before exporting",
     }
 )
@@ -127,10 +104,9 @@ def find_violations(
 ) -> Iterator[tuple[Rule, Node, str]]:
     """Yield what breaks a rule in a graph and those nested in it: the rule, the node, and what is wrong."""
     listed = tuple(rules)
-    checked: dict[tuple[EdgeOpOverload, tuple[Any, ...]], str | None] = {}
-    for each in graph_modules(module):
-        context = RuleContext(each, frozenset(exempt), checked)
-        for node in each.graph.nodes:
+    for inner in graph_modules(module):
+        context = RuleContext(inner, frozenset(exempt))
+        for node in inner.graph.nodes:
             for rule in listed:
                 message = rule(node, context)
                 if message is not None:
@@ -154,14 +130,13 @@ def verify_edge(
 
 
 def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
-    """Raise `EdgeViolationError` if there is a violation."""
     found: dict[str, tuple[Rule, Node]] = {}
     for rule, node, message in violations:
         found.setdefault(message, (rule, node))
     if not found:
         return
     first, (rule, node) = next(iter(found.items()))
-    rows = [f"{message} (node `{each.name}`)" for message, (_, each) in found.items()]
+    rows = [f"{message} (node `{culprit.name}`)" for message, (_, culprit) in found.items()]
     more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
     raise EdgeViolationError(
         first,
@@ -171,43 +146,7 @@ def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
     )
 
 
-def dtypes_of(node: Node, op: OpOverload) -> Iterator[tuple[str, torch.dtype | None]]:
-    """Yield the dtypes of an operation's tensors by name; `None` for a number or for tensors of several dtypes."""
-    given = dict(zip((argument.name for argument in op._schema.arguments), node.args, strict=False)) | node.kwargs
-    for argument in op._schema.arguments:
-        if is_tensor_type(argument.type) and given.get(argument.name) is not None:
-            yield argument.name, dtype_of(given[argument.name])
-    returns = op._schema.returns
-    value = node.meta.get("val")
-    values = value if len(returns) > 1 and isinstance(value, (list, tuple)) else [value]
-    for position, (argument, each) in enumerate(zip(returns, values, strict=False)):
-        if is_tensor_type(argument.type):
-            yield result_name(argument, position), dtype_of(each)
-
-
-def dtype_of(value: Any) -> torch.dtype | None:
-    """Return the dtype of a tensor, of a node's tensor, or that all tensors of a list have."""
-    if isinstance(value, Node):
-        value = value.meta.get("val")
-    if isinstance(value, (list, tuple)):
-        dtypes = {dtype_of(each) for each in value if each is not None}
-        return dtypes.pop() if len(dtypes) == 1 else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def describe_dtypes(
-    target: EdgeOpOverload, constraint: FunctionDtypeConstraint, dtypes: Mapping[str, torch.dtype | None]
-) -> str | None:
-    """Return what is wrong with a call's dtypes, or `None`."""
-    missing = dict.fromkeys(constraint.essential_tensor_io_names - dtypes.keys())
-    if constraint.validate({**missing, **dtypes}):
-        return None
-    shown = ", ".join(f"{name}: {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype)
-    return f"operator {target} does not go with these dtypes: {shown}"
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is contiguous, or channels-last."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     dense = tensor.is_contiguous()
     if not dense and tensor.dim() in formats:
@@ -221,13 +160,10 @@ class EdgeVerifier(Verifier):
     dialect = "HATCH_LOWER_EDGE"
 
     def allowed_op_types(self) -> tuple[type[Any], ...]:
-        """Return the operator types that may stand in an edge graph; bare overloads have a rule of their own."""
         return (EdgeOpOverload, OpOverload, HigherOrderOperator)
 
     def allowed_getattr_types(self) -> tuple[type[Any], ...]:
-        """Return the types of attributes beside lowered modules."""
         return (*super().allowed_getattr_types(), torch.Tensor, torch.ScriptObject)
 
     def check_additional(self, gm: GraphModule) -> None:
-        """Check the rules in a graph and those nested in it."""
         refuse(find_violations(gm, STRUCTURE_RULES))

@@ -22,14 +22,9 @@ from torch.export import ExportedProgram
 from hatch_lower.backends.reference.claim import claim, is_operation
 from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.backends.reference.run import ReferenceDelegate
-from hatch_lower.exir.backend.backend_details import (
-    BackendDetails,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.dialects._ops import edge_overload
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 

@@ -158,7 +158,6 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
 
 
 def refuse_overlaps(groups: Sequence[Sequence[Node]]) -> None:
-    """Raise `GroupError` for a node that is in two groups."""
     seen: dict[Node, int] = {}
     for number, group in enumerate(groups):
         for node in group:

@@ -6,13 +6,30 @@ import torch
 from torch._ops import OpOverload
 from torchgen.model import SchemaKind
 
-from hatch_lower.exir.dialects.edge.faults import VariantError, VariantKindError
+from hatch_lower.errors import EdgeError
 
-__all__ = ["kind_of", "to_variant"]
+
+class VariantError(EdgeError, RuntimeError):
+    """An operator has no variant of the kind that was asked for."""
+
+
+class VariantKindError(EdgeError, AssertionError):
+    """A kind of variant was asked for that operators are not turned into."""
+
+
+def get_torch_op_overload(namespace: str, opname: str, overload: str | None) -> OpOverload:
+    """Return `torch.ops.<namespace>.<opname>.<overload>`; without an overload name, the default one."""
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), opname), overload or "default")
+    return found
+
+
+def get_callable(name: str) -> OpOverload:
+    """Return the ATen overload `add.Tensor`."""
+    opname, overload = name.split(".")
+    return get_torch_op_overload("aten", opname, overload)
 
 
 def kind_of(schema: torch.FunctionSchema) -> SchemaKind:
-    """Return whether an operator is functional, writes into `out` arguments, or changes its inputs."""
     if any(argument.is_out for argument in schema.arguments):
         return SchemaKind.out
     if not schema.is_mutable:
@@ -22,7 +39,6 @@ def kind_of(schema: torch.FunctionSchema) -> SchemaKind:
 
 
 def signature_of(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, bool], ...]:
-    """Return name, type, default and keyword-only-ness of the arguments that are no `out` arguments."""
     return tuple(
         (argument.name, str(argument.real_type), repr(argument.default_value), argument.kwarg_only)
         for argument in schema.arguments
@@ -54,13 +70,13 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
     wanted = signature_of(op._schema)
     packet = op.overloadpacket
     overloads = [getattr(packet, name) for name in packet.overloads()]
-    for each in overloads:
-        if kind_of(each._schema) is variant and signature_of(each._schema) == wanted:
-            found: OpOverload = each
+    for overload in overloads:
+        if kind_of(overload._schema) is variant and signature_of(overload._schema) == wanted:
+            found: OpOverload = overload
             return found
     kind = variant.name.capitalize()
     raise VariantError(
         f"{kind} variant of operator {op._schema.name} can't be found",
-        found="\n".join(str(each._schema) for each in overloads),
+        found="\n".join(str(overload._schema) for overload in overloads),
         hint="register an overload with the same arguments, or leave the operator as it is",
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.canonical_partitioners.capability import (
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     Partition,
     Support,
@@ -106,7 +106,6 @@ def partition_listed(
     op_support: Support | None,
     skip_horizontal_fusion: bool = False,
 ) -> list[Partition]:
-    """Return the partitions of groups, nodes in lists and supported nodes."""
     listed = {node: None for nodes in lists or () for node in nodes}
     alone = predicate(graph_module, op_support)
     leaves = [*listed, *supported_leaves(graph_module, op_support)]
@@ -120,7 +119,6 @@ def propose(
     leaves: Sequence[Node],
     skip_horizontal_fusion: bool = False,
 ) -> list[Partition]:
-    """Return the partitions of groups and supported nodes, those of one node included."""
     partitioner = CapabilityBasedPartitioner(
         graph_module, supports, allows_single_node_partition=True, skip_horizontal_fusion=skip_horizontal_fusion
     )
@@ -130,7 +128,6 @@ def propose(
 
 
 def require_either(pattern_list: Sequence[Sequence[Node]] | None, op_support: Support | None) -> None:
-    """Refuse a call that says nothing of what to take."""
     if pattern_list is None and op_support is None:
         raise PartitionError(
             "there is neither a list of nodes nor a support object to partition by",

@@ -40,8 +40,8 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
         module.graph,
         signature=copy.deepcopy(real_exported_program.graph_signature),
         state_dict={
-            name: mode.from_tensor(each, static_shapes=True) if isinstance(each, torch.Tensor) else each
-            for name, each in real_exported_program.state_dict.items()
+            name: mode.from_tensor(tensor, static_shapes=True) if isinstance(tensor, torch.Tensor) else tensor
+            for name, tensor in real_exported_program.state_dict.items()
         },
     )
 

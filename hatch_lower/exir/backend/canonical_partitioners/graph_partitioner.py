@@ -11,61 +11,21 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from hatch_lower.exir.backend.backend_details import (
-    DELEGATION_TAG,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-)
-from hatch_lower.exir.backend.canonical_partitioners.capability import (
+from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
     Partition,
     Support,
     predicate,
 )
-from hatch_lower.exir.backend.canonical_partitioners.constants import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
 from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
-from hatch_lower.exir.backend.canonical_partitioners.reasons import WhyNoPartitionReporter
-from hatch_lower.exir.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import nested_graph_modules
 
-__all__ = [
-    "AllNodePartitioner",
-    "GroupPartitioner",
-    "OperatorListPartitioner",
-    "PatternPartitioner",
-    "SupportPartitioner",
-]
-
 KeptOperators = tuple[list[OpOverload], Callable[[Node], bool] | None]
-
-
-class AllNodePartitioner(Partitioner):
-    """Tags every operation and every constant of a program with one tag, the backend's id.
-
-    Args:
-        backend_id: the backend.
-        compile_specs: its options.
-    """
-
-    def __init__(self, backend_id: str, compile_specs: list[CompileSpec]) -> None:
-        super().__init__()
-        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag everything but user inputs and the output."""
-        tag = self.delegation_spec.backend_id
-        specs = exported_program.graph_signature.input_specs
-        constants = {spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS}
-        tags = {}
-        for node in exported_program.graph.nodes:
-            if node.op != "output" and (node.op != "placeholder" or node.name in constants):
-                node.meta[DELEGATION_TAG] = tag
-                tags[tag] = self.delegation_spec
-        return PartitionResult(exported_program, tags)
 
 
 class GraphPartitioner(Partitioner):
@@ -127,7 +87,6 @@ class GraphPartitioner(Partitioner):
                 self.tag_graph(nested, tags, reasons)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
-        """Return the operators that the partitioner was told to keep."""
         return list(self.keep), self.keep_filter
 
 
@@ -164,13 +123,11 @@ class SupportPartitioner(GraphPartitioner):
         self.non_compute_ops = tuple(non_compute_ops)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the supported operations and their constants; the reporter holds the reasons of this call only."""
         if self.reporter is not None:
             self.reporter.clear()
         return super().partition(exported_program)
 
     def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
-        """Return the partitions of the supported operations."""
         proposer = CapabilityBasedPartitioner(
             graph_module, self.support, self.allows_single_node_partition, self.non_compute_ops
         )
@@ -180,7 +137,6 @@ class SupportPartitioner(GraphPartitioner):
         return found
 
     def refusal(self, node: Node) -> str:
-        """Return the reason for an operation for which nothing else is known."""
         return f"the backend `{self.delegation_spec.backend_id}` does not support this call of `{name_of(node)}`"
 
 
@@ -216,7 +172,6 @@ class OperatorListPartitioner(SupportPartitioner):
         self._spec = MappingProxyType({"operators": listed.operators})
 
     def refusal(self, node: Node) -> str:
-        """Say that the operator is not listed."""
         return f"`{name_of(node)}` is not among the operators of the backend `{self.delegation_spec.backend_id}`"
 
 
@@ -247,7 +202,6 @@ class GroupPartitioner(GraphPartitioner):
         self.support = support
 
     def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
-        """Return the partitions of the groups."""
         groups = self.find_groups(graph_module)
         proposer = CapabilityBasedPartitioner(
             graph_module, predicate(graph_module, self.support), allows_single_node_partition=True
@@ -259,7 +213,6 @@ class GroupPartitioner(GraphPartitioner):
         return found
 
     def refusal(self, node: Node) -> str:
-        """Return the reason for an operation of no group."""
         return f"this call of `{name_of(node)}` is in no group that `{self.delegation_spec.backend_id}` takes"
 
 
@@ -292,7 +245,6 @@ class PatternPartitioner(GroupPartitioner):
         self.ignore_literals = ignore_literals
 
     def places(self, graph_module: GraphModule) -> list[list[Node]]:
-        """Return the nodes of each place of each pattern."""
         return [
             list(place.values())
             for pattern in self.patterns
@@ -300,7 +252,6 @@ class PatternPartitioner(GroupPartitioner):
         ]
 
     def refusal(self, node: Node) -> str:
-        """Return the reason for an operation that no pattern covers."""
         return f"no pattern of the backend `{self.delegation_spec.backend_id}` covers this call of `{name_of(node)}`"
 
 
@@ -319,5 +270,4 @@ def explain(
 
 
 def name_of(node: Node) -> str:
-    """Return the name of the operator that a node calls."""
     return operator_name(node.target)

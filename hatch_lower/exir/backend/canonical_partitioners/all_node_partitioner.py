@@ -1,0 +1,33 @@
+"""The partitioner that takes a whole program."""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+
+from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.graph.state import CONSTANT_KINDS
+
+
+class AllNodePartitioner(Partitioner):
+    """Tags every operation and every constant of a program with one tag, the backend's id.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+    """
+
+    def __init__(self, backend_id: str, compile_specs: list[CompileSpec]) -> None:
+        super().__init__()
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        tag = self.delegation_spec.backend_id
+        specs = exported_program.graph_signature.input_specs
+        constants = {spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS}
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.op != "output" and (node.op != "placeholder" or node.name in constants):
+                node.meta[DELEGATION_TAG] = tag
+                tags[tag] = self.delegation_spec
+        return PartitionResult(exported_program, tags)

@@ -1,0 +1,27 @@
+"""`CompileSpec`: one option of a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hatch_lower.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpec:
+    """One option of a backend, as bytes.
+
+    Raises:
+        BackendError: if the value is something else.
+    """
+
+    key: str
+    value: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, bytes):
+            raise BackendError(
+                f"the value of the compile spec `{self.key}` is not bytes",
+                found=f"{self.value!r:.200}",
+                hint="encode it: `value.encode()` of a string, `struct.pack` of numbers",
+            )

@@ -1,0 +1,29 @@
+"""Options of `to_edge` and its like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from torch._ops import OpOverload
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCompileConfig:
+    """How programs are converted and checked."""
+
+    _check_ir_validity: bool = True
+    """Whether finished programs are checked against the rules of the dialect."""
+    _skip_dim_order: bool = False
+    """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
+    _core_aten_ops_exception_list: list[OpOverload] | None = field(default_factory=list)
+    """Operators that may stand in the programs although they are not core ATen."""
+    preserve_ops: list[OpOverload] = field(default_factory=list)
+    """Operators that are left whole in all programs, whether a backend takes them or not."""
+
+    def exempt(self) -> frozenset[OpOverload]:
+        return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))
+
+
+class ExecutorchBackendConfig(SimpleNamespace):
+    """Options of ExecuTorch's own program format, taken so that calls can stay as they are; they have no effect."""

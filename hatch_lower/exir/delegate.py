@@ -1,0 +1,9 @@
+"""The call of a lowered module in a graph; torch has the operator itself."""
+
+from torch._higher_order_ops.executorch_call_delegate import (
+    executorch_call_delegate,
+    get_lowered_module_name,
+    is_lowered_module,
+)
+
+__all__ = ["executorch_call_delegate", "get_lowered_module_name", "is_lowered_module"]

@@ -1,0 +1,55 @@
+"""Passes one after the other, over a graph; over a program: `EdgeProgramManager.transform` and `transform_program`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.infra import pass_manager as fx
+from torch.utils import _pytree as pytree
+
+from hatch_lower.errors import EdgeError
+from hatch_lower.exir.pass_base import PassType
+
+__all__ = ["PassManager", "PassType"]
+
+
+class PassManager(fx.PassManager):
+    """Runs passes over a graph module.
+
+    Args:
+        passes: passes, or lists of them.
+        run_checks_after_each_pass: check the graph after each of them, not only before.
+        suppress_check_failures: go on after a failed check.
+        steps: how many times all are run.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[PassType | Sequence[PassType]] | None = None,
+        run_checks_after_each_pass: bool = False,
+        suppress_check_failures: bool = False,
+        steps: int = 1,
+    ) -> None:
+        super().__init__(
+            [fx.pass_result_wrapper(leaf) for leaf in pytree.tree_leaves(list(passes or ()))],
+            run_checks_after_each_pass=run_checks_after_each_pass,
+            suppress_check_failures=suppress_check_failures,
+            steps=steps,
+        )
+
+    def check(self, module: torch.nn.Module) -> None:
+        """Refuse what is no graph module, a graph that is not well formed, and method calls in it."""
+        assert isinstance(module, GraphModule)
+        module.recompile()
+        module.graph.lint()
+        for node in module.graph.nodes:
+            if node.op != "call_method":
+                continue
+            raise EdgeError(
+                "an edge program calls operators, and no methods",
+                where=f"node `{node.name}`",
+                found=str(node.target),
+                hint="call the operator that the method stands for",
+            )

@@ -1,0 +1,27 @@
+"""Debug handles: for all operations, and for nodes that have none."""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
+
+from hatch_lower.exir.lowering.convert import assign_debug_handles, fill_debug_handles
+from hatch_lower.exir.pass_base import ExportPass
+
+
+class DebugHandleGeneratorPass(ExportPass):
+    """Numbers all operations anew, in place; those that come from the same exported operation share a number."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        assign_debug_handles(graph_module)
+        return PassResult(graph_module, True)
+
+
+def generate_missing_debug_handles(ep: ExportedProgram) -> None:
+    """Give every node without a debug handle, or with 0, one of its own after the highest, in place.
+
+    Args:
+        ep: a program; its inputs and outputs get handles too.
+    """
+    fill_debug_handles(ep.graph_module, lambda node: True)

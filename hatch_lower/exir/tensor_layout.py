@@ -1,0 +1,63 @@
+"""`TensorLayout`: how the bytes of a blob are a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.exir.scalar_type import ScalarType
+
+
+class NamedDataError(BackendError, ValueError):
+    """A backend added named data that contradicts itself or what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How a blob is a tensor.
+
+    Args:
+        scalar_type: its dtype, `float32`; a `ScalarType` may be given.
+        sizes: its sizes.
+        dim_order: its dimensions from the outermost in memory to the innermost.
+    """
+
+    scalar_type: str
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scalar_type, ScalarType):  # not every dtype of torch has one, so names are kept
+            object.__setattr__(self, "scalar_type", dtype_name(self.scalar_type.dtype))
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # ExecuTorch's are lists
+        object.__setattr__(self, "dim_order", tuple(self.dim_order))
+
+    @classmethod
+    def of_bytes(cls, size: int) -> TensorLayout:
+        """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""
+        return cls("uint8", (size,), (0,))
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorLayout:
+        """Return the layout of a tensor that fills its memory without gaps.
+
+        Raises:
+            ValueError: as `NamedDataError`, if it is neither contiguous nor channels-last.
+        """
+        dense = tensor.is_contiguous() or (
+            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        )
+        if not dense:
+            raise NamedDataError(
+                "a tensor with gaps or transposed dimensions cannot be named data",
+                found=f"sizes {tuple(tensor.shape)}, strides {tensor.stride()}",
+                hint="call `.contiguous()` on it",
+            )
+        if tensor.is_contiguous():
+            order = tuple(range(tensor.dim()))
+        else:
+            order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
+        return cls(dtype_name(tensor.dtype), tuple(tensor.shape), order)
