@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -41,8 +41,6 @@ class MissingType(type):
 class MissingModule(ModuleType):
     """A module that `hatch_lower.exir` does not have."""
 
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -63,7 +61,9 @@ class MissingFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self) if name.startswith(f"{ROOT}.") else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return MissingModule(spec.name)
+        module = MissingModule(spec.name)
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         pass
@@ -77,7 +77,7 @@ def lay_over() -> None:
         if hasattr(module, "__path__"):
             module.__path__.append(str(FOLDER.joinpath(*name.split(".")[2:])))
         if not hasattr(module, "__getattr__"):
-            module.__getattr__ = stand_in(name)  # type: ignore[attr-defined]
+            vars(module)["__getattr__"] = stand_in(name)
     sys.meta_path.append(MissingFinder())
 
 

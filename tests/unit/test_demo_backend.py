@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.lowered import install
 
-from hatch_lower import BACKEND_GROUP
+from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.cache.store import open_store
 from hatch_lower.cli.debug import debug_lines, debug_report
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -32,7 +32,6 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.lower_model import lower_model
-from hatch_lower.runtime.delegates import DELEGATE_GROUP
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 

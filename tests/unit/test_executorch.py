@@ -157,7 +157,7 @@ def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
     assert net.info["threads"] is None
     assert len(net.info["passed"]) == 1
     # in the order of the partition's graph: heads, softmax, the quotient
-    assert net.info["orders"] == [[0, 2, 1], None, None]
+    assert net.info["outputs"] == [{"result": 0, "order": [0, 2, 1]}, 1, 2]
 
 
 def test_the_debug_map_covers_every_operation(made: Made) -> None:
@@ -649,7 +649,7 @@ def test_damaged_files_and_plans_are_refused(net: PreprocessResult, tmp_path: Pa
     blob.path.write_bytes(net.processed_bytes[:64])
     with pytest.raises(ProgramError, match="cannot be loaded"):
         ExecutorchDelegate.load(blob, [])
-    for damage in ({"inputs": 0}, {"orders": [[1]]}, {"threads": 0}, {"passed": None}):
+    for damage in ({"inputs": 0}, {"outputs": [{"result": 0, "order": [1]}, 1, 2]}, {"threads": 0}, {"passed": None}):
         with pytest.raises(ProgramError, match="the plan does not describe a partition"):
             ExecutorchDelegate.load(DelegateBlob(blob.path, {**net.info, **damage}), [])
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import NamedDataError, NamedDataStore, NamedDataStoreOutput
+from hatch_lower.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from hatch_lower.exir._serialize.data_serializer import DataEntry
-from hatch_lower.exir.tensor_layout import TensorLayout
+from hatch_lower.exir.tensor_layout import NamedDataError, TensorLayout
 
 pytestmark = pytest.mark.torch
 

@@ -697,9 +697,9 @@ def test_a_program_without_onnx_runtime_names_the_extra(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"inputs": [9]},
+        {"passed": [9]},
         {"inputs": "x"},
-        {"results": 2},
+        {"outputs": [0, 1]},
         {"outputs": [{"result": 1}]},
         {"outputs": [{"input": 4}]},
         {"outputs": [{}]},

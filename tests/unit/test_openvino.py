@@ -25,7 +25,7 @@ from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
 from hatch_lower.backends.openvino.composites import COMPOSITES
-from hatch_lower.backends.openvino.constants import arrange
+from hatch_lower.backends.openvino.convert import arrange
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
@@ -676,7 +676,6 @@ def test_a_result_says_what_the_wheel_must_know() -> None:
         "passed": [0],
         "indices": [],
         "outputs": [0],
-        "results": [[]],
     }
     assert len(buffer) >= 64 * 64 * 4
     assert delegate.named_data_store_output.pte_data[name].alignment == 64
@@ -801,7 +800,7 @@ def changed(blob: DelegateBlob, **values: Any) -> DelegateBlob:
         ({"passed": [1]}, "inputs [1] of 1"),
         ({"indices": [[1, 5]]}, "indices ((1, 5),) of 1 inputs"),
         ({"outputs": [1]}, "outputs [1]"),
-        ({"results": [[0, 2]]}, "orders ((0, 2),)"),
+        ({"outputs": [{"result": 0, "permute": [0, 2]}]}, "outputs [{'result': 0, 'permute': [0, 2]}]"),
         ({"constants": "others"}, "no named data `others`"),
         ({"threads": None}, "TypeError"),
         ({"compared": [8]}, "ValueError"),

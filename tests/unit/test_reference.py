@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from hatch_lower.backends.null.compile import NullBackend
 from hatch_lower.backends.null.run import NullDelegate
 from hatch_lower.backends.reference.compile import ReferenceBackend
-from hatch_lower.backends.reference.container import join_blob, split_blob
-from hatch_lower.backends.reference.run import ReferenceDelegate
+from hatch_lower.backends.reference.run import ReferenceDelegate, join_blob, split_blob
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods, to_backend
 from hatch_lower.exir.backend.backend_details import BackendDetails

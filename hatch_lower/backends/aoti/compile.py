@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from elftools.elf.elffile import ELFFile
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from hatch_lower.backends.aoti.configuration import (
     Isa,
@@ -33,6 +32,8 @@ from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.backends.call_map import call_facts
+from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
@@ -85,7 +86,6 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the torch whose library the code is linked to."""
         return (torch_requirement(torch.__version__),)
 
     @classmethod
@@ -135,10 +135,8 @@ def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: I
         info={
             "constants": prepared.constants,
             "bound": list(generated.bound),
-            "inputs": prepared.given,
-            "passed": list(prepared.passed),
-            "outputs": list(prepared.outputs),
             "openmp": openmp,
+            **call_facts(prepared.given, prepared.passed, prepared.outputs),
         },
     )
 
@@ -166,33 +164,9 @@ def check_openmp(library: bytes) -> list[str]:
 
 
 def debug_handles(prepared: Prepared, generated: Generated) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of each kernel; `no kernel` holds operations of a partition that needs none.
-
-    An operation that inductor's provenance lost (a view, or one that a pattern replaced) counts to the kernels of those
-    that use its result, or else to the kernels of those that it uses.
-    """
-    kernels: dict[int, set[str]] = {}
-    for kernel, indices in generated.origins.items():
-        for index in indices:
-            kernels.setdefault(index, set()).add(kernel)
-    nodes = {node.meta["custom"][ORIGIN]: node for node in prepared.module.graph.nodes if "custom" in node.meta}
-    for index, node in reversed(nodes.items()):
-        if index not in kernels:
-            adopt(kernels, index, list(node.users))
-    for index, node in nodes.items():
-        if not kernels[index]:
-            adopt(kernels, index, node.all_input_nodes)
-    found: dict[int | str, set[int]] = {kernel: set() for kernel in generated.origins}
-    for index, handle in enumerate(prepared.handles):
-        for kernel in kernels.get(index) or {"no kernel"}:
-            found.setdefault(kernel, set()).add(handle)
-    return {kernel: tuple(sorted(handles)) for kernel, handles in found.items() if handles}
-
-
-def adopt(kernels: dict[int, set[str]], index: int, neighbours: Sequence[Node]) -> None:
-    """Give an operation the kernels of its neighbours."""
-    indices = [node.meta["custom"][ORIGIN] for node in neighbours if "custom" in node.meta]
-    kernels[index] = {kernel for each in indices for kernel in kernels.get(each, ())}
+    """Return the debug handles of each kernel; `no kernel` holds operations of a partition that needs none."""
+    numbers = {node: node.meta["custom"][ORIGIN] for node in prepared.module.graph.nodes if "custom" in node.meta}
+    return instruction_handles(numbers, prepared.handles, generated.origins, "no kernel")
 
 
 def torch_requirement(version: str) -> str:

@@ -65,7 +65,7 @@ class Options:
     exclude: tuple[str, ...] = ()
 
     def to_specs(self) -> list[CompileSpec]:
-        """Return what shapes the blob of one partition; which nodes it has is not among it."""
+        # What shapes the result of one partition. Which nodes it has is not among it.
         return [CompileSpec("isa", self.isa.name.encode())]
 
 
@@ -147,7 +147,6 @@ def inductor_settings(isa: Isa) -> dict[str, Any]:
 
 
 def settings_digest(isa: Isa) -> str:
-    """Return the sha256 of the settings, for the backend's fingerprint."""
     return digest_of(inductor_settings(isa))
 
 

@@ -71,7 +71,6 @@ def address_in(library: str, function: str = FUNCTION) -> int | None:
 
 
 def path_at(address: int) -> str:
-    """Return the path of the library at an address of this process."""
     for line in MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
         span, *fields = line.split(maxsplit=5)
         first, _, last = span.partition("-")

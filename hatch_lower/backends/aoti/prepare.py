@@ -6,21 +6,21 @@ tensors) is left, so equal partitions give equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.export.graph_signature import InputSpec, OutputSpec
+from torch.fx import GraphModule, Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from hatch_lower.backends.aoti.symbols import SymbolSource, find_sources, rebuild_expression
-from hatch_lower.errors import BackendError
+from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
+from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator, without_negatives
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
+from hatch_lower.exir.graph.state import constant_of, stand_ins
 
 ORIGIN = "hatch_lower.node"
 HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
@@ -37,8 +37,7 @@ class Prepared:
         passed: positions, among the partition's user inputs, of those that the native code gets.
         given: the number of user inputs.
         constants: the number of constants.
-        outputs: how each output is made from what the native code returns: `tensor`, `int`, `float`, `bool` for the
-            next result, `{"input": i}` for a user input, `{"literal": value}` for a number or `None`.
+        outputs: how each output is made, as a `CallMap` has it.
         handles: the debug handle of each operation, by its index in the partition.
     """
 
@@ -47,7 +46,7 @@ class Prepared:
     passed: tuple[int, ...]
     given: int
     constants: int
-    outputs: tuple[str | dict[str, Any], ...]
+    outputs: tuple[Any, ...]
     handles: tuple[int, ...]
 
 
@@ -60,72 +59,50 @@ def prepare(program: ExportedProgram) -> Prepared:
     Raises:
         BackendError: if it takes a symbolic size that none of its tensor inputs has.
     """
-    writer = Writer(program)
-    handles = writer.copy_operations()
-    outputs = writer.write_outputs()
+    copied = AotiCopy(program)
     return Prepared(
-        module=GraphModule(writer.attributes, writer.graph),
-        inputs=tuple(writer.fakes),
-        passed=tuple(writer.passed),
-        given=sum(spec.kind is InputKind.USER_INPUT for spec in program.graph_signature.input_specs),
-        constants=len(constant_specs(program)),
-        outputs=outputs,
-        handles=handles,
+        module=GraphModule(copied.attributes, copied.graph),
+        inputs=tuple(copied.fakes),
+        passed=tuple(copied.passed),
+        given=len(copied.inputs),
+        constants=len(copied.attributes),
+        outputs=tuple(copied.outputs),
+        handles=tuple(copied.handles),
     )
 
 
-class Writer:
-    """Writes the canonical graph of one program, node by node."""
+class AotiCopy(PartitionCopy):
+    """A partition for inductor: constants as attributes, sizes read off the tensors, changes of state as `copy_`."""
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program = program
-        self.graph = Graph()
-        self.values: dict[Node, Any] = {}
+    backend_id: ClassVar[str] = "aoti"
+
+    def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
+        """Write constants, then tensor inputs, then symbolic inputs as sizes of the tensors."""
         self.attributes: dict[str, Any] = {}
         self.fakes: list[torch.Tensor] = []
-        self.passed: list[int] = []
-        self.inputs: dict[Node, int] = {}
-        self.placeholders: dict[str, Node] = {}
-        self._read_placeholders()
-
-    def _read_placeholders(self) -> None:
-        """Write constants, then tensor inputs, then symbolic inputs as sizes of the tensors."""
-        program = self.program
-        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-        constants = iter(stand_ins([constant_of(program, spec) for spec in constant_specs(program)]))
-        position = 0
-        tensors: list[Node] = []
-        others: list[Node] = []
-        for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
-            self.placeholders[spec.target or spec.arg.name] = node
-            if spec.kind in CONSTANT_KINDS:
-                name = f"c{len(self.attributes)}"
-                self.attributes[name] = next(constants)
-                self.values[node] = self.graph.create_node("get_attr", name, name=name)
-                continue
-            if spec.kind is not InputKind.USER_INPUT:
-                raise BackendError(
-                    f"the backend `aoti` cannot take an input of the kind {spec.kind.name}",
-                    where=f"placeholder `{node.name}`",
-                    hint="leave the operations that use it out of the partition",
-                )
-            self.inputs[node] = position
-            (tensors if isinstance(node.meta.get("val"), torch.Tensor) else others).append(node)
-            position += 1
-        fakes = FakeInputs(program, tensors)
-        copies: list[Node] = []
-        for index, node in enumerate(tensors):
-            fake = fakes.make(node.meta["val"])
-            copied = self.graph.create_node("placeholder", f"x{index}", name=f"x{index}")
-            copied.meta["val"] = fake
-            self.fakes.append(fake)
+        self.placeholders = {node.name: node for node in self.inputs}
+        self.placeholders |= {str(spec.target): node for node, spec in constants}
+        # stand-ins, for no code may depend on what a constant holds; those that share memory still do
+        tensors = stand_ins([constant_of(self.program, spec) for _, spec in constants])
+        for (node, _), tensor in zip(constants, tensors, strict=True):
+            name = f"c{len(self.attributes)}"
+            self.attributes[name] = tensor
+            self.values[node] = self.graph.create_node("get_attr", name, name=name)
+        inputs = [node for node in self.inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+        fakes = FakeInputs(self.program, inputs)
+        for node in inputs:
+            name = f"x{len(self.passed)}"
+            copied = self.graph.create_node("placeholder", name, name=name)
+            copied.meta["val"] = fakes.make(node.meta["val"])
+            self.fakes.append(copied.meta["val"])
             self.passed.append(self.inputs[node])
             self.values[node] = copied
-            copies.append(copied)
-        for node in others:
-            self.values[node] = self._write_symbol(node, fakes.sources, copies)
+        copies = [self.values[node] for node in inputs]
+        for node in self.inputs:
+            if node not in self.values:
+                self.values[node] = self._write_symbol(node, fakes, copies)
 
-    def _write_symbol(self, node: Node, sources: Mapping[sympy.Expr, SymbolSource], copies: Sequence[Node]) -> Any:
+    def _write_symbol(self, node: Node, fakes: FakeInputs, copies: Sequence[Node]) -> Any:
         """Return the value of an input that is no tensor: a literal, or nodes that compute it from tensors' sizes."""
         value = node.meta.get("val")
         if not isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
@@ -133,61 +110,42 @@ class Writer:
         if not node.users:
             return None
         try:
-            return rebuild_expression(value.node.expr, sources, copies, self.graph)
+            return rebuild_expression(value.node.expr, fakes.sources, copies, self.graph)
         except (KeyError, NotImplementedError) as error:
-            raise BackendError(
-                "a partition takes a symbolic size that none of its tensor inputs has",
-                where=f"placeholder `{node.name}`",
-                found=str(value),
-                hint="leave the operations that use it out of the partition",
-            ) from error
+            what = "take a symbolic size that none of its tensor inputs has"
+            raise self.refusal(what, f"placeholder `{node.name}`", str(value)) from error
 
-    def copy_operations(self) -> tuple[int, ...]:
-        """Write the operations; return their debug handles."""
-        handles: list[int] = []
-        for node in self.program.graph.nodes:
-            if node.op != "call_function":
-                continue
-            index = len(handles)
-            handles.append(node.meta.get("debug_handle", index + 1))
-            if not node.users and is_check(node):
-                continue
-            target = torch_operator(node.target)
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-            if target is torch.ops.aten.index_select.default:
-                # Inductor counts a negative index from the end, where eager refuses it.
-                indices = args[2]
-                for step, (operator, number) in enumerate(without_negatives(node.args[2])):
-                    indices = self._call(operator, (indices, number), {}, f"i{index}_{step}", index)
-                args = (*args[:2], indices)
-            self.values[node] = self._call(target, args, kwargs, f"n{index}", index)
-        return tuple(handles)
+    def write_operation(self, node: Node, index: int) -> Any:
+        """Write an operation; a check of what the executor has checked is left out."""
+        if not node.users and is_check(node):
+            return None
+        target = torch_operator(node.target)
+        args, kwargs = self.arguments(node)
+        if target is torch.ops.aten.index_select.default:
+            # Inductor counts a negative index from the end, where eager refuses it.
+            given: Any = node.args[2]
+            indices = args[2]
+            for step, (operator, number) in enumerate(without_negatives(given)):
+                indices = self._call(operator, (indices, number), {}, f"i{index}_{step}", index)
+            args = (*args[:2], indices)
+        return self._call(target, args, kwargs, f"n{index}", index)
 
     def _call(self, target: Any, args: Any, kwargs: Any, name: str, index: int) -> Node:
-        """Write a call for the operation with this index."""
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
         # Inductor hands this on to every node that it makes from the node.
         copied.meta["custom"] = {ORIGIN: index}
         return copied
 
-    def write_outputs(self) -> tuple[str | dict[str, Any], ...]:
-        """Write mutations and the output node; return how each of the program's outputs is made."""
-        results: list[Node] = []
-        kinds: list[str | dict[str, Any]] = []
-        (output,) = (node for node in self.program.graph.nodes if node.op == "output")
-        for value, spec in zip(output.args[0], self.program.graph_signature.output_specs, strict=True):
-            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-                target = self.values[self.placeholders[spec.target]]
-                self.graph.call_function(torch.ops.aten.copy_.default, (target, self.values[value]))
-            elif isinstance(spec.arg, ConstantArgument) or not isinstance(value, Node):
-                kinds.append({"literal": value})
-            elif value in self.inputs:
-                kinds.append({"input": self.inputs[value]})
-            else:
-                kinds.append(kind_of(value.meta.get("val")))
-                results.append(self.values[value])
-        self.graph.output(tuple(results))
-        return tuple(kinds)
+    def write_result(self, value: Node) -> Any:
+        """Write a result; native code returns numbers as tensors."""
+        self.results.append(self.values[value])
+        kind, position = kind_of(value.meta.get("val")), len(self.results) - 1
+        return position if kind == "tensor" else {"result": position, "number": kind}
+
+    def write_mutation(self, value: Any, spec: OutputSpec) -> None:
+        """Write a change of a constant in place, which is bound to the program's own memory."""
+        target = self.values[self.placeholders[str(spec.target)]]
+        self.graph.call_function(torch.ops.aten.copy_.default, (target, self.values[value]))
 
 
 class FakeInputs:
@@ -216,7 +174,6 @@ class FakeInputs:
                 self._renamed[source.symbol] = self._new_symbol(source.symbol)
 
     def make(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a fake tensor in place of a program's own fake tensor."""
         with self._mode:
             return torch.empty_strided(
                 [self._size(size) for size in value.shape],
@@ -260,7 +217,6 @@ class FakeInputs:
 
 
 def static_sizes(program: ExportedProgram) -> set[int]:
-    """Return every static size of the tensors of a program."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
     return {size for shape in shapes for size in shape if isinstance(size, int)}
@@ -273,7 +229,6 @@ def is_check(node: Node) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Return what an output of a node with this value is for Python."""
     if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
         return "int"
     if isinstance(value, (torch.SymBool, bool)):

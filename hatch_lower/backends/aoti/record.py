@@ -149,5 +149,4 @@ def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:
 
 
 def first_lines(text: str, count: int = 12) -> str:
-    """Return the first lines of a long message."""
     return "\n".join(text.strip().splitlines()[:count])

@@ -60,7 +60,6 @@ def guard(function: str) -> str:
 
 
 def find_line(lines: list[str], text: str, begin: int) -> int:
-    """Return the number of the first line from `begin` on that is a text."""
     try:
         return lines.index(text, begin)
     except ValueError:
@@ -68,7 +67,6 @@ def find_line(lines: list[str], text: str, begin: int) -> int:
 
 
 def another_form(line: str) -> BackendError:
-    """Return the error for code that inductor does not write."""
     return BackendError(
         "inductor's code has another form than this backend knows, and an error in it could end the process",
         found=line.strip(),

@@ -10,9 +10,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.engine_partitioner import why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 
 DTYPES = frozenset(
     {
@@ -93,18 +93,9 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
 def why_not_values(node: Node) -> str:
     """Return why the types of a node's inputs or results are not taken."""
     for source in (node, *node.all_input_nodes):
-        if source.op == "get_attr":
-            return f"it uses the attribute `{source.target}`"
-        for value in tensors_of(source):
-            if value.dtype not in DTYPES:
-                return f"`{source.name}` has the type {dtype_name(value.dtype)}"
-            if value.device.type != "cpu" or value.layout is not torch.strided:
-                return f"`{source.name}` is {value.layout} on {value.device}"
-            if free_unbacked_symbols(value):
-                return f"`{source.name}` has a size that is known at run time only"
         if is_symbolic(source) and not is_backed_integer(source.meta["val"]):
             return f"`{source.name}` is a number that is known at run time only"
-    return ""
+    return why_not_tensors(node, DTYPES)
 
 
 def is_backed_integer(value: Any) -> bool:
@@ -116,8 +107,8 @@ def is_random(op: OpOverload, node: Node) -> bool:
     """Return whether a call draws random numbers; dropout that is switched off does not."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    names = {argument.name for argument in op._schema.arguments}
+    given = named_arguments(node)
     if "train" in names:
         return given.get("train") is not False
     if "dropout_p" in names:
@@ -151,5 +142,4 @@ def has_native_code(op: OpOverload) -> bool:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Return whether an operator is defined by other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "CompositeImplicitAutograd")

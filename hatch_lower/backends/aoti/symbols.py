@@ -46,19 +46,19 @@ def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.E
         for dim, size in enumerate(shape)
         if isinstance(size, torch.SymInt) and size.node.expr.free_symbols
     ]
-    found: dict[sympy.Expr, SymbolSource] = {}
+    sources: dict[sympy.Expr, SymbolSource] = {}
     for expression, tensor, dim in sizes:
-        if isinstance(expression, sympy.Symbol) and expression not in found:
-            found[expression] = SymbolSource(expression, expression, tensor, dim, SIZE)
+        if isinstance(expression, sympy.Symbol) and expression not in sources:
+            sources[expression] = SymbolSource(expression, expression, tensor, dim, SIZE)
     for expression, tensor, dim in sizes:
-        unknown = [symbol for symbol in expression.free_symbols if symbol not in found]
+        unknown = [symbol for symbol in expression.free_symbols if symbol not in sources]
         factor = expression / unknown[0] if len(unknown) == 1 else sympy.S.Zero
         if factor.is_Integer and factor > 0:
-            found[unknown[0]] = SymbolSource(unknown[0], expression, tensor, dim, FloorDiv(SIZE, factor))
+            sources[unknown[0]] = SymbolSource(unknown[0], expression, tensor, dim, FloorDiv(SIZE, factor))
     for expression, tensor, dim in sizes:
-        if expression not in found and any(symbol not in found for symbol in expression.free_symbols):
-            found[expression] = SymbolSource(expression, expression, tensor, dim, None)
-    return found
+        if expression not in sources and any(symbol not in sources for symbol in expression.free_symbols):
+            sources[expression] = SymbolSource(expression, expression, tensor, dim, None)
+    return sources
 
 
 def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SymbolSource]) -> bool:
@@ -89,7 +89,6 @@ def rebuild_expression(
 
 
 def read_source(source: SymbolSource, tensors: Sequence[Node], graph: Graph) -> Node:
-    """Write the nodes that read one symbol."""
     size = graph.call_function(torch.ops.aten.sym_size.int, (tensors[source.tensor], source.dim))
     if source.inverse is None or source.inverse == SIZE:
         return size

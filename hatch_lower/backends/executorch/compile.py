@@ -8,19 +8,15 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.executorch.configuration import (
-    executorch,
-    options_from_specs,
-    parse_options,
-)
+from hatch_lower.backends.call_map import call_facts
+from hatch_lower.backends.executorch.configuration import BACKEND_ID, executorch, parse_options
 from hatch_lower.backends.executorch.partitioner import ExecutorchPartitioner
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import prepare
 from hatch_lower.backends.executorch.support import guards_suppressed
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import extra_hint
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
 VERSION = "1"
@@ -41,7 +37,7 @@ class ExecutorchBackend(BackendDetails):
         Raises:
             BackendError: if ExecuTorch is not installed, or fails.
         """
-        options = options_from_specs(compile_specs)
+        options = parse_options(spec_values(BACKEND_ID, compile_specs))
         with executorch(), guards_suppressed(edge_program):
             prepared = prepare(edge_program)
             lowered = lower(prepared, finite=options.finite)
@@ -51,10 +47,8 @@ class ExecutorchBackend(BackendDetails):
             suffix="pte",
             requirements=(REQUIREMENT,),
             info={
-                "inputs": prepared.given,
-                "passed": list(prepared.passed),
-                "orders": [None if order is None else list(order) for order in prepared.orders],
                 "threads": options.threads,
+                **call_facts(prepared.given, prepared.passed, prepared.outputs),
             },
             head=lowered.head,
         )
@@ -70,7 +64,6 @@ class ExecutorchBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the ExecuTorch that loads the programs."""
         return (REQUIREMENT,)
 
     @classmethod

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import GivenOptions, extra_hint, is_number_from
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.options import GivenOptions, extra_hint, is_number_from, json_specs
 
 BACKEND_ID = "executorch"
 KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
@@ -36,11 +34,8 @@ class Options:
     exclude: tuple[str, ...] = ()
 
     def to_specs(self) -> list[CompileSpec]:
-        """Return what shapes the result for one partition; which nodes it has is not among it."""
-        return [
-            CompileSpec("finite-only", canonical_json(self.finite)),
-            CompileSpec("threads", canonical_json(self.threads)),
-        ]
+        # What shapes the result of one partition. Which nodes it has is not among it.
+        return json_specs({"finite-only": self.finite, "threads": self.threads})
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
@@ -58,15 +53,6 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     )
     given.check()
     return found
-
-
-def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    """Return the options that compile specs carry.
-
-    Raises:
-        BackendError: for an unknown key or value.
-    """
-    return parse_options({spec.key: json.loads(spec.value) for spec in specs})
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def head_of(data: bytes, weights: Any) -> int | None:
         return None
     order = dict.fromkeys(entry.buffer_index for entry in weights.pte_data.values())
     buffers = [weights.buffers[index] for index in order]
-    sizes = [len(each) for each in buffers]
+    sizes = [len(buffer) for buffer in buffers]
     start = len(data) - sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes[:-1]) - sum(sizes[-1:])
     head = start
     for buffer in buffers:
@@ -89,7 +89,9 @@ def refuse_missing(plan: Any) -> None:
     from executorch.extension.pybindings import _portable_lib
 
     known = set(_portable_lib._get_operator_names())
-    names = {f"{each.name}.{each.overload}" if each.overload else each.name for each in plan.operators}
+    names = {
+        f"{operator.name}.{operator.overload}" if operator.overload else operator.name for operator in plan.operators
+    }
     missing = sorted(names - known)
     if missing:
         raise BackendError(
@@ -101,7 +103,7 @@ def refuse_missing(plan: Any) -> None:
 
 def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]:
     """Return, for each debug handle that ExecuTorch gave, those of the partition's operations that stand behind it."""
-    found: dict[int, set[int]] = {}
+    origins_of: dict[int, set[int]] = {}
     modules = [program.graph_module]
     for node in program.graph.find_nodes(op="get_attr"):
         lowered: Any = getattr(program.graph_module, str(node.target), None)
@@ -111,8 +113,8 @@ def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]
         for node in module.graph.nodes:
             handle, origin = node.meta.get("debug_handle"), handles.get(oldest_name(node))
             if isinstance(handle, int) and origin is not None:
-                found.setdefault(handle, set()).add(origin)
-    return found
+                origins_of.setdefault(handle, set()).add(origin)
+    return origins_of
 
 
 def oldest_name(node: Node) -> str:
@@ -130,23 +132,22 @@ def instruction_handles(made: Any, plan: Any, origins: dict[int, set[int]]) -> d
     """Return the debug handles of each instruction of a plan, from ExecuTorch's map of them and its delegates."""
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
-    found: dict[int | str, tuple[int, ...]] = {}
+    instructions: dict[int | str, tuple[int, ...]] = {}
     for index, theirs in sorted(emitted.debug_handle_map.get(METHOD, {}).items()):
         listed = [theirs] if isinstance(theirs, int) else list(theirs)
         ours = sorted({origin for handle in listed for origin in origins.get(handle, ())})
         if not ours:
             continue
         delegate = delegates.get(index)
-        found[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = tuple(ours)
+        instructions[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = tuple(ours)
         for identifier, inner in sorted(((delegate or {}).get("delegate_map") or {}).items(), key=str):
             inside = sorted({origin for handle in inner for origin in origins.get(handle, ())})
             if inside:
-                found[f"{index}:{identifier}"] = tuple(inside)
-    return found
+                instructions[f"{index}:{identifier}"] = tuple(inside)
+    return instructions
 
 
 def kernel_name(plan: Any, index: int) -> str:
-    """Return the name of the operator that an instruction calls."""
     arguments = plan.chains[0].instructions[index].instr_args
     place = getattr(arguments, "op_index", None)
     return type(arguments).__name__ if place is None else str(plan.operators[place].name).replace("::", ".")

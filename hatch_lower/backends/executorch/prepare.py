@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._export.verifier import Verifier
@@ -18,13 +19,13 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape
-from hatch_lower.errors import BackendError
+from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
+from hatch_lower.exir.graph.state import constant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class Prepared:
         program: an ATen program; its inputs are the tensors among the partition's.
         passed: the positions of those among the partition's inputs.
         given: the number of the partition's inputs.
-        orders: of each output the order of its dimensions in memory, where it is not that of a contiguous tensor.
+        outputs: how each output is made, as a `CallMap` has it.
         handles: debug handle of each operation by its name.
     """
 
     program: ExportedProgram
     passed: tuple[int, ...]
     given: int
-    orders: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[Any, ...]
     handles: dict[str, int]
 
 
@@ -55,46 +56,60 @@ def prepare(program: ExportedProgram) -> Prepared:
     Raises:
         BackendError: if it changes state, or takes or returns something else than tensors.
     """
-    writer = Writer(program)
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            writer.copy_operation(node)
-    return writer.finish()
+    copied = ExecutorchCopy(program)
+    results = tuple(copied.results)
+    copied.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in results)
+    in_spec = pytree.tree_flatten(((0,) * len(copied.passed), {}))[1]
+    out_spec = pytree.tree_flatten((0,) * len(results))[1]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results]
+    prepared = ExportedProgram(
+        root={},
+        graph=copied.graph,
+        graph_signature=ExportGraphSignature(copied.specs, outputs),
+        state_dict=copied.state,
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
+        constants={},
+        verifiers=[Verifier],
+    )
+    return Prepared(prepared, tuple(copied.passed), len(copied.inputs), tuple(copied.outputs), copied.named_handles)
 
 
-class Writer:
-    """Writes the graph of one partition, node by node."""
+class ExecutorchCopy(PartitionCopy):
+    """A partition for ExecuTorch: an input specification for each placeholder, and no Python numbers."""
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program = program
-        self.graph = Graph()
-        self.values: dict[Node, Any] = {}
+    backend_id: ClassVar[str] = "executorch"
+
+    def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
+        """Write constants, numbers that are operands, and the inputs that are tensors; nothing written uses sizes."""
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
         self.specs: list[InputSpec] = []
-        self.passed: list[int] = []
-        self.given = 0
-        self.handles: dict[str, int] = {}
+        self.named_handles: dict[str, int] = {}
         self.numbers: dict[tuple[Any, str], Node] = {}
-        placeholders = list(program.graph.find_nodes(op="placeholder"))
-        values = [node.meta.get("val") for node in placeholders]
-        self.mode: Any = next(
-            (getattr(each, "fake_mode", None) for each in values if isinstance(each, torch.Tensor)), None
-        )
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            if spec.kind in CONSTANT_KINDS:
-                self.add_copies(node, constant_of(program, spec).detach())
+        for node, spec in constants:
+            self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            if spec.kind not in CONSTANT_KINDS:
-                self.add_input(node, spec)
+        for node, position in self.inputs.items():
+            value: Any = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                copied = self.graph.placeholder(f"x{len(self.passed)}")
+                with self.mode:
+                    copied.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
+                self.specs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(copied.name), None))
+                self.passed.append(position)
+                self.values[node] = copied
+
+    @property
+    def mode(self) -> Any:
+        values = (node.meta.get("val") for node in self.program.graph.find_nodes(op="placeholder"))
+        return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
         """Add a tensor that the program holds; ExecuTorch's passes for XNNPACK want it contiguous."""
         name = f"c{len(self.state)}"
         node = self.graph.placeholder(name)
         self.state[name] = tensor.contiguous()
-        assert self.mode is not None
         node.meta["val"] = self.mode.from_tensor(self.state[name], static_shapes=True)
         self.specs.append(InputSpec(InputKind.BUFFER, TensorArgument(name), name, True))
         return node
@@ -117,22 +132,8 @@ class Writer:
                 continue
             self.numbers[key] = self.add_constant(torch.tensor(node.args[1], dtype=key[0]))
 
-    def add_input(self, node: Node, spec: InputSpec) -> None:
-        """Add a tensor that a call gives; sizes are not passed on, for nothing is left that uses them."""
-        value = node.meta.get("val")
-        if spec.kind is not InputKind.USER_INPUT:
-            raise refusal(f"an input of the kind {spec.kind.name}", node)
-        if isinstance(value, torch.Tensor):
-            copied = self.graph.placeholder(f"x{len(self.passed)}")
-            with value.fake_mode:  # type: ignore[attr-defined]
-                copied.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
-            self.specs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(copied.name), None))
-            self.passed.append(self.given)
-            self.values[node] = copied
-        self.given += 1
-
-    def copy_operation(self, node: Node) -> None:
-        """Write an operation."""
+    def write_operation(self, node: Node, index: int) -> Node:
+        """Write an operation, under the name that it has: ExecuTorch's debug maps lead back to it."""
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
         number = number_operand(node)
@@ -145,52 +146,27 @@ class Writer:
         for source in node.all_input_nodes:
             if self.copies.get(source):
                 self.values[source] = self.copies[source].pop()
-        copied = self.graph.create_node(
-            "call_function",
-            target,
-            torch.fx.map_arg(args, self.value_of),
-            torch.fx.map_arg(kwargs, self.value_of),
-            name=node.name,
-        )
+        args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
+        copied = self.graph.create_node("call_function", target, args, kwargs, name=node.name)
         copied.meta["val"] = node.meta["val"]
-        self.values[node] = copied
         if target is not operator.getitem:
-            self.handles[copied.name] = node.meta["debug_handle"]
+            self.named_handles[copied.name] = self.handles[index]
+        return copied
 
     def value_of(self, node: Node) -> Any:
-        """Return what stands for a node of the partition."""
         if node in self.values:
             return self.values[node]
         if node in self.numbers.values():
             return node
-        raise refusal("a size as an operand", node)
+        raise self.refusal("take a size as an operand", f"node `{node.name}`")
 
-    def finish(self) -> Prepared:
-        """Write the outputs; return the whole."""
-        returned: Any = self.program.graph.output_node().args[0]
-        outputs: list[OutputSpec] = []
-        orders: list[tuple[int, ...] | None] = []
-        for node, spec in zip(returned, self.program.graph_signature.output_specs, strict=True):
-            value = node.meta.get("val") if isinstance(node, Node) else None
-            if spec.kind is not OutputKind.USER_OUTPUT or not isinstance(value, torch.Tensor):
-                raise refusal(f"an output of the kind {spec.kind.name} or no tensor", node)
-            outputs.append(OutputSpec(spec.kind, TensorArgument(self.values[node].name), None))
-            orders.append(memory_order(value))
-        results = tuple(self.values[node] for node in returned)
-        self.graph.output(results).meta["val"] = tuple(node.meta["val"] for node in results)
-        in_spec = pytree.tree_flatten(((0,) * len(self.passed), {}))[1]
-        out_spec = pytree.tree_flatten((0,) * len(results))[1]
-        program = ExportedProgram(
-            root={},
-            graph=self.graph,
-            graph_signature=ExportGraphSignature(self.specs, outputs),
-            state_dict=self.state,
-            range_constraints=dict(self.program.range_constraints),
-            module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
-            constants={},
-            verifiers=[Verifier],
-        )
-        return Prepared(program, tuple(self.passed), self.given, tuple(orders), self.handles)
+    def write_result(self, value: Node) -> Any:
+        """Write a result; ExecuTorch gives it contiguous."""
+        if not isinstance(value.meta.get("val"), torch.Tensor):
+            raise self.refusal("give an output that is no tensor", f"node `{value.name}`")
+        self.results.append(self.values[value])
+        order, position = memory_order(value.meta["val"]), len(self.results) - 1
+        return position if order is None else {"result": position, "order": order}
 
 
 def number_operand(node: Node) -> tuple[Any, str] | None:
@@ -201,22 +177,3 @@ def number_operand(node: Node) -> tuple[Any, str] | None:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not isinstance(value, torch.Tensor):
         return None
     return (value.dtype, repr(number)) if value.dtype.is_floating_point else None
-
-
-def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the order of a tensor's dimensions in memory, outermost first; `None`: as of a contiguous tensor."""
-    if value.is_contiguous():
-        return None
-    strides = [int(stride.node.hint) if isinstance(stride, torch.SymInt) else stride for stride in value.stride()]
-    order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
-    return None if order == tuple(range(value.dim())) else order
-
-
-def refusal(found: str, node: Any) -> BackendError:
-    """Return the error for what the partitioner does not take."""
-    return BackendError(
-        "the backend `executorch` takes partitions of tensors that change no state",
-        where=f"node `{getattr(node, 'name', node)}`",
-        found=found,
-        hint="name the operator in the recipe's option `exclude`",
-    )

@@ -57,7 +57,6 @@ def inferred_shape(node: Node) -> list[int] | None:
 
 
 def upper_bound(size: int | torch.SymInt, ranges: Mapping[Any, ValueRanges[Any]]) -> int | None:
-    """Return the greatest value of a size, or `None` if it has none."""
     if isinstance(size, int):
         return size
     bound = bound_sympy(size.node.expr, dict(ranges)).upper
@@ -69,5 +68,4 @@ LARGE = 2**31
 
 
 def is_bounded(node: Node, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
-    """Return whether all sizes of the tensors that a node gives have a greatest value."""
     return all(upper_bound(size, ranges) is not None for each in tensors_of(node) for size in each.shape)

@@ -6,13 +6,14 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor, contiguous_format
+from torch import Tensor
 
+from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 EXTRA = 'pip install "hatch-lower[executorch]"'
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")
@@ -56,18 +57,16 @@ class ExecutorchDelegate(Delegate):
     Args:
         program: holds the mapping of the file.
         method: its one method.
-        info: how a call's inputs and outputs map to the method's.
+        call: how a call of the partition becomes one of the method.
     """
 
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     _pool: ClassVar[Pool] = Pool()
 
-    def __init__(self, program: Any, method: Any, info: CallInfo) -> None:
+    def __init__(self, program: Any, method: Any, call: CallMap) -> None:
         self._program = program
         self._call = method.call
-        self._passed = info.passed
-        self._all = info.passed == list(range(info.given))
-        self._orders = info.orders if any(order is not None for order in info.orders) else None
+        self._map = call
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ExecutorchDelegate:
@@ -91,27 +90,14 @@ class ExecutorchDelegate(Delegate):
                     found=str(error),
                     hint="install the package again, or the version of ExecuTorch that it requires",
                 ) from error
-            delegate = cls(program, method, info)
+            delegate = cls(program, method, info.call)
             cls._pool.add(delegate)
         return delegate
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run; the results are the caller's own memory. Calls from several threads take turns."""
-        given = inputs if self._all else [inputs[position] for position in self._passed]
-        results: list[Tensor] = self._call([each.detach().contiguous() for each in given], True)
-        if self._orders is None:
-            return results
-        return [
-            result if order is None else in_order(result, order)
-            for result, order in zip(results, self._orders, strict=True)
-        ]
-
-
-def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """Return a contiguous tensor with its dimensions in another order in memory, outermost first."""
-    back = sorted(range(len(order)), key=order.__getitem__)
-    # not `contiguous()`, which leaves an empty tensor as it is
-    return tensor.permute(*order).clone(memory_format=contiguous_format).permute(*back)
+        given = [tensor.detach().contiguous() for tensor in self._map.select(inputs)]
+        return self._map.arrange(inputs, self._call(given, True))
 
 
 def runtime(blob: DelegateBlob) -> Any:
@@ -134,46 +120,29 @@ def runtime(blob: DelegateBlob) -> Any:
     return _portable_lib
 
 
-# no dataclass: to generate its methods takes a millisecond of a process's first load
-class CallInfo(NamedTuple):
-    """How a call's inputs and outputs map to those of the method.
+class ExecutorchFacts(NamedTuple):
+    """What the compile half knows of a program.
 
     Args:
-        given: the number of inputs of a call.
-        passed: the positions of those that the method gets.
-        orders: of each output the order of its dimensions in memory, or `None` for a contiguous one.
+        call: how a call of the partition becomes one of the method.
         threads: of the pool; `None`: as it is.
     """
 
-    given: int
-    passed: list[int]
-    orders: list[Any]
+    call: CallMap
     threads: int | None
 
 
-def read_info(blob: DelegateBlob) -> CallInfo:
+def read_info(blob: DelegateBlob) -> ExecutorchFacts:
     """Return the facts that the compile half wrote.
 
     Raises:
         ProgramError: if they are damaged.
     """
-    info = blob.info
-    problem = ""
-    try:
-        given, passed, orders, threads = (
-            int(info["inputs"]),
-            list(info["passed"]),
-            list(info["orders"]),
-            info["threads"],
-        )
-        if not all(isinstance(position, int) and 0 <= position < given for position in passed):
-            problem = f"inputs {passed} of {given}"
-        elif not all(order is None or sorted(order) == list(range(len(order))) for order in orders):
-            problem = f"orders {orders}"
-        elif threads is not None and (not isinstance(threads, int) or threads < 1):
-            problem = f"{threads!r} threads"
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise description_error(blob, "executorch", problem)
-    return CallInfo(given, passed, orders, threads)
+
+    def read(info: Mapping[str, Any]) -> ExecutorchFacts:
+        facts = ExecutorchFacts(read_call_map(info), info["threads"])
+        known = facts.threads is None or (isinstance(facts.threads, int) and facts.threads >= 1)
+        require(known, f"{facts.threads!r} threads")
+        return facts
+
+    return read_facts(blob, "executorch", read)

@@ -23,13 +23,13 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.engine_partitioner import why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, is_bounded
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
-from hatch_lower.exir.graph.tensors import dtype_name
 
 OTHER_SPECIAL_VALUES = frozenset(
     {
@@ -112,10 +112,6 @@ class Support:
             node = node.args[0]
         return self._known.get(node, "it is no operation on tensors")
 
-    def takes(self, node: Node) -> bool:
-        """Return whether an operation is taken."""
-        return not self.why(node)
-
     def _ask(self, program: ExportedProgram) -> None:
         """Fill in what is known of each operation."""
         form = copy_program(program)
@@ -132,7 +128,9 @@ class Support:
                     reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
                     if reason and self._options.portable:
                         reason = why_not_portable(node, copy, kernels)
-                    if not reason and not all(is_bounded(each, self._ranges) for each in (node, *node.all_input_nodes)):
+                    if not reason and not all(
+                        is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)
+                    ):
                         reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
                 self._known[node] = reason
 
@@ -145,9 +143,9 @@ class Support:
             return "it computes a size"
         if str(target) in self._options.exclude:
             return f"`{target}` is excluded by the recipe"
-        for each in node.all_input_nodes:
-            if each.op == "placeholder" and each.name in self._changed:
-                return f"it uses `{each.name}`, which the program changes"
+        for source in node.all_input_nodes:
+            if source.op == "placeholder" and source.name in self._changed:
+                return f"it uses `{source.name}`, which the program changes"
         return ""
 
 
@@ -176,7 +174,7 @@ def give_form(node: Node, copy: Node) -> None:
         return
     copy.args = full_arguments(copy)
     target = BINARY.get(name, target)
-    copies = any(each.alias_info is not None for each in target._schema.returns)
+    copies = any(result.alias_info is not None for result in target._schema.returns)
     with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken
         packet = getattr(ops.edge.aten, f"{target._opname}_copy" if copies else target._opname)
         copy.target = getattr(packet, target._overloadname)
@@ -213,19 +211,6 @@ def portable_kernels() -> frozenset[str]:
     return frozenset(_portable_lib._get_operator_names())
 
 
-def why_not_values(node: Node, dtypes: frozenset[torch.dtype]) -> str:
-    """Return why the types of a node's operands or results are not taken, or an empty string."""
-    for source in (node, *node.all_input_nodes):
-        if source.op == "get_attr":
-            return f"it uses the attribute `{source.target}`"
-        for each in tensors_of(source):
-            if each.dtype not in dtypes:
-                return f"`{source.name}` has the type {dtype_name(each.dtype)}"
-            if each.device.type != "cpu" or each.layout is not torch.strided:
-                return f"`{source.name}` is {each.layout} on {each.device}"
-    return ""
-
-
 def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
     """Return why XNNPACK does not get an operation, or an empty string if it does.
 
@@ -240,7 +225,9 @@ def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapp
     config = configs.get(name_in_form(copy))
     if config is None:
         return f"XNNPACK has no kernel for `{name}`"
-    reason = why_not_values(node, FLOATS) or why_not_sizes(copy) or why_not_call(copy, form, finite=finite)
+    reason = (
+        why_not_tensors(node, FLOATS, unbacked=True) or why_not_sizes(copy) or why_not_call(copy, form, finite=finite)
+    )
     if not reason and not config.check_constraints(copy, form):
         return f"XNNPACK does not take this call of `{name}`{stated(config, copy)}"
     return reason
@@ -262,9 +249,9 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     pools = ("aten.avg_pool2d.default", "aten.max_pool2d.default")
     if name in pools and isinstance(value, torch.Tensor) and value.dim() != 4:
         return f"XNNPACK takes `{name}` of tensors with four dimensions only"
-    if any(isinstance(each, float) and not math.isfinite(each) for each in (*copy.args, *copy.kwargs.values())):
+    if any(isinstance(value, float) and not math.isfinite(value) for value in (*copy.args, *copy.kwargs.values())):
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
-    if any(each.shape.numel() == 0 for each in static_values(copy)):
+    if any(value.shape.numel() == 0 for value in static_values(copy)):
         return "XNNPACK takes no empty tensor"
     if not finite and name in OTHER_SPECIAL_VALUES and not is_fused(copy, form):
         return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity: allow it with `finite-only`"
@@ -276,13 +263,12 @@ def static_values(node: Node) -> list[torch.Tensor]:
 
     The other results of a batch norm are empty, and nothing uses them.
     """
-    values = [value for each in node.all_input_nodes for value in tensors_of(each)]
+    values = [value for source in node.all_input_nodes for value in tensors_of(source)]
     values += list(tensors_of(node))[:1]
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
 
 
 def why_not_sizes(copy: Node) -> str:
-    """Return why the symbolic sizes among a call's arguments are not taken, or an empty string."""
     for source in copy.all_input_nodes:
         if not isinstance(source.meta.get("val"), (torch.Tensor, tuple, list)):
             return f"it takes the size or number `{source.name}`, which is known at run time only"
@@ -299,7 +285,6 @@ def stated(config: Any, copy: Node) -> str:
 
 
 def is_fused(copy: Node, form: ExportedProgram) -> bool:
-    """Return whether a batch norm becomes part of the convolution before it."""
     from executorch.backends.xnnpack._passes.fuse_batch_norm import FuseBatchNormPass
 
     if "batch_norm" not in name_in_form(copy):
@@ -316,19 +301,19 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
         return f"`{name}` draws random numbers, and another library would draw others than eager"
     if target._schema.is_mutable:
         return f"`{name}` changes its input"
-    values = [value for each in (node, *node.all_input_nodes) for value in tensors_of(each)]
+    values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
     if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
         return f"`{name}` has a size that depends on its input's contents"
     wanted = CAST if name == "aten._to_copy.default" else None
     if wanted is None and hasattr(copy.target, "to_out_variant"):
         try:
-            found = copy.target.to_out_variant()
+            variant = copy.target.to_out_variant()
         except RuntimeError:
             return f"ExecuTorch has no variant of `{name}` that writes into given memory"
-        wanted = f"{found._schema.name}.{found._schema.overload_name}"
+        wanted = f"{variant._schema.name}.{variant._schema.overload_name}"
     if wanted not in kernels and name not in WHOLE:
         return f"ExecuTorch has no kernel for `{name}`"
-    return why_not_values(node, NUMBERS) or why_not_sizes(copy)
+    return why_not_tensors(node, NUMBERS, unbacked=True) or why_not_sizes(copy)
 
 
 WHOLE = frozenset({"aten.hardswish.default", "aten.linear.default", "aten.prelu.default"})

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from hatch_lower.backends.call_map import call_facts
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import Options, options_from_specs, parse_options
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import extra_hint
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.tensor_layout import TensorLayout
 
@@ -47,7 +47,7 @@ class OnnxruntimeBackend(BackendDetails):
         Raises:
             BackendError: if a library is missing, or an operator cannot be translated after all.
         """
-        options = options_from_specs(compile_specs)
+        options = parse_options(spec_values(BACKEND_ID, compile_specs))
         require_libraries()
         from hatch_lower.backends.onnxruntime.translate import translate
 
@@ -65,10 +65,7 @@ class OnnxruntimeBackend(BackendDetails):
             suffix="onnx",
             requirements=(requirement(options),),
             info={
-                "given": translated.given,
-                "inputs": list(translated.inputs),
-                "results": translated.results,
-                "outputs": [dict(each) for each in translated.outputs],
+                **call_facts(translated.given, translated.passed, translated.outputs),
                 "weights": list(weights),
                 "providers": list(options.providers),
                 "threads": options.threads,
@@ -90,7 +87,6 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the build of ONNX Runtime that has the execution providers."""
         return (requirement(parse_options(options)),)
 
     @classmethod

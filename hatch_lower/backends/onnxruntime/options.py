@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.canonical import canonical_json
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from, json_specs
 
+BACKEND_ID = "onnxruntime"
 CPU = "CPUExecutionProvider"
 KNOWN = ("exclude", "finite-only", "providers", "threads")
 
@@ -32,11 +31,8 @@ class Options:
     finite: bool = False
 
     def to_specs(self) -> list[CompileSpec]:
-        """Return what shapes the result of one partition; which nodes it has is not among it."""
-        return [
-            CompileSpec("providers", canonical_json(list(self.providers))),
-            CompileSpec("threads", canonical_json(self.threads)),
-        ]
+        # What shapes the result of one partition. Which nodes it has is not among it.
+        return json_specs({"providers": list(self.providers), "threads": self.threads})
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
@@ -45,7 +41,7 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     Raises:
         BackendError: naming every unknown or ill-typed option.
     """
-    given = GivenOptions("onnxruntime", options, KNOWN)
+    given = GivenOptions(BACKEND_ID, options, KNOWN)
     exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", False)
     providers = given.read(
         "providers", (CPU,), lambda value: value and is_list_of_strings(value), f"a list of strings such as `{CPU}`"
@@ -55,12 +51,3 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     threads = given.read("threads", 0, is_number_from(0), "a number of threads, or 0 for as many as torch has")
     given.check(f"it knows {', '.join(f'`{name}`' for name in KNOWN)}; correct the recipe's table for it")
     return Options(tuple(dict.fromkeys(providers)), threads, exclude, finite)
-
-
-def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    """Return the options that compile specs carry.
-
-    Raises:
-        BackendError: for an unknown key or value.
-    """
-    return parse_options({spec.key: json.loads(spec.value) for spec in specs})

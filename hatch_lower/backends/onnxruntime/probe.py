@@ -26,7 +26,6 @@ class Prober:
         self._known: dict[Hashable, str] = {}
 
     def why_not(self, node: Node) -> str:
-        """Return why ONNX Runtime cannot compute a node, or an empty string."""
         key = signature(node)
         if key not in self._known:
             self._known[key] = try_call(node)

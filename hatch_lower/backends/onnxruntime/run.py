@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
@@ -25,14 +26,15 @@ class OnnxruntimeDelegate(Delegate):
 
     Args:
         session: the session.
-        info: what the compile half knows of inputs and outputs.
+        call: how a call of the partition becomes one of the model.
     """
 
-    def __init__(self, session: InferenceSession, info: CallInfo) -> None:
+    def __init__(self, session: InferenceSession, call: CallMap) -> None:
         self._session = session
         self._run = session.run
-        self._info = info
-        self._names = [f"y{index}" for index in range(info.results)]
+        self._map = call
+        self._feed = [(f"x{position}", position) for position in call.passed]
+        self._names = [f"y{index}" for index in range(call.results)]
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
@@ -81,88 +83,42 @@ class OnnxruntimeDelegate(Delegate):
                 hint="install the version of ONNX Runtime that the wheel requires, or build the wheel again",
             ) from error
         names = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
-        wanted = [f"x{position}" for position in info.inputs], [f"y{index}" for index in range(info.results)]
+        wanted = (
+            [f"x{position}" for position in info.call.passed],
+            [f"y{index}" for index in range(info.call.results)],
+        )
         if names != wanted:
             raise description_error(
                 blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
             )
-        return cls(session, info)
+        return cls(session, info.call)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run the model; the outputs have memory of their own."""
-        info = self._info
-        feed = {name: to_array(inputs[position]) for name, position in info.feed}
-        results = self._run(self._names, feed)
-        if info.plain:
-            return [torch.from_numpy(each) for each in results]
-        return info.arrange(inputs, results)
+        feed = {name: to_array(inputs[position]) for name, position in self._feed}
+        return self._map.arrange(inputs, [torch.from_numpy(result) for result in self._run(self._names, feed)])
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor's memory, or a number as an array."""
     if isinstance(value, Tensor):
         return (value.detach() if value.requires_grad else value).numpy()
     return torch.tensor(value, dtype=torch.int64).numpy()
 
 
-class CallInfo:
-    """What the compile half wrote of a model.
+class OnnxFacts(NamedTuple):
+    """What the compile half knows of a model.
 
     Args:
-        given: the number of inputs of a call.
-        inputs: positions of the inputs that the model takes.
-        results: how many results the model has.
-        outputs: how each output is made, as the compile half writes it.
+        call: how a call of the partition becomes one of the model.
         weights: the names of the large weights in the named data.
         providers: the execution providers to use, the best first.
         threads: how many threads a session has; 0: as many as torch.
     """
 
-    def __init__(
-        self,
-        given: int,
-        inputs: list[int],
-        results: int,
-        outputs: list[dict[str, Any]],
-        weights: list[str],
-        providers: list[str],
-        threads: int,
-    ) -> None:
-        self.given = given
-        self.inputs = inputs
-        self.results = results
-        self.outputs = outputs
-        self.weights = weights
-        self.providers = providers
-        self.threads = threads
-        self.feed = [(f"x{position}", position) for position in inputs]
-        self.plain = outputs == [{"result": index} for index in range(results)]
-
-    def problem(self) -> str:
-        """Return what is wrong with these facts, or an empty string."""
-        if not all(0 <= position < self.given for position in self.inputs):
-            return f"inputs {self.inputs} of {self.given}"
-        for output in self.outputs:
-            if "result" in output and not 0 <= output["result"] < self.results:
-                return f"the output {output} of a model with {self.results} results"
-            if "input" in output and not 0 <= output["input"] < self.given:
-                return f"the output {output} of a call with {self.given} inputs"
-            if not output.keys() & {"result", "input", "literal"}:
-                return f"the output {output}"
-        return ""
-
-    def arrange(self, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Return a call's outputs."""
-        tensors = [torch.from_numpy(each) for each in results]
-        return [make_output(output, inputs, tensors) for output in self.outputs]
-
-
-def make_output(output: Mapping[str, Any], inputs: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
-    """Return one output of a call."""
-    if "result" in output:
-        tensor = tensors[output["result"]]
-        return tensor.permute(output["permute"]) if "permute" in output else tensor
-    return inputs[output["input"]] if "input" in output else output["literal"]
+    call: CallMap
+    weights: list[str]
+    providers: list[str]
+    threads: int
 
 
 def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
@@ -177,26 +133,19 @@ def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
     return blob.files[weights[0]].resolve().parent
 
 
-def read_info(blob: DelegateBlob) -> CallInfo:
+def read_info(blob: DelegateBlob) -> OnnxFacts:
     """Return the facts that the compile half wrote.
 
     Raises:
         ProgramError: if they are damaged.
     """
-    info = blob.info
-    try:
-        found = CallInfo(
-            int(info["given"]),
-            [int(each) for each in info["inputs"]],
-            int(info["results"]),
-            [dict(each) for each in info["outputs"]],
-            [str(each) for each in info["weights"]],
-            [str(each) for each in info["providers"]],
+    return read_facts(
+        blob,
+        "onnxruntime",
+        lambda info: OnnxFacts(
+            read_call_map(info),
+            [str(name) for name in info["weights"]],
+            [str(name) for name in info["providers"]],
             int(info["threads"]),
-        )
-        problem = found.problem()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise description_error(blob, "onnxruntime", f"{type(error).__name__}: {error}") from error
-    if problem:
-        raise description_error(blob, "onnxruntime", problem)
-    return found
+        ),
+    )

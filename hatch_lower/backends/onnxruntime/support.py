@@ -20,7 +20,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero
+from hatch_lower.backends.engine_partitioner import why_not_tensors
+from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
@@ -64,7 +65,7 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
         return f"`{getattr(op, '__name__', op)}` computes no tensor"
     if str(op) in exclude:
         return f"`{op}` is excluded by the recipe"
-    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensors_of(node)):
+    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
         return f"the result of `{op}` has a size that depends on its input's contents"
     if op in FIRST_ONLY and any(user.args[1:] != (0,) for user in node.users):
         return f"a result of `{op}` beside the first is used"
@@ -74,8 +75,8 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
     if str(op) in not_empty() and any(
         may_be_zero(size, ranges)
         for source in (node, *node.all_input_nodes)
-        for each in tensors_of(source)
-        for size in each.shape
+        for tensor in tensors_of(source)
+        for size in tensor.shape
     ):
         return f"ONNX Runtime does not give eager's results for `{op}` of tensors without elements, and {MAY_BE_ZERO}"
     reason = why_not_values(node) or why_not_arguments(op, node.args, node.kwargs) or why_not_dtypes(op, node, known)
@@ -88,21 +89,12 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
 def why_not_values(node: Node) -> str:
     """Return why a node's inputs or results are not taken."""
     for source in (node, *node.all_input_nodes):
-        if source.op == "get_attr":
-            return f"it uses the attribute `{source.target}`"
         value = source.meta.get("val")
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             return f"`{source.name}` is a number that is known at run time only"
         if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
             return f"`{source.name}` is a size that is known at run time only"
-        for each in tensors_of(source):
-            if each.dtype not in DTYPES:
-                return f"`{source.name}` has the type {dtype_name(each.dtype)}"
-            if each.device.type != "cpu" or each.layout is not torch.strided:
-                return f"`{source.name}` is {each.layout} on {each.device}"
-            if free_unbacked_symbols(each):
-                return f"`{source.name}` has a size that is known at run time only"
-    return ""
+    return why_not_tensors(node, DTYPES)
 
 
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
@@ -115,8 +107,8 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     if torch.Tag.pointwise in op.tags and len(taken.split()) > 1:
         inputs = [value for value in walk(values) if isinstance(value, torch.Tensor)]
         common = inputs[0].dtype
-        for each in inputs[1:]:
-            common = torch.promote_types(common, each.dtype)
+        for tensor in inputs[1:]:
+            common = torch.promote_types(common, tensor.dtype)
         if f"{dtype_name(common)} > {given}" in known:
             return ""
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
@@ -133,19 +125,13 @@ def combination_of(op: OpOverload, args: Any, kwargs: Any, result: Any) -> str:
 
 
 def walk(value: Any) -> Iterator[Any]:
-    """Yield the leaves of nested sequences and mappings."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
-        for each in value:
-            yield from walk(each)
+        for item in value:
+            yield from walk(item)
     else:
         yield value
-
-
-def tensors_of(node: Node) -> list[torch.Tensor]:
-    """Return the fake tensors that a node gives."""
-    return [value for value in walk(node.meta.get("val")) if isinstance(value, torch.Tensor)]
 
 
 @cache
@@ -159,7 +145,7 @@ def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
     rows: dict[str, list[str]] = dict(table["operators"])
     for name, more in table["finite only"].items() if finite else ():
         rows[name] = [*rows.get(name, ()), *more]
-    return MappingProxyType({name: frozenset(each) for name, each in rows.items()})
+    return MappingProxyType({name: frozenset(combinations) for name, combinations in rows.items()})
 
 
 @cache
@@ -169,7 +155,6 @@ def not_empty() -> frozenset[str]:
 
 
 def read_table() -> Any:
-    """Return what the generator wrote."""
     return json.loads(OPERATORS.read_text(encoding="utf-8"))
 
 
@@ -184,44 +169,44 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
 
 
 def limit_attention(given: Mapping[str, Any]) -> str:
-    """With a mask, rows may be masked whole: eager gives 0 for them, the translation does not."""
+    # With a mask, rows may be masked whole: eager gives 0 for them, the translation does not.
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
         return "attention with a mask, dropout or grouped queries is not taken whole"
     return ""
 
 
 def limit_convolution(given: Mapping[str, Any]) -> str:
-    """What ONNX Runtime says only when it runs: an output is padded by less than the stride."""
+    # What ONNX Runtime says only when it runs: an output is padded by less than the stride.
     padded = given["transposed"] and max(given["output_padding"], default=0) >= min(given["stride"], default=1)
     return "a transposed convolution with an output padding as large as the stride is not taken" if padded else ""
 
 
 def limit_product(given: Mapping[str, Any]) -> str:
-    """The translation multiplies by other factors than eager where both are given."""
+    # The translation multiplies by other factors than eager where both are given.
     return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
 
 
 def limit_reduction(given: Mapping[str, Any]) -> str:
-    """Without dimensions, the exporter does not translate it."""
+    # Without dimensions, the exporter does not translate it.
     return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
 
 
 def limit_norm(given: Mapping[str, Any]) -> str:
-    """Without dimensions, the translation keeps none; the greatest magnitude passes over NaN."""
+    # Without dimensions, the translation keeps none; the greatest magnitude passes over NaN.
     if math.isinf(given["ord"]) or (given["dim"] is None and given["keepdim"]):
         return "a norm by the greatest magnitude, or over all dimensions and keeping them, is not taken"
     return ""
 
 
 def limit_power(given: Mapping[str, Any]) -> str:
-    """Eager takes the root, which is NaN for negative infinity; ONNX Runtime gives infinity, or 0 for the inverse."""
+    # Eager takes the root, which is NaN for negative infinity; ONNX Runtime gives infinity, or 0 for the inverse.
     return "a root written as a power is not taken" if given["exponent"] in (0.5, -0.5) else ""
 
 
 def limit_index(given: Mapping[str, Any]) -> str:
-    """With a mask, the size of the result depends on its contents."""
-    indices = [getattr(each, "meta", {}).get("val", each) for each in given["indices"] if each is not None]
-    masks = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
+    # With a mask, the size of the result depends on its contents.
+    indices = [getattr(index, "meta", {}).get("val", index) for index in given["indices"] if index is not None]
+    masks = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
     return "indexing by a mask has a size that depends on its contents" if masks else ""
 
 

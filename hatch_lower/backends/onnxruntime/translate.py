@@ -19,12 +19,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
-from hatch_lower.backends.onnxruntime.copied import CanonicalCopy, count_dimensions
+from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
+from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import data_name
@@ -48,9 +49,8 @@ class Translated:
         model: its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, ….
         weights: the contents of the large weights, by the sha256 of each.
         given: the number of the partition's user inputs.
-        inputs: positions of those of them that the model takes.
-        results: how many results the model has.
-        outputs: how each output is made, for the run half.
+        passed: positions of those of them that the model takes.
+        outputs: how each output is made, for `CallMap`.
         handles: the debug handles of each node of the model, by its name; `no node` holds those of operations of which
             nothing is left.
     """
@@ -58,9 +58,8 @@ class Translated:
     model: bytes
     weights: Mapping[str, bytes]
     given: int
-    inputs: tuple[int, ...]
-    results: int
-    outputs: tuple[Mapping[str, Any], ...]
+    passed: tuple[int, ...]
+    outputs: tuple[Any, ...]
     handles: Mapping[int | str, tuple[int, ...]]
 
 
@@ -73,31 +72,31 @@ def translate(program: ExportedProgram) -> Translated:
     Raises:
         BackendError: if an operator cannot be translated after all, or the program changes state.
     """
-    copied = CanonicalCopy(program)
+    copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
     for name, tensor in copied.constants.items():
         values[name].const_value = _core.TorchTensor(tensor.detach(), name=name)
         graph.register_initializer(values[name])
-    graph.inputs.extend(values[name] for name in copied.inputs)
-    graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.results])
+    inputs = [f"x{position}" for position in copied.passed]
+    graph.inputs.extend(values[name] for name in inputs)
+    graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
     with quiet():
         optimizer.optimize_ir(model)
     allow_zero_sizes(graph)
     fold_transposes(graph)
     common.RemoveUnusedNodesPass()(model)
-    rename(graph, list(copied.inputs))
+    rename(graph, inputs)
     weights = take_weights(graph)
     instructions = {str(node.name): origins_of(node) for node in ir.traversal.RecursiveGraphIterator(graph)}
     strip(model)
     return Translated(
         ir.to_proto(model).SerializeToString(deterministic=True),
         weights,
-        copied.given,
-        tuple(copied.inputs.values()),
-        len(copied.results),
+        len(copied.inputs),
+        tuple(copied.passed),
         tuple(copied.outputs),
-        complete(copied, instructions),
+        instruction_handles(copied.operations, copied.handles, instructions, "no node"),
     )
 
 
@@ -150,12 +149,11 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 
 @cache
 def registry() -> Any:
-    """Return torch's translations of operators to our operator set, and our own."""
     with quiet():
-        found = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        translations = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
         for target, function in TRANSLATIONS.items():
-            found.register_op(target, function)
-        return found
+            translations.register_op(target, function)
+        return translations
 
 
 @contextmanager
@@ -277,7 +275,6 @@ def take_weights(graph: ir.Graph) -> dict[str, bytes]:
 
 
 def origins_of(node: ir.Node) -> list[int]:
-    """Return the numbers of the operations that a node comes from."""
     return [int(number) for number in node.metadata_props.get(ORIGIN, "").replace(",", " ").split()]
 
 
@@ -293,32 +290,3 @@ def strip(model: ir.Model) -> None:
         node.doc_string = None
         for value in node.outputs:
             value.metadata_props.clear()
-
-
-def complete(copied: CanonicalCopy, instructions: Mapping[str, Sequence[int]]) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of each node, such that no operation is lost.
-
-    An operation of which no node is left (a view that was folded, or one that a pattern replaced) counts to the nodes
-    of those that use its result, or else to the nodes of those that it uses.
-    """
-    nodes: dict[int, set[str]] = {}
-    for name, origins in instructions.items():
-        for number in origins:
-            nodes.setdefault(number, set()).add(name)
-    numbers = {operation: number for number, operation in enumerate(copied.operations)}
-    for operation in reversed(copied.operations):
-        adopt(nodes, numbers, operation, list(operation.users))
-    for operation in copied.operations:
-        adopt(nodes, numbers, operation, operation.all_input_nodes)
-    found: dict[int | str, set[int]] = {name: set() for name in instructions}
-    for number, handle in enumerate(copied.handles):
-        for name in sorted(nodes[number]) or ["no node"]:
-            found.setdefault(name, set()).add(handle)
-    return {name: tuple(sorted(handles)) for name, handles in found.items() if handles}
-
-
-def adopt(nodes: dict[int, set[str]], numbers: Mapping[Node, int], operation: Node, neighbours: Sequence[Node]) -> None:
-    """Give an operation without nodes those of its neighbours."""
-    if not nodes.get(numbers[operation]):
-        around = [numbers[each] for each in neighbours if each in numbers]
-        nodes[numbers[operation]] = {name for number in around for name in nodes.get(number, ())}

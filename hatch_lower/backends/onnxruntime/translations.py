@@ -19,7 +19,7 @@ op: Any = opset20
 
 
 def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
-    """ONNX Runtime selects among neither Booleans nor 16-bit integers."""
+    # ONNX Runtime selects among neither Booleans nor 16-bit integers.
     if self.dtype == ir.DataType.BOOL:
         return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
     if self.dtype == ir.DataType.INT16:
@@ -29,7 +29,7 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
 
 
 def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
-    """Eager passes over dimensions that are not of size 1."""
+    # Eager passes over dimensions that are not of size 1.
     shape: Any = self.shape
     dims = sorted({each % len(shape) for each in dim} if shape else ())
     ones = [each for each in dims if shape[each] == 1]
@@ -37,14 +37,14 @@ def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
 
 
 def squeeze_dim(self: TTensor, dim: int) -> Any:
-    """As with several dimensions."""
+    # As with several dimensions.
     return squeeze_dims(self, [dim])
 
 
 def variance(
     self: TTensor, dim: Sequence[int] | None = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """Eager divides by no less than 0 where there are fewer elements than are subtracted."""
+    # Eager divides by no less than 0 where there are fewer elements than are subtracted.
     shape: Any = self.shape
     rank = len(shape)
     axes = op.Constant(value_ints=list(dim or range(rank)))
@@ -59,7 +59,7 @@ def variance(
 
 
 def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
-    """Eager's mean of no elements is NaN, ONNX Runtime's 0."""
+    # Eager's mean of no elements is NaN, ONNX Runtime's 0.
     shape: Any = self.shape
     if not shape:
         return op.Identity(self)
@@ -73,7 +73,7 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
 
 
 def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Any:
-    """Of no elements, none is true; the greatest of none is the least number there is."""
+    # Of no elements, none is true; the greatest of none is the least number there is.
     shape: Any = self.shape
     truth = op.Cast(self, to=ir.DataType.BOOL)
     if not shape:

@@ -8,20 +8,18 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.openvino.constants import ALIGNMENT
-from hatch_lower.backends.openvino.convert import convert
+from hatch_lower.backends.call_map import call_facts
+from hatch_lower.backends.openvino.convert import ALIGNMENT, convert
 from hatch_lower.backends.openvino.library import import_openvino
-from hatch_lower.backends.openvino.options import options_from_specs, parse_options
+from hatch_lower.backends.openvino.options import BACKEND_ID, parse_options
 from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
 from hatch_lower.backends.openvino.prepare import prepare
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import extra_hint
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.exir.tensor_layout import TensorLayout
 
 VERSION = "3"
@@ -39,7 +37,7 @@ class OpenvinoBackend(BackendDetails):
         Raises:
             BackendError: if OpenVINO is not installed, or cannot convert it.
         """
-        options = options_from_specs(compile_specs)
+        options = parse_options(spec_values(BACKEND_ID, compile_specs))
         check_installed()
         prepared = prepare(edge_program)
         converted = convert(prepared)
@@ -49,14 +47,9 @@ class OpenvinoBackend(BackendDetails):
             constants = f"openvino-{sha256_bytes(converted.constants)[:32]}"
             layout = TensorLayout.of_bytes(len(converted.constants))
             store.add_named_data(constants, converted.constants, alignment=ALIGNMENT, tensor_layout=layout)
-        mapping = DelegateMappingBuilder()
-        for name, indices in converted.instructions.items():
-            mapping.insert_delegate_mapping_entry(
-                handles=[prepared.handles[index] for index in indices], identifier=name
-            )
         return PreprocessResult(
             converted.model,
-            debug_handle_map=mapping.get_delegate_mapping(),
+            debug_handle_map=converted.instructions,
             data_store_output=store.get_named_data_store_output(),
             suffix="xml",
             requirements=(REQUIREMENT,),
@@ -65,11 +58,8 @@ class OpenvinoBackend(BackendDetails):
                 "threads": options.threads,
                 "constants": constants,
                 "compared": [converted.compared, sha256_bytes(converted.constants[: converted.compared])],
-                "inputs": prepared.given,
-                "passed": list(prepared.passed),
                 "indices": [list(each) for each in prepared.indices],
-                "outputs": list(prepared.outputs),
-                "results": [list(order) for order in prepared.orders],
+                **call_facts(prepared.given, prepared.passed, prepared.outputs),
             },
         )
 
@@ -86,7 +76,6 @@ class OpenvinoBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the OpenVINO that loads the models."""
         return (REQUIREMENT,)
 
     @classmethod

@@ -29,7 +29,6 @@ def taken_apart(composite: OpOverload, given: Mapping[str, Any], rank: int) -> C
 
 
 def convolution(given: Mapping[str, Any], rank: int) -> Call:
-    """Return the general form of a convolution."""
     count = rank - 2
     sizes = (for_each(given[name], count) for name in ("stride", "padding", "dilation"))
     tensors = (given["input"], given["weight"], given["bias"])
@@ -37,7 +36,6 @@ def convolution(given: Mapping[str, Any], rank: int) -> Call:
 
 
 def for_each(value: Any, count: int) -> list[int]:
-    """Return one number for each dimension."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * count if len(values) == 1 else values
 

@@ -17,15 +17,19 @@ from xml.etree import ElementTree
 
 from torch.fx import Node
 
-from hatch_lower.backends.openvino.constants import arrange
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import Prepared
+from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 
 NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
 CONSTANTS = "constants"
 OPERATION = re.compile(r"n(\d+)")
 ORIGIN = re.compile(OPERATION.pattern + "/")
+ALIGNMENT = 64
+WEIGHT_BYTES = 1 << 14
+"""Axes, shapes and numbers to compute with are smaller; much of a model's smallest weights are compared with them."""
+FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,13 @@ class Converted:
         model: the XML.
         constants: what its constants are views of.
         compared: how many bytes of them every load compares; weights come behind.
-        instructions: a layer's name to the indices of the operations that it computes.
+        instructions: a layer's name to the debug handles of the operations that it computes.
     """
 
     model: bytes
     constants: bytes
     compared: int
-    instructions: dict[str, tuple[int, ...]]
+    instructions: dict[int | str, tuple[int, ...]]
 
 
 def convert(prepared: Prepared) -> Converted:
@@ -108,7 +112,6 @@ class Places(list[Node]):
         self._places = {node: place for place, node in enumerate(nodes)}
 
     def index(self, node: Any, *rest: Any) -> int:
-        """Return the place of a node."""
         return self._places[node]
 
 
@@ -129,14 +132,14 @@ def rename(root: ElementTree.Element) -> dict[str, int]:
         root.remove(info)
     taken: dict[str, int] = {}
     for layer in root.iter("layer"):
-        kind, found = str(layer.get("type")), ORIGIN.match(str(layer.get("name")))
-        stem = f"n{found[1]}/{kind}" if found else kind
+        kind, origin = str(layer.get("type")), ORIGIN.match(str(layer.get("name")))
+        stem = f"n{origin[1]}/{kind}" if origin else kind
         number = taken[stem] = taken.get(stem, -1) + 1
-        name = stem if found and not number else f"{stem}_{number}"
+        name = stem if origin and not number else f"{stem}_{number}"
         layer.set("name", name)
         layer.attrib.pop("output_names", None)
-        if found:
-            origins[name] = int(found[1])
+        if origin:
+            origins[name] = int(origin[1])
         for port in layer.iter("port"):
             port.attrib.pop("names", None)
         for info in layer.findall("rt_info"):
@@ -148,18 +151,17 @@ def rename(root: ElementTree.Element) -> dict[str, int]:
 
 def find_instructions(
     root: ElementTree.Element, origins: dict[str, int], prepared: Prepared
-) -> dict[str, tuple[int, ...]]:
-    """Return the operations that each layer computes.
+) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of the operations that each layer computes.
 
-    A layer that is named after none computes those of the layers before it, or else after it. An operation that no
-    layer is named after counts to the layers of those that use its result, or else of those that it uses, or else to
-    the constants.
+    A layer that is named after no operation computes those of the layers after it, or else before it. An operation that
+    no layer is named after may be left in the constants only.
     """
     names = {str(layer.get("id")): str(layer.get("name")) for layer in root.iterfind("layers/layer")}
     computing = {
         str(layer.get("name")) for layer in root.iterfind("layers/layer") if layer.get("type") not in NO_INSTRUCTION
     }
-    found: dict[str, set[int]] = {name: {origins[name]} for name in computing & set(origins)}
+    computes: dict[str, set[int]] = {name: {origins[name]} for name in computing & set(origins)}
     edges = [
         (names[str(edge.get("from-layer"))], names[str(edge.get("to-layer"))]) for edge in root.iterfind("edges/edge")
     ]
@@ -171,27 +173,47 @@ def find_instructions(
     order = [name for name in names.values() if name in computing]
     for layers, neighbours in ((order[::-1], after), (order, before)):
         for name in layers:
-            if name not in found:
-                adopted = {index for other in neighbours.get(name, ()) for index in found.get(other, ())}
+            if name not in computes:
+                adopted = {index for other in neighbours.get(name, ()) for index in computes.get(other, ())}
                 if adopted:
-                    found[name] = adopted
-    layers_of: dict[int, set[str]] = {}
-    for name, indices in found.items():
-        for index in indices:
-            layers_of.setdefault(index, set()).add(name)
+                    computes[name] = adopted
     nodes = [node for node in prepared.module.graph.nodes if OPERATION.fullmatch(node.name)]
     places = {node: index for index, node in enumerate(nodes)}
     for node in nodes:
-        if node.target is getitem:
-            layers_of[places[node]] = set(layers_of.get(places[node.all_input_nodes[0]], ()))
-    for order_of_nodes, towards_users in ((nodes[::-1], True), (nodes, False)):
-        for node in order_of_nodes:
-            if not layers_of.get(places[node]):
-                others = node.users if towards_users else node.all_input_nodes
-                layers_of[places[node]] = {
-                    name for other in others if other in places for name in layers_of.get(places[other], ())
-                }
-    for index, layers_of_node in layers_of.items():
-        for name in layers_of_node or {CONSTANTS}:
-            found.setdefault(name, set()).add(index)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+        if node.target is getitem:  # no layer, and as much a result of the layers of its operation
+            for indices in computes.values():
+                if places[node.all_input_nodes[0]] in indices:
+                    indices.add(places[node])
+    return instruction_handles(places, prepared.handles, dict(sorted(computes.items())), CONSTANTS)
+
+
+def arrange(root: ElementTree.Element, constants: bytes) -> tuple[bytes, int]:
+    """Return the constants in their order, and how many bytes come before the weights.
+
+    Weights are large and floating: another one gives another result, but of the same shape and from the same places in
+    memory. Loading reads no more of them than the engine does, where shapes, axes and indices have to be those that
+    were built.
+
+    Args:
+        root: the model; its constants get their new places.
+        constants: as its constants lie now.
+    """
+    users: dict[tuple[int, int], list[ElementTree.Element]] = {}
+    for data in root.iterfind(".//layer[@type='Const']/data"):
+        users.setdefault((int(data.attrib["offset"]), int(data.attrib["size"])), []).append(data)
+
+    def is_weight(place: tuple[int, int]) -> bool:
+        return place[1] >= WEIGHT_BYTES and all(user.get("element_type") in FLOATING for user in users[place])
+
+    pieces: list[bytes] = []
+    length = compared = 0
+    for place in sorted(users, key=lambda place: (is_weight(place), place)):
+        offset, size = place
+        pieces += [bytes(-length % ALIGNMENT), constants[offset : offset + size]]
+        length += len(pieces[-2])
+        for user in users[place]:
+            user.set("offset", str(length))
+        length += size
+        if not is_weight(place):
+            compared = length
+    return b"".join(pieces), compared

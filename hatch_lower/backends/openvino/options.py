@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.canonical import canonical_json
-from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.backend.options import GivenOptions, is_number_from
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.options import GivenOptions, is_number_from, json_specs
 
+BACKEND_ID = "openvino"
 KNOWN = ("device", "exclude", "finite-only", "threads")
 
 
@@ -32,11 +30,8 @@ class Options:
     finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
-        """Return what shapes the result of one partition; which nodes it has is not among it."""
-        return [
-            CompileSpec("device", canonical_json(self.device)),
-            CompileSpec("threads", canonical_json(self.threads)),
-        ]
+        # What shapes the result of one partition. Which nodes it has is not among it.
+        return json_specs({"device": self.device, "threads": self.threads})
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
@@ -45,7 +40,7 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     Raises:
         BackendError: naming every unknown or ill-typed option.
     """
-    given = GivenOptions("openvino", options, KNOWN)
+    given = GivenOptions(BACKEND_ID, options, KNOWN)
     found = Options(
         device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),
         threads=given.read("threads", 0, is_number_from(0), "a number from 0 (OpenVINO chooses)"),
@@ -54,20 +49,3 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     )
     given.check()
     return found
-
-
-def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    """Return the options that compile specs carry.
-
-    Raises:
-        BackendError: for an unknown key or value.
-    """
-    try:
-        values = {spec.key: json.loads(spec.value) for spec in specs}
-    except ValueError as error:
-        raise BackendError(
-            "a compile spec of the backend `openvino` is no JSON",
-            found=str(error),
-            hint="make the specs with the backend's partitioner",
-        ) from error
-    return parse_options(values)

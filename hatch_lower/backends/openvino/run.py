@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CallError, ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class OpenvinoDelegate(Delegate):
@@ -25,7 +26,7 @@ class OpenvinoDelegate(Delegate):
         info: what the compile half knows of inputs and outputs.
     """
 
-    def __init__(self, compiled: Any, constants: Any, info: CallInfo) -> None:
+    def __init__(self, compiled: Any, constants: Any, info: OpenvinoFacts) -> None:
         openvino = import_openvino()
         self._compiled = compiled
         self._constants = constants
@@ -80,18 +81,17 @@ class OpenvinoDelegate(Delegate):
             request = self._compiled.create_infer_request()
         try:
             # kept until the call is over: the request does not keep their memory
-            given = [self._given(inputs[position]) for position in self._info.passed]
+            given = [self._given(inputs[position]) for position in self._info.call.passed]
             for place, value in enumerate(given):
                 request.set_input_tensor(place, value)
             request.infer({}, share_outputs=True, decode_strings=False)
             # copied: where OpenVINO is given memory for a result that is but an input, it writes into the input
-            results = [self._result(request.get_output_tensor(place)) for place in range(len(self._info.orders))]
+            results = [self._result(request.get_output_tensor(place)) for place in range(self._info.call.results)]
         finally:
             self._requests.append(request)
-        return self._info.arrange(inputs, results)
+        return self._info.call.arrange(inputs, results)
 
     def _given(self, value: Any) -> Any:
-        """Return OpenVINO's view of an input."""
         if not isinstance(value, Tensor):
             return self._tensor(torch.tensor(value).numpy(), shared_memory=True)
         dense = value.detach().contiguous()
@@ -100,7 +100,6 @@ class OpenvinoDelegate(Delegate):
         return self._tensor(dense.numpy(), shared_memory=True)
 
     def _result(self, result: Any) -> Tensor:
-        """Return a copy of a result."""
         if result.element_type == self._bfloat16:
             return torch.from_numpy(result.data.view("int16")).clone().view(torch.bfloat16)
         return torch.from_numpy(result.data).clone()
@@ -124,51 +123,38 @@ def check_indices(indices: Tensor, size: int) -> None:
         )
 
 
-# no dataclass: to generate its methods takes a millisecond of a process's first load
-class CallInfo(NamedTuple):
-    """What a partition's model is called with, and what becomes of its results.
+class OpenvinoFacts(NamedTuple):
+    """What the compile half knows of a model.
 
     Args:
+        call: how a call of the partition becomes one of the model.
         device: OpenVINO's name of the device.
         threads: of a call; 0: as many as OpenVINO chooses.
         constants: their name among the named data, or empty.
         compared: how many bytes of them come before the weights, and the sha256 of these.
-        passed: positions of the inputs that the model takes.
         indices: positions of the inputs that are indices, each with the size that they must be less than.
-        outputs: how each output is made: the position of a result, `{"input": i}` or `{"literal": value}`.
-        orders: for each result the permutation that makes its dimensions those of the program; empty: as they are.
     """
 
+    call: CallMap
     device: str
     threads: int
     constants: str
     compared: tuple[int, str]
-    passed: tuple[int, ...]
     indices: tuple[tuple[int, int], ...]
-    outputs: tuple[Any, ...]
-    orders: tuple[tuple[int, ...], ...]
-
-    def arrange(self, inputs: list[Any], results: list[Tensor]) -> list[Any]:
-        """Return a call's outputs."""
-        found = [result.permute(order) if order else result for result, order in zip(results, self.orders, strict=True)]
-        return [
-            found[kind] if isinstance(kind, int) else inputs[kind["input"]] if "input" in kind else kind["literal"]
-            for kind in self.outputs
-        ]
 
 
-def settings(info: CallInfo) -> dict[str, Any]:
+def settings(info: OpenvinoFacts) -> dict[str, Any]:
     """Return OpenVINO's settings: float32 is computed as such, and one call at a time as fast as it can be."""
-    found: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    chosen: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if info.device == "CPU":
         # several models, and other libraries, share the cores
-        found["ENABLE_CPU_PINNING"] = False
+        chosen["ENABLE_CPU_PINNING"] = False
         if info.threads:
-            found["INFERENCE_NUM_THREADS"] = info.threads
-    return found
+            chosen["INFERENCE_NUM_THREADS"] = info.threads
+    return chosen
 
 
-def view_of(blob: DelegateBlob, info: CallInfo) -> Any:
+def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> Any:
     """Return a numpy view of the constants; of the weights among them nothing is read.
 
     Raises:
@@ -190,49 +176,28 @@ def view_of(blob: DelegateBlob, info: CallInfo) -> Any:
         return torch.frombuffer(data, dtype=torch.uint8).numpy()
 
 
-def read_info(blob: DelegateBlob) -> CallInfo:
+def read_info(blob: DelegateBlob) -> OpenvinoFacts:
     """Return the facts that the compile half wrote.
 
     Raises:
         ProgramError: if they are damaged.
     """
-    info = blob.info
-    problem = ""
-    try:
-        given = int(info["inputs"])
+
+    def read(info: Mapping[str, Any]) -> OpenvinoFacts:
         size, sha256 = info["compared"]
-        orders = tuple(tuple(int(dim) for dim in order) for order in info["results"])
-        found = CallInfo(
+        facts = OpenvinoFacts(
+            read_call_map(info),
             str(info["device"]),
             int(info["threads"]),
             str(info["constants"]),
             (int(size), str(sha256)),
-            tuple(int(position) for position in info["passed"]),
-            tuple((int(position), int(size)) for position, size in info["indices"]),
-            tuple(info["outputs"]),
-            orders,
+            tuple((int(position), int(limit)) for position, limit in info["indices"]),
         )
-        if found.constants and found.constants not in blob.data:
-            problem = f"no named data `{found.constants}`"
-        elif not all(0 <= position < given for position in found.passed):
-            problem = f"inputs {list(found.passed)} of {given}"
-        elif not all(0 <= position < given for position, _ in found.indices):
-            problem = f"indices {found.indices} of {given} inputs"
-        elif not all(is_output(kind, given, len(orders)) for kind in found.outputs):
-            problem = f"outputs {list(found.outputs)}"
-        elif not all(sorted(order) == list(range(len(order))) for order in orders):
-            problem = f"orders {orders}"
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise description_error(blob, "openvino", problem)
-    return found
+        given = facts.call.given
+        require(not facts.constants or facts.constants in blob.data, f"no named data `{facts.constants}`")
+        require(
+            all(0 <= position < given for position, _ in facts.indices), f"indices {facts.indices} of {given} inputs"
+        )
+        return facts
 
-
-def is_output(kind: Any, given: int, results: int) -> bool:
-    """Return whether the compile half could have written this kind of output."""
-    if isinstance(kind, int):
-        return 0 <= kind < results
-    if not isinstance(kind, dict) or len(kind) != 1:
-        return False
-    return "literal" in kind or (isinstance(kind.get("input"), int) and 0 <= kind["input"] < given)
+    return read_facts(blob, "openvino", read)

@@ -35,7 +35,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import (
     producer_of,
     tensors_of,
 )
-from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
 CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
@@ -88,7 +88,7 @@ class Support:
         name = operator_name(node.target)
         if name in TABLES and not self._fits(*lookup(node)) and not isinstance(lookup(node)[1], int):
             return True
-        chosen = name in CHOICES and any(each.dtype in INDICES for each in tensors_of(node))
+        chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in tensors_of(node))
         return chosen and node in self._indices and not self._fits(node, 0)
 
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
@@ -97,11 +97,11 @@ class Support:
             return index in self._constants
         name = operator_name(index.target)
         if name == "aten.arange.start_step":
-            start, end, step = (arguments(index).get(each, 1) for each in ("start", "end", "step"))
+            start, end, step = (named_arguments(index).get(key, 1) for key in ("start", "end", "step"))
             limit = greatest(end.meta["val"] if isinstance(end, Node) else end)
-            ascends = all(isinstance(each, int) and each >= 0 for each in (start, step))
+            ascends = all(isinstance(number, int) and number >= 0 for number in (start, step))
             return ascends and isinstance(size, int) and limit <= size
-        return name in KEPT_WHOLE | CHOICES and all(self._fits(each, size) for each in tensor_inputs(index))
+        return name in KEPT_WHOLE | CHOICES and all(self._fits(source, size) for source in tensor_inputs(index))
 
     def _takes_index(self, user: Node, node: Node) -> bool:
         """Return whether an operation uses a value as an index, and for nothing else."""
@@ -110,7 +110,7 @@ class Support:
             return False
         passed = claim.moves and user in self._indices
         return all(
-            passed or name in claim.indices for name, value in arguments(user).items() if node in nodes_in(value)
+            passed or name in claim.indices for name, value in named_arguments(user).items() if node in nodes_in(value)
         )
 
 
@@ -158,8 +158,8 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
 
 def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
     """Return why the inputs of a call are not taken; `passed`: int64 may pass through it."""
-    found: set[torch.dtype] = set()
-    for name, given in arguments(node).items():
+    dtypes: set[torch.dtype] = set()
+    for name, given in named_arguments(node).items():
         for source in nodes_in(given):
             reason = why_not_source(source)
             if reason:
@@ -171,15 +171,14 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                     continue
                 if tensor.dtype not in claim.takes:
                     return f"`{source.name}` is {dtype_name(tensor.dtype)}"
-                found.add(tensor.dtype)
-    numbers = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, float)]
-    if len(found) > 1 or (numbers and torch.int32 in found and not claim.moves):
+                dtypes.add(tensor.dtype)
+    numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
+    if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
         return "its inputs are of several types"
     return ""
 
 
 def why_not_source(source: Node) -> str:
-    """Return why an input of any dtype is not taken."""
     value = source.meta.get("val")
     if source.op == "get_attr":
         return f"it uses the attribute `{source.target}`"
@@ -187,12 +186,12 @@ def why_not_source(source: Node) -> str:
         return f"`{source.name}` is a number that is known at run time only"
     if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
         return f"`{source.name}` is a size that is known at run time only"
-    return next(filter(None, (why_not_tensor(each, f"`{source.name}`") for each in tensors_of(source))), "")
+    return next(filter(None, (why_not_tensor(tensor, f"`{source.name}`") for tensor in tensors_of(source))), "")
 
 
 def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     """Return why a call of a listed operator is not taken because of its arguments."""
-    given = arguments(node)
+    given = named_arguments(node)
     if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
         return f"this form of `{name}` has no counterpart"
     if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
@@ -228,7 +227,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
         elif node.op == "call_function" and node.all_input_nodes:
             name, source = operator_name(node.target), node.all_input_nodes[0]
             if name in WEIGHTS:
-                given = arguments(node)
+                given = named_arguments(node)
                 source = given[WEIGHTS[name]]
                 if source in origins and is_square(source, name):
                     weight, turned = origins[source]
@@ -253,10 +252,9 @@ def is_square(weight: Node, name: str) -> bool:
 
 
 def turns(node: Node) -> bool:
-    """Return whether an operation exchanges the last two dimensions."""
     if operator_name(node.target) != "aten.permute.default":
         return False
-    dims = arguments(node)["dims"]
+    dims = named_arguments(node)["dims"]
     return len(dims) > 1 and dims[-1] % len(dims) < dims[-2] % len(dims)
 
 
@@ -269,7 +267,6 @@ def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
 
 
 def why_not_tensor(value: torch.Tensor, name: str) -> str:
-    """Return why a tensor of any dtype is not taken."""
     if value.device.type != "cpu" or value.layout is not torch.strided:
         return f"{name} is {value.layout} on {value.device}"
     if free_unbacked_symbols(value):
@@ -279,30 +276,19 @@ def why_not_tensor(value: torch.Tensor, name: str) -> str:
     return ""
 
 
-def arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments of a call of an overload by name, those that are not given left out."""
-    target = torch_operator(node.target)
-    if not isinstance(target, OpOverload):
-        return {}
-    names = [argument.name for argument in target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
 def nodes_in(value: Any) -> list[Node]:
-    """Return the nodes in an argument."""
-    found: list[Node] = []
-    torch.fx.map_arg(value, found.append)
-    return found
+    nodes: list[Node] = []
+    torch.fx.map_arg(value, nodes.append)
+    return nodes
 
 
 def tensor_inputs(node: Node) -> list[Node]:
-    """Return the tensors among the inputs of a node."""
-    return [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+    return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
 
 
 def lookup(node: Node) -> tuple[Node, int | torch.SymInt]:
     """Return the indices of a lookup in a table, and the size that they must be less than."""
-    given = arguments(node)
+    given = named_arguments(node)
     table = given[TABLES[operator_name(node.target)]]
     index = given.get("indices", given.get("index"))
     assert isinstance(index, Node)
@@ -317,18 +303,15 @@ def source_of(index: Node) -> Node:
 
 
 def greatest(value: int | torch.SymInt) -> float:
-    """Return the greatest value that a size can have."""
     if isinstance(value, int):
         return value
     return float(value.node.shape_env.bound_sympy(value.node.expr).upper)
 
 
 def is_move(node: Node) -> bool:
-    """Return whether an operation moves values only."""
     claim = CLAIMS.get(operator_name(node.target))
     return claim is not None and claim.moves
 
 
 def is_result(node: Node) -> bool:
-    """Return whether a node takes one of an operation's results."""
     return node.target is getitem

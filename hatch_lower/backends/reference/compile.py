@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
-from hatch_lower.backends.reference.container import join_blob
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
-from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.backends.reference.run import join_blob
+from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import DelegateMappingBuilder
 from hatch_lower.format.plan import write_plan

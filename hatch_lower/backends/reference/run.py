@@ -1,4 +1,7 @@
-"""The run half of the reference backend: a plan, run op by op."""
+"""The run half of the reference backend: a plan, run op by op.
+
+Its blob is 8 bytes with the length of the plan, the plan, and a safetensors file of its weights.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backends.reference.container import split_blob
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
     from hatch_lower.format.plan import Plan
     from hatch_lower.runtime.executor import Executor
+
+
+LENGTH_BYTES = 8
 
 
 class ReferenceDelegate(Delegate):
@@ -39,7 +44,6 @@ class ReferenceDelegate(Delegate):
         return cls(execute_plan(plan, read_spans(plan, weights, where), {}, Path()))
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run the plan; return its outputs in order."""
         outputs: Sequence[Any] = self._method(*inputs)
         return outputs
 
@@ -73,3 +77,25 @@ def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
             hint="install the package again, or build it again",
         )
     return spans
+
+
+def join_blob(plan: bytes, weights: bytes) -> bytes:
+    return len(plan).to_bytes(LENGTH_BYTES, "little") + plan + weights
+
+
+def split_blob(data: bytes, where: str) -> tuple[bytes, bytes]:
+    """Return the plan and the weights in a blob; `where` names the file.
+
+    Raises:
+        ProgramError: if it is too short to hold what its first bytes promise.
+    """
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    end = LENGTH_BYTES + length
+    if len(data) < LENGTH_BYTES or end > len(data):
+        raise ProgramError(
+            "a delegate of the reference backend is damaged",
+            where=where,
+            found=f"{len(data)} bytes instead of at least {end}",
+            hint="install the package again, or build it again",
+        )
+    return data[LENGTH_BYTES:end], data[end:]

@@ -1,13 +1,16 @@
-"""The options of a recipe for a backend: read one by one, and refused all together if any is wrong."""
+"""The options of a recipe for a backend: read one by one, refused all together if any is wrong, written as specs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError, nearest
+from hatch_lower.exir.backend.backend_details import CompileSpec
 
-__all__ = ["GivenOptions", "extra_hint", "is_list_of_strings", "is_number_from"]
+__all__ = ["GivenOptions", "extra_hint", "is_list_of_strings", "is_number_from", "json_specs", "spec_values"]
 
 Value = TypeVar("Value")
 
@@ -84,3 +87,24 @@ def is_list_of_strings(value: Any) -> bool:
 def is_number_from(least: int) -> Callable[[Any], bool]:
     """Return what says whether a TOML value is a whole number that is not smaller; true and false are none."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def json_specs(values: Mapping[str, Any]) -> list[CompileSpec]:
+    """Return compile specs with the values as JSON."""
+    return [CompileSpec(name, canonical_json(value)) for name, value in values.items()]
+
+
+def spec_values(backend_id: str, specs: Iterable[CompileSpec]) -> dict[str, Any]:
+    """Return what `json_specs` was given.
+
+    Raises:
+        BackendError: for a spec that is no JSON.
+    """
+    try:
+        return {spec.key: json.loads(spec.value) for spec in specs}
+    except ValueError as error:
+        raise BackendError(
+            f"a compile spec of the backend `{backend_id}` is no JSON",
+            found=str(error),
+            hint="make the specs with the backend's partitioner",
+        ) from error

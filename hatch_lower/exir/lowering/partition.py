@@ -15,7 +15,7 @@ from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS, DelegationSpec
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import storage_key
@@ -242,7 +242,7 @@ def decide_ownership(
         if spec.kind not in CONSTANT_KINDS:
             continue
         node = nodes[spec.arg.name]
-        if node.meta.get(DELEGATION_TAG) is None and not node.meta.get(SHARED_TAGS):
+        if node.meta.get(DELEGATION_TAG) is None:
             continue
         owners = {member[user].tag: member[user] for user in node.users if user in member}
         place = storage_key(constant_of(program, spec))

@@ -18,7 +18,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.graph.state import STATE_MUTATIONS
 from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_program
@@ -130,7 +130,6 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
 def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
     copied = copy_node(graph, node, copies)
     copied.meta.pop(DELEGATION_TAG, None)
-    copied.meta.pop(SHARED_TAGS, None)
     return copied
 
 

@@ -1,0 +1,134 @@
+"""From a call of a partition to a call of an engine and back; every run half reads it from its delegate's `info`.
+
+The compile halves write it with `call_facts`. It imports what a run half may import: the runtime, and no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, contiguous_format
+
+from hatch_lower.runtime.delegates import DelegateBlob, description_error
+
+Facts = TypeVar("Facts")
+NUMBERS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool}
+
+
+class FactsError(ValueError):
+    """The facts of a partition contradict each other; the message says what was found."""
+
+
+# no dataclass: to generate its methods takes a millisecond of a process's first load
+class CallMap:
+    """Which inputs the engine gets, and how each output of the partition is made.
+
+    An output is a position among the engine's results, or one of these:
+    - `{"result": i, "permute": dims}`: a view of a result with its dimensions permuted,
+    - `{"result": i, "order": dims}`: a copy of a result in which the dimensions lie in this order in memory,
+    - `{"result": i, "number": "int"}`: a Python number, from a result with one element,
+    - `{"input": i}` or `{"literal": value}`.
+
+    Args:
+        given: the number of the partition's inputs.
+        passed: positions of those that the engine gets.
+        outputs: how each output is made.
+    """
+
+    def __init__(self, given: int, passed: list[int], outputs: list[Any]) -> None:
+        self.given = given
+        self.passed = passed
+        self.outputs = outputs
+        self.results = len({index for output in outputs if (index := result_of(output)) is not None})
+        """How many results the engine has."""
+        self.passes_all = passed == list(range(given))
+        self.returns_all = outputs == list(range(len(outputs)))
+
+    def select(self, inputs: list[Any]) -> list[Any]:
+        return inputs if self.passes_all else [inputs[position] for position in self.passed]
+
+    def arrange(self, inputs: Sequence[Any], results: Sequence[Tensor]) -> Sequence[Any]:
+        if self.returns_all:
+            return results
+        return [make_output(output, inputs, results) for output in self.outputs]
+
+
+def make_output(output: Any, inputs: Sequence[Any], results: Sequence[Tensor]) -> Any:
+    """Return one output of a partition."""
+    if isinstance(output, int):
+        return results[output]
+    if "input" in output:
+        return inputs[output["input"]]
+    if "literal" in output:
+        return output["literal"]
+    result = results[output["result"]]
+    if "permute" in output:
+        return result.permute(output["permute"])
+    if "number" in output:
+        return NUMBERS[output["number"]](result.item())
+    order = output["order"]
+    # not `contiguous()`, which leaves an empty tensor as it is
+    return result.permute(order).clone(memory_format=contiguous_format).permute(inverse(order))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def result_of(output: Any) -> Any:
+    """Return the position of the result that an output is made of, or `None`."""
+    return output.get("result") if isinstance(output, dict) else output
+
+
+def call_facts(given: int, passed: Sequence[int], outputs: Sequence[Any]) -> dict[str, Any]:
+    return {"inputs": given, "passed": list(passed), "outputs": list(outputs)}
+
+
+def read_call_map(facts: Mapping[str, Any]) -> CallMap:
+    """Read a call map.
+
+    Raises:
+        FactsError: if it names inputs or results that there are not.
+        KeyError, TypeError, ValueError: if it has another form.
+    """
+    found = CallMap(int(facts["inputs"]), list(facts["passed"]), list(facts["outputs"]))
+    require(all(0 <= position < found.given for position in found.passed), f"inputs {found.passed} of {found.given}")
+    numbered = {result_of(output) for output in found.outputs} - {None} == set(range(found.results))
+    require(numbered and all(is_output(each, found.given) for each in found.outputs), f"outputs {found.outputs}")
+    return found
+
+
+def is_output(output: Any, given: int) -> bool:
+    """Return whether a compile half could have written an output."""
+    match output:
+        case bool():
+            return False
+        case int() | {"literal": _}:
+            return True
+        case {"input": int(position)}:
+            return 0 <= position < given
+        case {"result": int(), "permute": order} | {"result": int(), "order": order}:
+            return sorted(order) == list(range(len(order)))
+        case {"result": int(), "number": kind}:
+            return kind in NUMBERS
+    return False
+
+
+def require(holds: bool, found: str) -> None:
+    if not holds:
+        raise FactsError(found)
+
+
+def read_facts(blob: DelegateBlob, backend: str, read: Callable[[Mapping[str, Any]], Facts]) -> Facts:
+    """Return what a function reads from the facts that the compile half wrote.
+
+    Raises:
+        ProgramError: if they are damaged.
+    """
+    try:
+        return read(blob.info)
+    except FactsError as error:
+        raise description_error(blob, backend, str(error)) from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise description_error(blob, backend, f"{type(error).__name__}: {error}") from error

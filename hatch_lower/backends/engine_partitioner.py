@@ -1,0 +1,100 @@
+"""Which nodes an engine gets: as many as it computes as eager does, in as few convex groups as there can be."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hatch_lower.exir.backend.backend_details import CompileSpec
+from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
+from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.tensors import dtype_name
+
+Reasons = Callable[[Node], str]
+"""Says why an operation is not taken; an empty string: it is."""
+
+
+class EnginePartitioner(Partitioner):
+    """Tags operations, those in branches and bodies of control flow too, and the constants that they use.
+
+    Args:
+        backend_id: the backend.
+        compile_specs: its options.
+        spec: what the partitioner was made with.
+    """
+
+    takes_state: ClassVar[bool] = False
+    """Whether a partition may own a buffer that it alone uses and changes."""
+
+    def __init__(self, backend_id: str, compile_specs: list[CompileSpec], spec: Mapping[str, Any]) -> None:
+        super().__init__(MappingProxyType(dict(spec)))
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the operations to take and their constants; `reasons` has a reason for each of the others."""
+        why_not = self.reasons(exported_program)
+        tags: dict[str, DelegationSpec] = {}
+        reasons: dict[str, str] = {}
+        for graph in self.graphs(exported_program):
+            for nodes in self.groups(graph, why_not):
+                tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
+                tags[tag] = self.delegation_spec
+                for node in nodes:
+                    node.meta[DELEGATION_TAG] = tag
+            for node in graph.nodes:
+                if node.op == "call_function" and DELEGATION_TAG not in node.meta:
+                    reasons[node.name] = why_not(node) or self.idle_refusal(node)
+        tag_constant_data(exported_program)
+        if self.takes_state:
+            tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags, reasons)
+
+    @abstractmethod
+    def reasons(self, program: ExportedProgram) -> Reasons:
+        """Return what says of the operations of a program, nested ones too, why they are not taken."""
+
+    @abstractmethod
+    def computes(self, node: Node) -> bool:
+        """Return whether an operation is worth a call of the engine."""
+
+    def idle_refusal(self, node: Node) -> str:
+        """Return why an operation is left out that could be taken, but only into a partition that computes nothing."""
+        return "it computes nothing, and nothing beside it is taken"
+
+    def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
+        return [module.graph for module in graph_modules(program.graph_module)]
+
+    def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
+        groups = group_nodes(graph, lambda node: not why_not(node)).partitions
+        return [nodes for nodes in groups if any(map(self.computes, nodes))]
+
+
+def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bool = False) -> str:
+    """Return why an engine for the CPU does not take the results or inputs of an operation, or an empty string.
+
+    Args:
+        node: the operation.
+        dtypes: those that the engine has kernels for.
+        unbacked: whether sizes may depend on the contents of tensors.
+    """
+    for source in (node, *node.all_input_nodes):
+        if source.op == "get_attr":
+            return f"it uses the attribute `{source.target}`"
+        for tensor in tensors_of(source):
+            if tensor.dtype not in dtypes:
+                return f"`{source.name}` has the type {dtype_name(tensor.dtype)}"
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                return f"`{source.name}` is {tensor.layout} on {tensor.device}"
+            if not unbacked and free_unbacked_symbols(tensor):
+                return f"`{source.name}` has a size that is known at run time only"
+    return ""

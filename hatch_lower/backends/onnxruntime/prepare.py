@@ -1,0 +1,96 @@
+"""A partition's graph with canonical names, such as torch's exporter takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.export.graph_signature import InputSpec
+from torch.fx import Graph, Node
+
+from hatch_lower.backends.call_map import inverse
+from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.exir.backend.canonical_partitioners.operators import (
+    INDEX_POSITIONS,
+    named_arguments,
+    torch_operator,
+    without_negatives,
+)
+from hatch_lower.exir.graph.state import constant_of
+
+
+class OnnxCopy(PartitionCopy):
+    """A partition for torch's exporter: constants are placeholders, results are told apart by their memory order."""
+
+    backend_id: ClassVar[str] = "onnxruntime"
+
+    def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
+        """Write constants, and inputs; the model takes those that an operation uses."""
+        self.constants: dict[str, torch.Tensor] = {}
+        self.operations: dict[Node, int] = {}
+        self.layouts: dict[tuple[str, tuple[int, ...] | None], int] = {}
+        for node, spec in constants:
+            copied = self._placeholder(f"c{len(self.constants)}", node)
+            self.constants[copied.name] = constant_of(self.program, spec)
+        for node, position in self.inputs.items():
+            self._placeholder(f"x{position}", node)
+            if any(user.op != "output" for user in node.users):
+                self.passed.append(position)
+
+    def _placeholder(self, name: str, node: Node) -> Node:
+        copied = self.graph.placeholder(name)
+        copied.meta["val"] = node.meta["val"]
+        self.values[node] = copied
+        return copied
+
+    def write_operation(self, node: Node, index: int) -> Node:
+        """Write an operation."""
+        target = torch_operator(node.target)
+        args, kwargs = self.arguments(node)
+        place = INDEX_POSITIONS.get(target)
+        if place is not None:
+            # ONNX Runtime counts a negative index from the end, where eager refuses it.
+            given: Any = node.args[place]
+            indices = args[place]
+            for step, (operator, limit) in enumerate(without_negatives(given)):
+                indices = self._call(operator, (indices, limit), {}, f"i{index}_{step}", given.meta["val"])
+            args = (*args[:place], indices, *args[place + 1 :])
+        copied = self._call(target, args, kwargs, f"n{index}", node.meta["val"])
+        self.operations[copied] = index
+        return copied
+
+    def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: Any) -> Node:
+        copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
+        copied.meta.update(val=value, debug_handle=len(self.operations))
+        return copied
+
+    def write_result(self, value: Node) -> Any:
+        """Write a result, which the model gives with its dimensions as they lie in memory."""
+        copied = self.values[value]
+        order = memory_order(copied.meta["val"])
+        layout = copied.name, None if order is None else tuple(order)
+        position = self.layouts.setdefault(layout, len(self.layouts))
+        if position == len(self.results):
+            self.results.append(copied)
+        return position if order is None else {"result": position, "permute": inverse(order)}
+
+
+def count_dimensions(graph: Graph) -> None:
+    """Count the dimensions of reductions from the first.
+
+    ONNX Runtime does not reduce those that are counted from the last where a tensor has no elements.
+    """
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or torch.Tag.reduction not in node.target.tags:
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        dims = named_arguments(node).get("dim")
+        if dims is None:
+            continue
+        rank = node.args[0].meta["val"].ndim or 1
+        dims = dims % rank if isinstance(dims, int) else [dim % rank for dim in dims]
+        node.args = tuple(dims if name == "dim" else each for name, each in zip(names, node.args, strict=False))
+        node.kwargs = {name: dims if name == "dim" else each for name, each in node.kwargs.items()}

@@ -1,0 +1,165 @@
+"""The graph of a partition, written anew for an engine's importer: names follow from the graph alone.
+
+Nothing that differs between two equal partitions (names of nodes, parameters and symbols) is left, so equal partitions
+give equal bytes. What an importer wants otherwise (an operator, a layout, a constant), a subclass writes otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Graph, Node
+
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.graph.state import CONSTANT_KINDS
+
+
+class PartitionCopy(ABC):
+    """Writes the graph of one partition: placeholders, operations, outputs.
+
+    Args:
+        program: the partition; it is not changed.
+
+    Raises:
+        BackendError: if the engine has no counterpart of something in it.
+    """
+
+    backend_id: ClassVar[str]
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.graph = Graph()
+        self.values: dict[Node, Any] = {}
+        """What stands for a node of the partition: a node of `graph`, or a number."""
+        self.inputs: dict[Node, int] = {}
+        """The partition's inputs and their positions."""
+        self.passed: list[int] = []
+        """The positions of the inputs that the engine gets."""
+        self.handles: list[int] = []
+        """The debug handle of each operation."""
+        self.results: list[Node] = []
+        self.outputs: list[Any] = []
+        """How each output of the partition is made, for `CallMap`."""
+        self.write_placeholders(self._constants())
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                self.handles.append(node.meta.get("debug_handle", len(self.handles) + 1))
+                self.values[node] = self.write_operation(node, len(self.handles) - 1)
+        returned: Any = program.graph.output_node().args[0]
+        for value, spec in zip(returned, program.graph_signature.output_specs, strict=True):
+            self._write_output(value, spec)
+        self.graph.output(tuple(self.results))
+
+    def _constants(self) -> list[tuple[Node, InputSpec]]:
+        """Return the placeholders of constants, and number those of inputs."""
+        constants = []
+        placeholders = self.program.graph.find_nodes(op="placeholder")
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind in CONSTANT_KINDS:
+                constants.append((node, spec))
+            elif spec.kind is InputKind.USER_INPUT:
+                self.inputs[node] = len(self.inputs)
+            else:
+                raise self.refusal(f"take an input of the kind {spec.kind.name}", f"placeholder `{node.name}`")
+        return constants
+
+    def _write_output(self, value: Any, spec: OutputSpec) -> None:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            self.write_mutation(value, spec)
+        elif isinstance(spec.arg, ConstantArgument) or not isinstance(value, Node):
+            self.outputs.append({"literal": value})
+        elif value in self.inputs:
+            self.outputs.append({"input": self.inputs[value]})
+        else:
+            self.outputs.append(self.write_result(value))
+
+    @abstractmethod
+    def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
+        """Write the constants and `inputs`."""
+
+    @abstractmethod
+    def write_operation(self, node: Node, index: int) -> Any:
+        """Write an operation; return what stands for it."""
+
+    @abstractmethod
+    def write_result(self, value: Node) -> Any:
+        """Write a result into `results`; return how the output is made of it."""
+
+    def write_mutation(self, value: Any, spec: OutputSpec) -> None:
+        """Write a change of a buffer; most engines keep no state.
+
+        Raises:
+            BackendError: always.
+        """
+        raise self.refusal(f"change state, with an output of the kind {spec.kind.name}", f"output `{value}`")
+
+    def arguments(self, node: Node) -> Any:
+        return torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+
+    def refusal(self, what: str, where: str, found: str = "") -> BackendError:
+        return BackendError(
+            f"the backend `{self.backend_id}` cannot {what}",
+            where=where,
+            found=found,
+            hint="leave the operations that use it out of the partition: name them in the option `exclude`",
+        )
+
+
+def memory_order(value: Any) -> list[int] | None:
+    """Return the dimensions of an output from the outermost in memory on, or `None` where they lie in order.
+
+    An output that is a view with gaps is given as a clone of it lies.
+    """
+    if not isinstance(value, torch.Tensor):
+        return None
+    # of symbolic sizes the examples tell enough: a wrong order would cost a copy at most
+    sizes, strides = (
+        [number if isinstance(number, int) else number.node.hint for number in numbers]
+        for numbers in (value.shape, value.stride())
+    )
+    if None in (*sizes, *strides):
+        return None
+    dense = torch.empty_strided(sizes, strides, device="meta").clone().stride()
+    order = sorted(range(len(sizes)), key=lambda dim: (-dense[dim], dim))
+    long = [dim for dim in order if sizes[dim] != 1]
+    return None if long == sorted(long) else order
+
+
+def instruction_handles(
+    numbers: Mapping[Node, int], handles: Sequence[int], instructions: Mapping[str, Iterable[int]], rest: str
+) -> dict[int | str, tuple[int, ...]]:
+    """Return the debug handles of each instruction of an engine's program, such that no operation is lost.
+
+    An operation of which no instruction is left (a view, or one that a pattern replaced) counts to the instructions of
+    those that use its result, or else to those of the operations that it uses.
+
+    Args:
+        numbers: the nodes of a written graph, in order, and the operations of the partition that they belong to.
+        handles: of each operation.
+        instructions: the operations that each instruction is known to compute.
+        rest: stands for the instruction of operations for which there is none.
+    """
+    homes: dict[int, set[str]] = {number: set() for number in range(len(handles))}
+    for name, computed in instructions.items():
+        for number in computed:
+            homes[number].add(name)
+    nodes = {number: node for node, number in numbers.items()}  # of several nodes, the last gives the result
+    for number, node in reversed(nodes.items()):
+        adopt(homes, number, (numbers[user] for user in node.users if user in numbers))
+    for number, node in nodes.items():
+        adopt(homes, number, (numbers[source] for source in node.all_input_nodes if source in numbers))
+    computes: dict[str, set[int]] = {name: set() for name in instructions}
+    for number, names in homes.items():
+        for name in sorted(names) or [rest]:
+            computes.setdefault(name, set()).add(handles[number])
+    return {name: tuple(sorted(found)) for name, found in computes.items() if found}
+
+
+def adopt(homes: dict[int, set[str]], number: int, neighbours: Iterable[int]) -> None:
+    if not homes[number]:
+        homes[number] = {name for neighbour in neighbours for name in homes[neighbour]}
