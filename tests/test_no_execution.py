@@ -40,11 +40,11 @@ ALLOWED = {
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,
     # asks the C library to give back what was freed
-    "backends/testing/mapped.py": LIBRARIES,
+    "backends/testing/memory.py": LIBRARIES,
     # whether the engine's libraries are there; the kit's own names, and the backend that its caller names
     "backends/onnxruntime/compile.py": IMPORTS,
     "backends/testing/__init__.py": IMPORTS,
-    "backends/testing/elsewhere.py": IMPORTS,
+    "backends/testing/determinism.py": IMPORTS,
     # the program of an installed wheel, its digest and the permissions of its place compared before
     "backends/aoti/run.py": {"torch._C._aoti"},
     # libraries that are in the process already, and a tensor's memory

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +18,16 @@ from support import sabotage
 from support.effort import LONG
 
 import hatch_lower.backends.testing
-from hatch_lower.backends.testing import Exports, Report, check_backend, trial_names
+from hatch_lower.backends.testing import Exports, Facts, Tolerance, backend_tests, trial_names
 from hatch_lower.backends.testing.bench import Subject
-from hatch_lower.backends.testing.case import Tolerance
-from hatch_lower.backends.testing.kit import Kit
-from hatch_lower.backends.testing.running import first_difference, subnormals_flushed
-from hatch_lower.backends.testing.suite import backend_tests
+from hatch_lower.backends.testing.comparison import first_difference, subnormals_flushed
+from hatch_lower.backends.testing.kit import Kit, judge
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.runtime.delegates import Delegate
 
 pytestmark = pytest.mark.torch
 
+ROOT = Path(__file__).parents[2]
 ELSEWHERE = "checks/bytes are the same in other processes"
 BRIEF = [
     "operators/perceptron",
@@ -47,17 +52,41 @@ QUICK.remove(ELSEWHERE)
 EXPORTS = Exports()
 """The exported programs, which all tests share."""
 
+
+def outcomes(backend_id: str, only: str | Sequence[str], **facts: Any) -> dict[str, tuple[str, str]]:
+    """Return how the test of each program and check comes out, and what it says."""
+    kit = Kit(Subject(backend_id, **facts), only, EXPORTS)
+    found = {}
+    try:
+        kit.prepare()
+        for name in kit.names:
+            said = io.StringIO()
+            try:
+                with redirect_stdout(said):
+                    judge(kit, name)
+                found[name] = "passed", said.getvalue().rstrip("\n")
+            except (pytest.skip.Exception, pytest.fail.Exception) as error:
+                found[name] = type(error).__name__.lower(), str(error)
+    finally:
+        kit.close()
+    return found
+
+
+def names_of(found: Mapping[str, tuple[str, str]], status: str) -> set[str]:
+    return {name for name, (outcome, _) in found.items() if outcome == status}
+
+
 test_reference = backend_tests(
     "reference", checks_inputs=True, packed_copies=1, only="*" if LONG else QUICK, exports=EXPORTS
 )
 
 
 def test_null_is_lowered_and_packaged_and_not_run() -> None:
-    report = check_backend("null", computes=False, only=BRIEF, exports=EXPORTS)
-    assert report.ok, str(report)
-    details = {each.detail for each in report.outcomes if each.group == "operators"}
+    found = outcomes("null", BRIEF, computes=False)
+    assert not names_of(found, "failed")
+    details = {said for name, (_, said) in found.items() if name.startswith("operators/")}
     assert details == {"all operations in 1 partition; lowered, packaged and loaded, but not run"}
-    assert "the backend computes nothing" in {each.detail for each in report.with_status("not claimed")}
+    assert ("skipped", "not claimed: the backend computes nothing") in found.values()
 
 
 AOTI = [
@@ -73,10 +102,9 @@ AOTI_VARIATIONS = {"isa": ["x86-64-v2"], "exclude": [["aten.mul.Tensor"]]}
 @pytest.mark.slow
 def test_aoti_passes() -> None:
     only = "*" if LONG else AOTI
-    report = check_backend("aoti", variations=AOTI_VARIATIONS, keeps_files=True, only=only, exports=EXPORTS)
-    assert report.ok, str(report)
-    claimed = [each for each in report.outcomes if each.group != "checks"]
-    assert LONG or {each.status for each in claimed} == {"passed"}
+    found = outcomes("aoti", only, variations=AOTI_VARIATIONS, keeps_files=True)
+    assert not names_of(found, "failed"), found
+    assert LONG or not {name for name in names_of(found, "skipped") if not name.startswith("checks/")}
 
 
 LATER = "checks/later calls are as the first"
@@ -216,10 +244,10 @@ BACKENDS: Mapping[str, tuple[str, dict[str, Any], set[str]]] = {
 def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     backend_id, arguments, expected = BACKENDS[name]
     only = BRIEF if LONG or not expected else [*FEW, *sorted(expected)]
-    report = check_backend(backend_id, only=only, exports=EXPORTS, **{"packed_copies": 1, **arguments})
-    assert {each.name for each in report.failures} == expected, str(report)
-    assert report.ok is not bool(expected)
-    assert not report.with_status("refused")
+    found = outcomes(backend_id, only, **{"packed_copies": 1, **arguments})
+    assert names_of(found, "failed") == expected, found
+    assert names_of(found, "passed")
+    assert not any(said.startswith("refused") for _, said in found.values())
 
 
 @pytest.mark.parametrize(
@@ -230,25 +258,25 @@ def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
     ],
 )
 def test_outputs_that_were_not_planned_are_found_in_each_program(delegate: type[Delegate], found: str) -> None:
-    report = check_backend("ReferenceLike", delegate=delegate, only="operators/perceptron", exports=EXPORTS)
-    assert [each.detail for each in report.failures] == [
-        f"a delegate returned something else than it was lowered for ({found})"
-    ]
+    assert outcomes("ReferenceLike", "operators/perceptron", delegate=delegate) == {
+        "operators/perceptron": (
+            "failed",
+            f"a delegate returned something else than it was lowered for ({found})",
+        )
+    }
 
 
 def test_bytes_that_depend_on_the_hash_seed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "hatch_lower.backends.testing.determinism.SEEDS", ("1",)
     )  # each is a process that imports torch
-    report = check_backend(
-        "HashedBytes",
-        delegate=sabotage.ReferenceDelegate,
-        only=["operators/arithmetic float32", "checks/bytes*"],
-        exports=EXPORTS,
+    found = outcomes(
+        "HashedBytes", ["operators/arithmetic float32", "checks/bytes*"], delegate=sabotage.ReferenceDelegate
     )
-    (failure,) = report.failures
-    assert failure.name == ELSEWHERE
-    assert failure.detail.startswith("equal partitions give other bytes or facts in a process with PYTHONHASHSEED=")
+    assert names_of(found, "failed") == {ELSEWHERE}
+    assert found[ELSEWHERE][1].startswith(
+        "equal partitions give other bytes or facts in a process with PYTHONHASHSEED="
+    )
 
 
 def refusing(program: object, specs: object) -> Any:
@@ -257,23 +285,14 @@ def refusing(program: object, specs: object) -> Any:
 
 def test_what_a_backend_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(refusing))
-    report = check_backend(
-        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
-    )
-    assert [(each.status, each.detail) for each in report.outcomes] == [
-        ("refused", "this engine has no perceptrons (a product)")
-    ]
-    assert not report.ok
+    found = outcomes("ReferenceLike", "operators/perceptron", delegate=sabotage.ReferenceDelegate)
+    assert found == {"operators/perceptron": ("skipped", "refused: this engine has no perceptrons (a product)")}
 
 
 def test_other_exceptions_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage.ReferenceLike, "preprocess", staticmethod(lambda program, specs: 1 / 0))
-    report = check_backend(
-        "ReferenceLike", delegate=sabotage.ReferenceDelegate, only="operators/perceptron", exports=EXPORTS
-    )
-    assert [(each.status, each.detail) for each in report.outcomes] == [
-        ("failed", "ZeroDivisionError: division by zero")
-    ]
+    found = outcomes("ReferenceLike", "operators/perceptron", delegate=sabotage.ReferenceDelegate)
+    assert found == {"operators/perceptron": ("failed", "ZeroDivisionError: division by zero")}
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
@@ -286,7 +305,7 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(BackendError, match="there is no backend `referenz`"):
-        check_backend("referenz")
+        outcomes("referenz", "*")
 
 
 def test_the_page_names_all_that_is_public() -> None:
@@ -314,22 +333,6 @@ def test_there_are_some_hundred_programs_with_names_of_their_own() -> None:
         *("operators", "shapes", "symbolic sizes", "values", "outputs", "aliases"),
         *("constants", "state", "control flow", "checks"),
     }
-
-
-def test_the_report_is_a_table() -> None:
-    report = check_backend("reference", only=["operators/perceptron", "checks/unknown*"], exports=EXPORTS)
-    assert isinstance(report, Report)
-    assert str(report).splitlines() == [
-        "backend `reference`",
-        "",
-        "operators",
-        "  perceptron                   passed       all operations in 1 partition",
-        "",
-        "checks",
-        "  unknown options are refused  passed",
-        "",
-        "2 passed, 0 not claimed, 0 refused, 0 failed",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -367,8 +370,50 @@ def test_subnormal_numbers_are_flushed_for_a_while_only() -> None:
 
 
 def test_a_kit_leaves_no_files() -> None:
-    with Kit(Subject("reference"), "operators/perceptron", EXPORTS) as kit:
-        kit.report()
-        folder = kit.folder
-        assert list(folder.iterdir())
-    assert not folder.exists()
+    kit = Kit(Subject("reference"), "operators/perceptron", EXPORTS)
+    assert kit.run("operators/perceptron") == "all operations in 1 partition"
+    assert list(kit.bench.folder.iterdir())
+    kit.close()
+    assert not kit.bench.folder.exists()
+
+
+def test_there_is_a_fact_for_each_field_of_a_subject() -> None:
+    fields = {field.name for field in dataclasses.fields(Subject)}
+    assert fields - {"backend_id", "options"} == set(Facts.__annotations__)
+
+
+def test_a_fact_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="packed_copy"):
+        backend_tests("reference", packed_copy=1)  # type: ignore[call-arg]
+
+
+OWN_TESTS = """
+from support import sabotage
+from hatch_lower.backends.testing import backend_tests
+test_mine = backend_tests(
+    "ReferenceLike",
+    delegate=sabotage.WrongNumberDelegate,
+    only=["operators/perceptron", "operators/arithmetic float16", "checks/every option*"],
+)
+"""
+
+
+def test_one_line_in_a_test_module_makes_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text(OWN_TESTS)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert "1 failed, 1 passed, 1 skipped" in said
+    assert "all operations in 1 partition\n" in said
+    assert "FAILED test_own.py::test_mine[operators/arithmetic float16] - Failed: call" in said
+    assert "\ncall 1, output 0: " in said
+    assert "not claimed: no `variations` were given" in said
+
+
+def test_the_package_imports_nothing_heavy(modules_after: Callable[[str], set[str]]) -> None:
+    modules = modules_after("import hatch_lower.backends.testing")
+    ours = {name for name in modules if name.startswith("hatch_lower")}
+    assert ours == {"hatch_lower", "hatch_lower.backends", "hatch_lower.backends.testing"}
+    assert "torch" not in modules

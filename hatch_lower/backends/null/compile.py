@@ -19,7 +19,6 @@ class NullBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Return an empty blob."""
         return PreprocessResult(b"", suffix="null")
 
     @classmethod

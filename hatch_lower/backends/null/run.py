@@ -17,7 +17,6 @@ class NullDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> NullDelegate:
-        """Return a delegate that cannot run."""
         return cls()
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:

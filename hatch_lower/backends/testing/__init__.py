@@ -1,10 +1,11 @@
-"""A kit for whoever writes a backend: some hundred programs and checks, as a function and as a pytest plugin.
+"""A kit for whoever writes a backend: some hundred programs and checks, as tests of pytest.
+
+One line in a test module makes a test of each program and check:
 
 ```py
-from hatch_lower.backends.testing import backend_tests, check_backend
+from hatch_lower.backends.testing import backend_tests
 
-test_backend = backend_tests("demo")  # one test for each program and check
-print(check_backend("demo"))  # the same as a table
+test_backend = backend_tests("demo")
 ```
 """
 
@@ -13,32 +14,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hatch_lower.backends.testing.bench import Exports
-    from hatch_lower.backends.testing.case import Tolerance
-    from hatch_lower.backends.testing.facts import Facts
-    from hatch_lower.backends.testing.kit import check_backend, trial_names
-    from hatch_lower.backends.testing.report import Outcome, Report
-    from hatch_lower.backends.testing.suite import backend_tests
+    from hatch_lower.backends.testing.bench import Exports, Facts
+    from hatch_lower.backends.testing.kit import backend_tests, trial_names
+    from hatch_lower.runtime.numbers import Tolerance
 
-__all__ = ["Exports", "Facts", "Outcome", "Report", "Tolerance", "backend_tests", "check_backend", "trial_names"]
+__all__ = ["Exports", "Facts", "Tolerance", "backend_tests", "trial_names"]
 
 HOMES = {
-    "Exports": "bench",
-    "Facts": "facts",
-    "Outcome": "report",
-    "Report": "report",
-    "Tolerance": "case",
-    "backend_tests": "suite",
-    "check_backend": "kit",
-    "trial_names": "kit",
+    "Exports": "hatch_lower.backends.testing.bench",
+    "Facts": "hatch_lower.backends.testing.bench",
+    "Tolerance": "hatch_lower.runtime.numbers",
+    "backend_tests": "hatch_lower.backends.testing.kit",
+    "trial_names": "hatch_lower.backends.testing.kit",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: pytest imports this package in every run, for its plugin."""
+    """Import a public name when it is first used."""
     if name not in HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     import importlib
 
-    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(HOMES[name]), name)

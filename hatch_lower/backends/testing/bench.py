@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.testing.case import Case, Tolerance
+from hatch_lower.backends.testing.case import Case
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -31,27 +31,37 @@ from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
 
 METHOD = "forward"
 
 
+class Facts(TypedDict, total=False):
+    """What there is to say of a backend beside its name and its options; none of it is needed."""
+
+    delegate: type[Delegate]
+    """A run half that stands for the installed one."""
+    variations: Mapping[str, Sequence[Any]]
+    """Option to other values, each of which must change a result or a key."""
+    computes: bool
+    """Whether the run half computes, which is taken for granted; that of `null` does not."""
+    checks_inputs: bool
+    """Whether the run half itself refuses inputs that the runtime would not hand to it."""
+    packed_copies: int
+    """How many copies of large weights the engine makes for its own kernels."""
+    keeps_files: bool
+    """Whether the engine keeps the file of its weights open for good, once it was loaded: torch's AOTInductor does."""
+    tolerance: Tolerance
+    """How far its numbers may be from eager's; wider for half precision."""
+    flushes_subnormals: bool
+    """Whether its kernels count subnormal numbers as 0: a result may then be eager's, or the one that eager gives where
+    it flushes them too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined.
-
-    Args:
-        backend_id: the backend.
-        options: as a recipe has them.
-        delegate: stands for the installed run half.
-        variations: option to other values that make another result.
-        computes: whether its delegate computes; that of `null` does not.
-        checks_inputs: whether the delegate itself refuses what the runtime would not hand to it.
-        packed_copies: how many copies of the weights the engine makes for its own kernels.
-        tolerance: between its numbers and eager's.
-        keeps_files: whether it keeps the file of its weights open for good.
-        flushes_subnormals: whether its kernels count subnormal numbers as 0.
-    """
+    """What is examined: a backend, its options as a recipe has them, and `Facts`."""
 
     backend_id: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +83,6 @@ class Exports:
         self._edge: dict[str, ExportedProgram] = {}
 
     def program(self, case: Case) -> ExportedProgram:
-        """Return a case as it was exported."""
         if case.name not in self._programs:
             self._programs[case.name] = export(case)
         return self._programs[case.name]
@@ -114,7 +123,6 @@ class Bench:
         self.store: Store = open_store(environment, lambda line: None)
 
     def partitioner(self, options: Mapping[str, Any] | None = None) -> Partitioner:
-        """Return the backend's partitioner, for its own options or others."""
         return self.backend.partitioner(dict(self.subject.options if options is None else options))
 
     def edge(self, case: Case) -> ExportedProgram:
@@ -160,7 +168,6 @@ class Bench:
         return found
 
     def lower(self, program: ExportedProgram, store: Store | None = None) -> Lowered:
-        """Lower an edge program."""
         with quiet():
             return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=store)[METHOD]
 
@@ -200,7 +207,6 @@ class Bench:
         return digest_of({**components, "fingerprint": dict(components["fingerprint"]) | {"code": ""}})
 
     def partitions(self, case: Case) -> list[LoweredBackendModule]:
-        """Return the lowered partitions of a case."""
         return list(lowered_modules(self.lowered(case).program))
 
     def claimed(self, cases: Sequence[Case]) -> list[Case]:
@@ -214,7 +220,6 @@ class Bench:
             return False
 
     def save(self, lowered: Lowered) -> Path:
-        """Save a lowered program; return its folder."""
         self._count += 1
         with quiet():
             return save_program(LoweredProgram({METHOD: lowered.program}, {}, {}), self.folder / f"saved{self._count}")
@@ -226,13 +231,11 @@ class Bench:
         return load_folder(folder, delegates=given, checks_outputs=True)
 
     def delegate(self) -> type[Delegate]:
-        """Return the backend's run half."""
         given = self.subject.delegate
         return DelegateKinds(None if given is None else {self.subject.backend_id: given}).load(self.subject.backend_id)
 
 
 def export(case: Case) -> ExportedProgram:
-    """Export a case."""
     with quiet(), torch.no_grad():
         return torch.export.export(case.module(), case.arguments()[0], dynamic_shapes=case.dynamic, strict=False)
 

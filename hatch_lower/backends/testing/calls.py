@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
+from hatch_lower.backends.testing.comparison import Call, eager_calls, first_difference, works
 from hatch_lower.backends.testing.probes import probe, sample, watched
-from hatch_lower.backends.testing.report import Fault, NotClaimedError
-from hatch_lower.backends.testing.running import Call, eager_calls, first_difference, works
 from hatch_lower.errors import InputError
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
@@ -110,7 +109,6 @@ def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ..
 
 
 def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:
-    """Return the inputs of a partition, described."""
     program = module.original_module
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
@@ -131,7 +129,6 @@ LATER = 64
 
 
 def refuse_null(bench: Bench) -> None:
-    """Raise `NotClaimedError` for a backend that computes nothing."""
     if not bench.subject.computes:
         raise NotClaimedError("the backend computes nothing")
 
@@ -222,5 +219,4 @@ def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def difference_of(bench: Bench, loaded: Any, call: Call) -> str:
-    """Return how the result of a call differs from eager's."""
     return first_difference(loaded(*call.copied()), call.result, bench.subject.tolerance)

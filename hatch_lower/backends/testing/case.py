@@ -23,12 +23,12 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 """The dtypes that programs are made of, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`."""
+class Fault(Exception):  # noqa: N818 - it says what a backend got wrong, not what went wrong here
+    """A backend did something else than it must."""
 
-    rtol: float = 1e-4
-    atol: float = 1e-5
+
+class NotClaimedError(Exception):
+    """The backend leaves a program to others, or a check has nothing to look at."""
 
 
 class Data:
@@ -49,7 +49,6 @@ class Data:
         return drawn.to(dtype)
 
     def indices(self, limit: int, *shape: int) -> Tensor:
-        """Return a tensor of integers from 0 to below `limit`."""
         return torch.randint(limit, shape, generator=self._generator)
 
 
@@ -96,9 +95,7 @@ class Case:
     dynamic: Any = field(default=None)
 
     def module(self) -> torch.nn.Module:
-        """Return a new module."""
         return self.make(Data(self.name))
 
     def arguments(self) -> tuple[tuple[Any, ...], ...]:
-        """Return new arguments of each call."""
         return self.calls(Data(f"{self.name} arguments"))

@@ -1,19 +1,25 @@
-"""Are a backend's results the same each time, here and in other processes?"""
+"""Are a backend's results the same each time, here and in other processes?
+
+`python -m hatch_lower.backends.testing.determinism` is such a process: it reads on its standard input which backend
+lowers which programs, and writes digests of partitions and results, all as JSON.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from hatch_lower.backends.testing.bench import Bench
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+from hatch_lower.backends.testing.case import Case, Fault
 from hatch_lower.backends.testing.probes import sample
-from hatch_lower.backends.testing.report import Fault
+from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.exir.graph.canonical import structure_digest
 
 SEEDS = ("1", "2")
@@ -68,10 +74,9 @@ def check_elsewhere(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def start(seed: str, folder: str) -> subprocess.Popen[str]:
-    """Start a process that lowers programs elsewhere."""
     path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "TMPDIR": folder}
-    command = [sys.executable, "-m", "hatch_lower.backends.testing.elsewhere"]
+    command = [sys.executable, "-m", __spec__.name]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -95,9 +100,22 @@ def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str
 
 
 def compare(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
-    """Raise `Fault` if partitions or results differ."""
     for name, partitions in here.items():
         if [each for each, _ in partitions] != [each for each, _ in there[name]]:
             raise Fault(f"other partitions {where}: `{name}`")
         if partitions != there[name]:
             raise Fault(f"equal partitions give other bytes or facts {where}: `{name}`")
+
+
+def main() -> None:
+    question: dict[str, Any] = json.load(sys.stdin)
+    importlib.import_module(question["module"])  # a backend that no entry point declares is known once it is defined
+    wanted = set(question["programs"])
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as folder:
+        bench = Bench(Subject(question["backend"], question["options"]), Path(folder), Exports())
+        digests = digests_of(bench, [case for case in all_cases() if case.name in wanted])
+    sys.stdout.write(f"\n{json.dumps(digests)}\n")
+
+
+if __name__ == "__main__":
+    main()

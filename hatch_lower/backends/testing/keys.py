@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.testing.bench import Bench, export, quiet
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
+from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.probes import probe, sample
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT
-from hatch_lower.backends.testing.report import Fault, NotClaimedError
-from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.graph.state import constant_of, constant_specs
@@ -90,7 +89,6 @@ def changed(program: ExportedProgram, targets: Sequence[str]) -> Iterator[None]:
 
 
 def change(tensor: Tensor) -> None:
-    """Change all numbers of a tensor in place."""
     if tensor.dtype is torch.bool:
         tensor.logical_not_()
     else:

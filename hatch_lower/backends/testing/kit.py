@@ -1,16 +1,20 @@
-"""The kit: all programs and checks of one backend, run one by one or all together."""
+"""The kit: all programs and checks of one backend, as tests of pytest."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backends.testing.bench import Bench, Exports, Subject
+import pytest
+
+from hatch_lower.backends.testing.bench import Bench, Exports, Facts, Subject
 from hatch_lower.backends.testing.calls import (
     check_delegate_refuses,
     check_instances,
@@ -18,25 +22,14 @@ from hatch_lower.backends.testing.calls import (
     check_runtime_refuses,
     check_threads,
 )
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
+from hatch_lower.backends.testing.comparison import run_case, words
 from hatch_lower.backends.testing.determinism import check_elsewhere, check_twice
-from hatch_lower.backends.testing.facts import Facts, subject_of
+from hatch_lower.backends.testing.environment import check_environment
 from hatch_lower.backends.testing.keys import check_constants, check_options, check_unknown_option
-from hatch_lower.backends.testing.mapped import check_bound, check_mapped, check_memory
+from hatch_lower.backends.testing.memory import check_bound, check_mapped, check_memory
 from hatch_lower.backends.testing.partitions import check_graph_is_left, check_handles, check_linear
 from hatch_lower.backends.testing.programs import all_cases
-from hatch_lower.backends.testing.report import (
-    FAILED,
-    NOT_CLAIMED,
-    PASSED,
-    REFUSED,
-    Fault,
-    NotClaimedError,
-    Outcome,
-    Report,
-)
-from hatch_lower.backends.testing.running import run_case, words
-from hatch_lower.backends.testing.surroundings import check_surroundings
 from hatch_lower.errors import BackendError, InputError
 from hatch_lower.exir.backend.registry import find_backend
 
@@ -44,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Check = Callable[[Bench, Sequence[Case]], str]
-"""Takes the bench and the selected programs; returns what it looked at, or raises `Fault` or `NotClaimedError`."""
+"""Takes the bench and the selected programs; says what it looked at, or raises `Fault` or `NotClaimedError`."""
 
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
@@ -62,12 +55,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "checks/weights stay mapped": check_mapped,
         "checks/later calls are as the first": check_later_calls,
         "checks/calls give their memory back": check_memory,
-        "checks/nothing around it is used": check_surroundings,
+        "checks/nothing around it is used": check_environment,
         "checks/clones and others beside it": check_instances,
         "checks/calls from threads": check_threads,
     }
 )
-"""Name to check, in the order of the report."""
+"""Name to check, in the order of the tests."""
 
 FROZEN = 20
 """After how many programs what is there is no longer looked at for garbage, until the kit is closed."""
@@ -90,7 +83,7 @@ def trial_names(only: str | Sequence[str] = "*") -> list[str]:
 
 
 class Kit:
-    """All programs and checks for one backend; a context manager, which removes its files in the end.
+    """All programs and checks for one backend.
 
     Args:
         subject: the backend.
@@ -106,73 +99,55 @@ class Kit:
         self.names = trial_names(only)
         find_backend(subject.backend_id)  # before there is a folder
         self._folder = tempfile.TemporaryDirectory(prefix="hatch-lower-kit-")
-        self._bench = Bench(subject, Path(self._folder.name), exports or Exports())
+        self.bench = Bench(subject, Path(self._folder.name), exports or Exports())
         self._cases = {case.name: case for case in all_cases() if case.name in set(self.names)}
-        self._outcomes: dict[str, Outcome] = {}
+        self._count = 0
         self._prepared = False
 
-    def __enter__(self) -> Kit:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Remove the files."""
         gc.unfreeze()
         self._folder.cleanup()
 
-    @property
-    def folder(self) -> Path:
-        """Where its files are."""
-        return self._bench.folder
-
     def prepare(self) -> None:
         """Lower all programs in one call of a backend that can compile several side by side."""
-        if not self._prepared and self._bench.lowers_together:
+        if not self._prepared and self.bench.lowers_together:
             self._prepared = True
-            self._bench.prepare(list(self._cases.values()))
+            self.bench.prepare(list(self._cases.values()))
 
-    def run(self, name: str) -> Outcome:
-        """Run one program or check, if it has not been run yet."""
-        if name not in self._outcomes:
-            self._outcomes[name] = self._run(name)
-            if len(self._outcomes) % FROZEN == 1:
-                gc.freeze()  # all that torch is made of would be gone through in each full collection
-        return self._outcomes[name]
+    def run(self, name: str) -> str:
+        """Run one program or check; return how much the backend took, or what was looked at.
 
-    def _run(self, name: str) -> Outcome:
+        Raises:
+            BackendError: if the backend refuses the program.
+            Fault: if the backend does something else than it must.
+            NotClaimedError: if the backend takes nothing of it.
+        """
+        if self._count % FROZEN == 1:
+            gc.freeze()  # all that torch is made of would be gone through in each full collection
+        self._count += 1
         try:
             if name in self._cases:
-                return Outcome(name, PASSED, run_case(self._bench, self._cases[name]))
-            return Outcome(name, PASSED, CHECKS[name](self._bench, list(self._cases.values())))
-        except NotClaimedError as error:
-            return Outcome(name, NOT_CLAIMED, str(error))
-        except BackendError as error:
-            return Outcome(name, REFUSED, words(error))
-        except Fault as error:
-            return Outcome(name, FAILED, str(error))
+                return run_case(self.bench, self._cases[name])
+            return CHECKS[name](self.bench, list(self._cases.values()))
+        except (BackendError, Fault, NotClaimedError):
+            raise
         except Exception as error:  # whatever a backend raises
-            return Outcome(name, FAILED, words(error))
-
-    def report(self) -> Report:
-        """Run everything that has not been run yet; return all outcomes."""
-        self.prepare()
-        subject = self._bench.subject
-        return Report(subject.backend_id, subject.options, tuple(self.run(name) for name in self.names))
+            raise Fault(words(error)) from error
 
 
-def check_backend(
+def backend_tests(
     backend_id: str,
     options: Mapping[str, Any] | None = None,
     *,
     only: str | Sequence[str] = "*",
     exports: Exports | None = None,
     **facts: Unpack[Facts],
-) -> Report:
-    """Run some hundred small programs through a backend, compare them with eager, and check what else must hold.
+) -> Callable[[str], None]:
+    """Return a test function with one parameter set for each program and check of the kit.
+
+    `test_backend = backend_tests("demo")` in a test module is all that is needed. Some hundred small programs go
+    through the backend and are compared with eager, and what else must hold is checked. What the backend does not
+    claim, or refuses, is skipped with its reason.
 
     Args:
         backend_id: the backend, as a recipe names it.
@@ -182,8 +157,34 @@ def check_backend(
         facts: what else there is to say of the backend; see `Facts`.
 
     Raises:
-        BackendError: if there is no such backend.
         InputError: if a pattern of `only` fits nothing.
     """
-    with Kit(subject_of(backend_id, options, facts), only, exports) as kit:
-        return kit.report()
+    subject = Subject(backend_id, dict(options or {}), **facts)
+    names = trial_names(only)
+
+    @cache
+    def kit() -> Kit:
+        made = Kit(subject, only, exports)
+        atexit.register(made.close)
+        return made
+
+    @pytest.mark.parametrize("trial", names)
+    def test(trial: str) -> None:
+        made = kit()
+        if len(names) > 1:
+            made.prepare()
+        judge(made, trial)
+
+    return test
+
+
+def judge(kit: Kit, trial: str) -> None:
+    """Let a test pass, be skipped, or fail, as a program or check comes out."""
+    try:
+        print(kit.run(trial))  # `pytest -rP` shows it
+    except NotClaimedError as error:
+        pytest.skip(f"not claimed: {error}")
+    except BackendError as error:
+        pytest.skip(f"refused: {words(error)}")
+    except Fault as error:
+        pytest.fail(str(error), pytrace=False)

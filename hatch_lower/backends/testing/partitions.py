@@ -14,9 +14,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.testing.bench import Bench, quiet
-from hatch_lower.backends.testing.case import Case, Data, module
-from hatch_lower.backends.testing.report import Fault, NotClaimedError
-from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, SHARED_TAGS
+from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, module
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
@@ -24,7 +23,6 @@ from hatch_lower.exir.graph.tensors import tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 
 SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
-TAGS = frozenset({DELEGATION_TAG, SHARED_TAGS})
 STEPS = 8
 LIMIT = 2.6
 """How much more work four times the program may be than twice, both less one: 2 is linear, 4 is quadratic."""
@@ -53,7 +51,7 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
 def description(program: ExportedProgram) -> Any:
     """Return all of a program that a partitioner must not change."""
     nodes = [
-        (node.name, node.op, str(node.target), sorted(set(node.meta) - TAGS), node.meta.get("debug_handle"))
+        (node.name, node.op, str(node.target), sorted(set(node.meta) - {DELEGATION_TAG}), node.meta.get("debug_handle"))
         for each in graph_modules(program.graph_module)
         for node in each.graph.nodes
     ]
@@ -61,10 +59,9 @@ def description(program: ExportedProgram) -> Any:
     return structure_digest(program), nodes, list(state), program.graph_module.code
 
 
-def tags_of(program: ExportedProgram) -> list[tuple[str, Any, Any]]:
-    """Return the tags of all nodes."""
+def tags_of(program: ExportedProgram) -> list[tuple[str, Any]]:
     return [
-        (node.name, node.meta.get(DELEGATION_TAG), node.meta.get(SHARED_TAGS))
+        (node.name, node.meta.get(DELEGATION_TAG))
         for each in graph_modules(program.graph_module)
         for node in each.graph.nodes
     ]

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench
-from hatch_lower.backends.testing.case import Case
-from hatch_lower.backends.testing.report import NotClaimedError
+from hatch_lower.backends.testing.case import Case, NotClaimedError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 SAMPLE = (
@@ -65,12 +64,10 @@ Run = Callable[[Delegate, list[Tensor]], Sequence[Any]]
 
 
 def plain_load(kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
-    """Load."""
     return kind.load(blob, constants)
 
 
 def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
-    """Run."""
     return delegate.run(inputs)
 
 

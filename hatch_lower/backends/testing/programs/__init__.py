@@ -11,7 +11,6 @@ from hatch_lower.backends.testing.programs.state import control_cases, state_cas
 
 
 def all_cases() -> Iterator[Case]:
-    """Yield every program."""
     yield from operator_cases()
     yield from shape_cases()
     yield from value_cases()

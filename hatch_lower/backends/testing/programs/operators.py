@@ -16,11 +16,11 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
-def arithmetic(self: Any, x: Tensor, y: Tensor) -> Any:
+def arithmetic(self: Any, x: Tensor, y: Tensor) -> object:
     return x + y, x - y, x * y, x + 2, 3 - x, torch.neg(y), torch.add(x, y, alpha=2), x * x
 
 
-def division(self: Any, x: Tensor, y: Tensor) -> Any:
+def division(self: Any, x: Tensor, y: Tensor) -> object:
     return (
         x / y,
         torch.div(x, y, rounding_mode="floor"),
@@ -30,20 +30,20 @@ def division(self: Any, x: Tensor, y: Tensor) -> Any:
     )
 
 
-def comparison(self: Any, x: Tensor, y: Tensor) -> Any:
+def comparison(self: Any, x: Tensor, y: Tensor) -> object:
     compared = x == y, x != y, x < y, x >= 1, torch.maximum(x, y), torch.minimum(x, y), torch.where(x > y, x, y)
     return *compared, torch.clamp(x, -1, 2), torch.clamp(x, min=0), torch.clamp_max(y, 1), x.sign(), x.abs()
 
 
-def logic(self: Any, x: Tensor, y: Tensor) -> Any:
+def logic(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x & y, x | y, x ^ y, ~x, torch.logical_and(x, y), torch.logical_not(x), x.any(), x.all(0)
 
 
-def bits(self: Any, x: Tensor, y: Tensor) -> Any:
+def bits(self: Any, x: Tensor, y: Tensor) -> object:
     return *logic(self, x, y), x << 1, x >> 1, x & 3, x | 8
 
 
-def activations(self: Any, x: Tensor) -> Any:
+def activations(self: Any, x: Tensor) -> object:
     return (
         F.relu(x),
         torch.sigmoid(x),
@@ -59,7 +59,7 @@ def activations(self: Any, x: Tensor) -> Any:
     )
 
 
-def functions(self: Any, x: Tensor, y: Tensor) -> Any:
+def functions(self: Any, x: Tensor, y: Tensor) -> object:
     positive = x.abs() + 0.5
     return (
         torch.exp(x),
@@ -81,23 +81,23 @@ def functions(self: Any, x: Tensor, y: Tensor) -> Any:
     )
 
 
-def sums(self: Any, x: Tensor) -> Any:
+def sums(self: Any, x: Tensor) -> object:
     return x.sum(), x.sum(-1), x.sum((0, 1), keepdim=True), x.prod(1), torch.cumsum(x, 1)
 
 
-def extremes(self: Any, x: Tensor) -> Any:
+def extremes(self: Any, x: Tensor) -> object:
     return x.amax(-1), x.amin(0, keepdim=True), x.max(), torch.argmax(x, 1), torch.argmin(x, -1, keepdim=True)
 
 
-def moments(self: Any, x: Tensor) -> Any:
+def moments(self: Any, x: Tensor) -> object:
     return x.mean(), x.mean(-1, keepdim=True), x.var(1), x.std(0, correction=0), torch.linalg.vector_norm(x, dim=1)
 
 
-def products(self: Any, x: Tensor, y: Tensor, z: Tensor) -> Any:
+def products(self: Any, x: Tensor, y: Tensor, z: Tensor) -> object:
     return x @ y, torch.addmm(z, x, y), torch.matmul(x, y[:, 0]), torch.bmm(x[None], y[None])
 
 
-def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Any:
+def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> object:
     return (
         torch.index_select(x, 0, rows),
         torch.gather(x, 1, columns),
@@ -112,17 +112,17 @@ def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> Any:
     )
 
 
-def ordering(self: Any, x: Tensor) -> Any:
+def ordering(self: Any, x: Tensor) -> object:
     values, places = torch.topk(x, 2, 1)
     ordered, order = torch.sort(x, dim=1, descending=True, stable=True)
     return values, places, ordered, order
 
 
-def embedding(self: Any, places: Tensor) -> Any:
+def embedding(self: Any, places: Tensor) -> object:
     return F.embedding(places, self.table)
 
 
-def convolution(self: Any, image: Tensor) -> Any:
+def convolution(self: Any, image: Tensor) -> object:
     return (
         F.relu(F.conv2d(image, self.weight, self.bias, padding=1)),
         F.conv2d(image, self.weight, stride=2),
@@ -132,7 +132,7 @@ def convolution(self: Any, image: Tensor) -> Any:
     )
 
 
-def pooling(self: Any, image: Tensor) -> Any:
+def pooling(self: Any, image: Tensor) -> object:
     return (
         F.max_pool2d(image, 2),
         F.avg_pool2d(image, 3, stride=1, padding=1),
@@ -141,7 +141,7 @@ def pooling(self: Any, image: Tensor) -> Any:
     )
 
 
-def normalisation(self: Any, image: Tensor) -> Any:
+def normalisation(self: Any, image: Tensor) -> object:
     return (
         F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift),
         F.layer_norm(image, (5,), self.last),
@@ -149,28 +149,28 @@ def normalisation(self: Any, image: Tensor) -> Any:
     )
 
 
-def softmax(self: Any, x: Tensor) -> Any:
+def softmax(self: Any, x: Tensor) -> object:
     return torch.softmax(x, -1), torch.log_softmax(x, 0), torch.logsumexp(x, 1)
 
 
-def attention(self: Any, x: Tensor, mask: Tensor) -> Any:
+def attention(self: Any, x: Tensor, mask: Tensor) -> object:
     return F.scaled_dot_product_attention(x, x * 2, x), F.scaled_dot_product_attention(x, x, x, mask)
 
 
-def perceptron(self: Any, x: Tensor) -> Any:
+def perceptron(self: Any, x: Tensor) -> object:
     return F.relu(x @ self.first + self.shift) @ self.second
 
 
-def conversion(self: Any, x: Tensor, names: tuple[str, ...]) -> Any:
+def conversion(self: Any, x: Tensor, names: tuple[str, ...]) -> object:
     return tuple(x.to(DTYPES[name]) for name in names)
 
 
-def mixing(self: Any, x: Tensor, whole: Tensor, flags: Tensor) -> Any:
+def mixing(self: Any, x: Tensor, whole: Tensor, flags: Tensor) -> object:
     """Dtypes that meet: what eager promotes, and numbers that do not change a tensor's dtype."""
     return x + whole, whole * 0.5, flags + whole, x * flags, whole / 2, flags.sum()
 
 
-def creation(self: Any, x: Tensor) -> Any:
+def creation(self: Any, x: Tensor) -> object:
     return (
         torch.zeros_like(x) + x,
         torch.full((2, 3), 7.0) * x,
@@ -180,7 +180,7 @@ def creation(self: Any, x: Tensor) -> Any:
     )
 
 
-def fused(self: Any, image: Tensor) -> Any:
+def fused(self: Any, image: Tensor) -> object:
     """What `docs/demo_backend` fuses and splits."""
     found = F.relu(F.conv2d(image, self.weight, self.bias, padding=1))
     return torch.tan(found * 0.25) * self.scale

@@ -14,11 +14,11 @@ from torch.export import Dim
 from hatch_lower.backends.testing.case import Case, Data, module, once, sizes
 
 
-def broadcasting(self: Any, x: Tensor, row: Tensor, column: Tensor, point: Tensor) -> Any:
+def broadcasting(self: Any, x: Tensor, row: Tensor, column: Tensor, point: Tensor) -> object:
     return x + row, x * column, row * column, x - point, torch.where(row > 0, x, column), point * 2
 
 
-def views(self: Any, x: Tensor) -> Any:
+def views(self: Any, x: Tensor) -> object:
     return (
         x.view(2, 12) + 1,
         x.transpose(0, 2) * 2,
@@ -31,49 +31,49 @@ def views(self: Any, x: Tensor) -> Any:
     )
 
 
-def parts(self: Any, x: Tensor) -> Any:
+def parts(self: Any, x: Tensor) -> object:
     first, second, third = torch.split(x, [1, 2, 3], 1)
     left, right = x.chunk(2, 1)
     return first + 1, second * third.sum(), left - right, x[..., ::2] + 1, x[1:, -2:] * 2, x.narrow(1, 2, 3).relu()
 
 
-def strided(self: Any, x: Tensor, y: Tensor) -> Any:
+def strided(self: Any, x: Tensor, y: Tensor) -> object:
     return x + 1, x @ y, x * y.t(), torch.relu(y).sum(0)
 
 
-def channels_last(self: Any, image: Tensor) -> Any:
+def channels_last(self: Any, image: Tensor) -> object:
     return image * 2 + 1, torch.relu(image).mean((2, 3)), image.permute(0, 2, 3, 1) - 1
 
 
-def empty(self: Any, x: Tensor, y: Tensor) -> Any:
+def empty(self: Any, x: Tensor, y: Tensor) -> object:
     return x + 1, x * 2, torch.relu(x), x.sum(), x.sum(0), torch.cat([x, y]), y[:0] * 2, x @ y.t(), torch.sin(x)
 
 
-def scalars(self: Any, x: Tensor) -> Any:
+def scalars(self: Any, x: Tensor) -> object:
     return x + 1, x * x, torch.exp(x), x.view(1) + 1, x.expand(3) * 2, x > 0
 
 
-def dynamic_batch(self: Any, x: Tensor) -> Any:
+def dynamic_batch(self: Any, x: Tensor) -> object:
     return torch.relu(x * self.scale + 1), x.sum(0), x.view(x.shape[0], 1, 3) * 2
 
 
-def two_sizes(self: Any, x: Tensor, y: Tensor) -> Any:
+def two_sizes(self: Any, x: Tensor, y: Tensor) -> object:
     return x @ y, torch.softmax(x @ y, 1) + 1, x.sum(1) + y.sum(0).mean()
 
 
-def equal_sizes(self: Any, x: Tensor, y: Tensor) -> Any:
+def equal_sizes(self: Any, x: Tensor, y: Tensor) -> object:
     return x + y, torch.cat([x, y], 0) * 2, x * 3
 
 
-def derived_size(self: Any, x: Tensor) -> Any:
+def derived_size(self: Any, x: Tensor) -> object:
     return x[1:] - x[:-1], x.repeat(2, 1) + 1
 
 
-def size_as_number(self: Any, x: Tensor) -> Any:
+def size_as_number(self: Any, x: Tensor) -> object:
     return x * x.shape[0], x.shape[0] + 1, x.sum() / x.shape[0], torch.full((x.shape[0],), 2.0) + 1
 
 
-def ranks(self: Any, x: Tensor) -> Any:
+def ranks(self: Any, x: Tensor) -> object:
     return x + 1, x.sum((1, 3)), x.flatten(2) * 2, torch.relu(x.squeeze(1))
 
 
@@ -143,66 +143,66 @@ def shape_cases() -> Iterator[Case]:
 ODD = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3e38, 1e-40)
 
 
-def odd_arithmetic(self: Any, x: Tensor, y: Tensor) -> Any:
+def odd_arithmetic(self: Any, x: Tensor, y: Tensor) -> object:
     return x + y, x * y, x / y, x - x, torch.neg(x), x * 0
 
 
-def odd_comparison(self: Any, x: Tensor, y: Tensor) -> Any:
+def odd_comparison(self: Any, x: Tensor, y: Tensor) -> object:
     return x == y, x < y, x != x, torch.maximum(x, y), torch.minimum(x, y), torch.where(x > y, x, y), torch.isnan(x)
 
 
-def odd_functions(self: Any, x: Tensor) -> Any:
+def odd_functions(self: Any, x: Tensor) -> object:
     return F.relu(x), torch.sigmoid(x), torch.tanh(x), torch.exp(x), torch.sqrt(x), torch.clamp(x, -1, 1), x.abs()
 
 
-def odd_reductions(self: Any, x: Tensor) -> Any:
+def odd_reductions(self: Any, x: Tensor) -> object:
     return x.sum(), x.amax(), x.amin(1), x.mean(0), torch.softmax(x, 1), torch.cumsum(x, 0)
 
 
-def odd_integers(self: Any, x: Tensor) -> Any:
+def odd_integers(self: Any, x: Tensor) -> object:
     return x + 1, x * 2, -x, x - 5
 
 
-def several(self: Any, x: Tensor) -> Any:
+def several(self: Any, x: Tensor) -> object:
     values, places = torch.max(x, 1)
     return x + 1, values, places, x.sum()
 
 
-def nested(self: Any, x: Tensor, pair: tuple[Tensor, Tensor]) -> Any:
+def nested(self: Any, x: Tensor, pair: tuple[Tensor, Tensor]) -> object:
     return {"sum": x + pair[0], "rest": [pair[1] * 2, (x - 1,)]}
 
 
-def with_others(self: Any, x: Tensor) -> Any:
+def with_others(self: Any, x: Tensor) -> object:
     return x + 1, None, 7, [x * 2, None]
 
 
-def input_returned(self: Any, x: Tensor, y: Tensor) -> Any:
+def input_returned(self: Any, x: Tensor, y: Tensor) -> object:
     return x, x + y, y
 
 
-def twice_the_same(self: Any, x: Tensor) -> Any:
+def twice_the_same(self: Any, x: Tensor) -> object:
     found = torch.sin(x)
     return found, found, found + 1
 
 
-def given_twice(self: Any, x: Tensor, y: Tensor) -> Any:
+def given_twice(self: Any, x: Tensor, y: Tensor) -> object:
     return torch.sin(x) + y, x * y, y - 1
 
 
-def views_of_inputs(self: Any, x: Tensor) -> Any:
+def views_of_inputs(self: Any, x: Tensor) -> object:
     return x.view(-1), x.t(), x[0], torch.sin(x)
 
 
-def views_of_results(self: Any, x: Tensor) -> Any:
+def views_of_results(self: Any, x: Tensor) -> object:
     found = x * 2
     return found, found.view(-1), found[0], found.t()
 
 
-def constants_returned(self: Any, x: Tensor) -> Any:
+def constants_returned(self: Any, x: Tensor) -> object:
     return self.scale, x * self.scale, self.scale.view(-1)
 
 
-def chain(self: Any, x: Tensor) -> Any:
+def chain(self: Any, x: Tensor) -> object:
     """Much that is needed long after it was made."""
     first = torch.sin(x)
     second = first + 1
@@ -211,7 +211,7 @@ def chain(self: Any, x: Tensor) -> Any:
     return first * fourth, second + third, fourth
 
 
-def unused_input(self: Any, x: Tensor, y: Tensor) -> Any:
+def unused_input(self: Any, x: Tensor, y: Tensor) -> object:
     return torch.sin(x) + 1
 
 

@@ -19,7 +19,7 @@ EVERY_CONSTANT = "constants/every kind"
 SIDE = 2048
 
 
-def every_kind(self: Any, x: Tensor) -> Any:
+def every_kind(self: Any, x: Tensor) -> object:
     found = x * self.parameter + self.buffer
     found = found + self.table * torch.tensor([0.5, 1.5, 2.5])
     return found * self.point - self.turned.sum(0), x + self.one, self.other * 2, x * self.unsaved
@@ -43,78 +43,78 @@ def every_constant(data: Data) -> torch.nn.Module:
     return made
 
 
-def scaled(self: Any, x: Tensor) -> Any:
+def scaled(self: Any, x: Tensor) -> object:
     return x * self.scale + 1
 
 
-def plus_buffer(self: Any, x: Tensor) -> Any:
+def plus_buffer(self: Any, x: Tensor) -> object:
     return x * 2 + self.buffer
 
 
-def tied(self: Any, x: Tensor) -> Any:
+def tied(self: Any, x: Tensor) -> object:
     return x @ self.one + 1, x @ self.other.t() - 1
 
 
-def literal(self: Any, x: Tensor) -> Any:
+def literal(self: Any, x: Tensor) -> object:
     return x + torch.tensor([1.0, -2.0, 3.0]), x * self.table
 
 
-def point(self: Any, x: Tensor) -> Any:
+def point(self: Any, x: Tensor) -> object:
     return x * self.point, x + self.buffer
 
 
-def unused(self: Any, x: Tensor) -> Any:
+def unused(self: Any, x: Tensor) -> object:
     return torch.sin(x) * 2
 
 
-def turned(self: Any, x: Tensor) -> Any:
+def turned(self: Any, x: Tensor) -> object:
     return x * self.turned, x + self.step, x * self.wide
 
 
-def overlapping(self: Any, x: Tensor) -> Any:
+def overlapping(self: Any, x: Tensor) -> object:
     return x + self.whole, x * self.row, (x @ self.whole)[:, 1:] - self.corner
 
 
-def of_other_dtypes(self: Any, x: Tensor) -> Any:
+def of_other_dtypes(self: Any, x: Tensor) -> object:
     return x * self.short, x + self.whole, torch.where(self.flags, x, -x), self.whole * 2
 
 
-def empty_constant(self: Any, x: Tensor) -> Any:
+def empty_constant(self: Any, x: Tensor) -> object:
     return torch.cat([x, self.nothing]) * 2, x + 1
 
 
-def large(self: Any, x: Tensor) -> Any:
+def large(self: Any, x: Tensor) -> object:
     return x @ self.weight
 
 
-def counting(self: Any, x: Tensor) -> Any:
+def counting(self: Any, x: Tensor) -> object:
     before = self.buffer * 1
     self.buffer.add_(x.sum(0))
     return before + x, self.buffer * 2
 
 
-def replacing(self: Any, x: Tensor) -> Any:
+def replacing(self: Any, x: Tensor) -> object:
     self.buffer.copy_(x * 2)
     return torch.sin(x) + 1
 
 
-def reading_after_writing(self: Any, x: Tensor) -> Any:
+def reading_after_writing(self: Any, x: Tensor) -> object:
     self.buffer_steps.add_(1)
     self.buffer_rows[0] = x[0]
     return self.buffer_rows * self.buffer_steps, x + self.buffer_steps
 
 
-def averaging(self: Any, x: Tensor) -> Any:
+def averaging(self: Any, x: Tensor) -> object:
     self.buffer.mul_(0.9).add_(x.mean(0), alpha=0.1)
     return (x - self.buffer) * self.scale
 
 
-def writing_to_input(self: Any, x: Tensor, y: Tensor) -> Any:
+def writing_to_input(self: Any, x: Tensor, y: Tensor) -> object:
     x.add_(y)
     return x * 2
 
 
-def writing_to_part_of_input(self: Any, x: Tensor) -> Any:
+def writing_to_part_of_input(self: Any, x: Tensor) -> object:
     x[:, 0] = 7
     return torch.sin(x)
 
@@ -215,20 +215,20 @@ def state_cases() -> Iterator[Case]:
     yield Case("state/part of an input written", lambda data: module(writing_to_part_of_input), calls(2))
 
 
-def branches(self: Any, x: Tensor) -> Any:
+def branches(self: Any, x: Tensor) -> object:
     y = torch.sin(x * self.scale)
     z = torch.cond(y.sum() > 0, lambda y: y * 2 + 1, lambda y: y - 1, (y,))
     return torch.relu(z + y)
 
 
-def nested_branches(self: Any, x: Tensor) -> Any:
+def nested_branches(self: Any, x: Tensor) -> object:
     def positive(x: Tensor) -> Any:
         return torch.cond(x.sum() > 5, lambda x: x * 2, lambda x: x * 3, (x,))
 
     return torch.cond(x.sum() > 0, positive, lambda x: x - 1, (x,)) + 1
 
 
-def loop(self: Any, x: Tensor) -> Any:
+def loop(self: Any, x: Tensor) -> object:
     def step(index: Tensor, value: Tensor) -> Any:
         return index + 1, torch.sin(value) * self.scale
 
@@ -236,19 +236,19 @@ def loop(self: Any, x: Tensor) -> Any:
     return repeat(lambda index, value: index < 3, step, (torch.zeros((), dtype=torch.int64), x))[1] + 1
 
 
-def mapped(self: Any, x: Tensor) -> Any:
+def mapped(self: Any, x: Tensor) -> object:
     each_row: Any = torch_map
     return each_row(lambda row: torch.sin(row) * self.scale, x) + 1
 
 
-def scanned(self: Any, x: Tensor) -> Any:
+def scanned(self: Any, x: Tensor) -> object:
     def step(carry: Tensor, row: Tensor) -> Any:
         return carry + row * self.scale, carry * row
 
     return scan(step, torch.zeros(3), x)
 
 
-def data_dependent(self: Any, x: Tensor) -> Any:
+def data_dependent(self: Any, x: Tensor) -> object:
     return torch.nonzero(torch.relu(x)) * 2, x + 1
 
 

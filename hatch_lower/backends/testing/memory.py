@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench, export, quiet
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
+from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.keys import change, changed
 from hatch_lower.backends.testing.probes import probe, watched
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT, large_values, large_weight
-from hatch_lower.backends.testing.report import Fault, NotClaimedError
-from hatch_lower.backends.testing.running import first_difference
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 SMAPS = Path("/proc/self/smaps_rollup")
@@ -162,7 +161,6 @@ def give_back() -> None:
 
 
 def status_bytes(name: str) -> int:
-    """Return one number of this process's memory."""
     lines = (line.split() for line in STATUS.read_text().splitlines())
     return next((int(words[1]) * 1024 for words in lines if words[0] == f"{name}:"), 0)
 

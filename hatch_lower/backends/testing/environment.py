@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.backends.testing.bench import Bench
-from hatch_lower.backends.testing.case import Case
+from hatch_lower.backends.testing.case import Case, Fault
+from hatch_lower.backends.testing.comparison import eager_calls, first_difference
 from hatch_lower.backends.testing.probes import probe
-from hatch_lower.backends.testing.report import Fault
-from hatch_lower.backends.testing.running import eager_calls, first_difference
 from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
@@ -25,7 +24,7 @@ VALUES = ("1", "0")
 """What a variable is set to that the backend's own code reads; the second if it is the first already."""
 
 
-def check_surroundings(bench: Bench, cases: Sequence[Case]) -> str:
+def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
     """Lower and run a program under another home folder, and then with other values of the variables that were read.
 
     Raises:
@@ -51,7 +50,6 @@ def check_surroundings(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def refuse_other_result(bench: Bench, request: Request, known: Sequence[tuple[str, str]], what: str) -> None:
-    """Raise `Fault` if a partition now has another result under the same key."""
     ((key, digest),) = known
     if bench.results([request]) != known and bench.keyed([request])[0][0] == key:
         raise Fault(f"{what} changes the result and not the key: name it in `fingerprint` (before: {digest[:8]})")

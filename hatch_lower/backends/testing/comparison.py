@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.testing.bench import Bench
-from hatch_lower.backends.testing.case import Case, Tolerance
-from hatch_lower.backends.testing.report import Fault, NotClaimedError
+from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.errors import BackendError, LowerError
 from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.numbers import Tolerance, wrong_places
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -77,7 +76,6 @@ def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
 
 
 def taken(bench: Bench, case: Case, lowered: Lowered) -> str:
-    """Return how much of a program is in partitions, in words."""
     total = count_operations(bench.edge(case).graph_module)
     part = "all" if lowered.delegated >= total else f"{lowered.delegated} of {total}"
     note = "" if bench.subject.computes else "; lowered, packaged and loaded, but not run"
@@ -85,14 +83,9 @@ def taken(bench: Bench, case: Case, lowered: Lowered) -> str:
 
 
 def words(error: BaseException) -> str:
-    """Return an exception in one line."""
     text = f"{error.what}{f' ({error.found})' * bool(error.found)}" if isinstance(error, LowerError) else f"{error}"
     line = " ".join(text.split())
     return line if isinstance(error, LowerError) else f"{type(error).__name__}: {line:.300}"
-
-
-FACTORS: Mapping[torch.dtype, float] = MappingProxyType({torch.float16: 100.0, torch.bfloat16: 400.0})
-"""How much wider the tolerances are for half precision, as where a build verifies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +103,6 @@ class Call:
     after: tuple[Any, ...]
 
     def copied(self) -> tuple[Any, ...]:
-        """Return a copy of the arguments, with their strides."""
         return copy.deepcopy(self.arguments)
 
 
@@ -166,19 +158,13 @@ def leaf_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
         return "" if same or close else f"{found!r:.60} instead of {expected!r:.60}"
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return f"{describe(found)} instead of {describe(expected)}"
-    factor = FACTORS.get(expected.dtype, 1.0)
-    if expected.dtype.is_floating_point or expected.dtype.is_complex:
-        close_to = torch.isclose(found, expected, tolerance.rtol * factor, tolerance.atol * factor, equal_nan=True)
-    else:
-        close_to = found == expected
-    if bool(close_to.all()):
+    wrong = wrong_places(expected, found, tolerance.widened([expected.dtype])).nonzero()
+    if not len(wrong):
         return ""
-    wrong = (~close_to).nonzero()
     place = tuple(int(each) for each in wrong[0])
     count = f" ({len(wrong)} of {expected.numel()} numbers differ)"
     return f"{found[place].item()} instead of {expected[place].item()} at {list(place)}{count}"
 
 
 def describe(tensor: Tensor) -> str:
-    """Return the dtype and shape of a tensor in words."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
