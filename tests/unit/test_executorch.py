@@ -536,9 +536,9 @@ def test_asking_restricts_no_size() -> None:
 
 FRESH = """
 import hashlib, json, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from test_executorch import *
-result = whole(Net(sys.argv[2]), torch.ones(3, 8), dynamic_shapes={"x": {0: Dim(sys.argv[2] + "n", max=100)}})
+result = whole(Net(sys.argv[3]), torch.ones(3, 8), dynamic_shapes={"x": {0: Dim(sys.argv[3] + "n", max=100)}})
 print(hashlib.sha256(result.processed_bytes).hexdigest(), json.dumps([dict(result.info), result.debug_handle_map]))
 """
 
@@ -546,7 +546,8 @@ print(hashlib.sha256(result.processed_bytes).hexdigest(), json.dumps([dict(resul
 def test_bytes_depend_on_no_process_folder_hash_seed_or_name(net: PreprocessResult, tmp_path: Path) -> None:
     expected = f"{hashlib.sha256(net.processed_bytes).hexdigest()} {json.dumps([net.info, net.debug_handle_map])}"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
-    command = [sys.executable, "-c", FRESH, str(Path(__file__).parent), "other"]
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
+    command = [sys.executable, "-c", FRESH, *folders, "other"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == expected
 
