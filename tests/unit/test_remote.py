@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 from support.cache_server import FAULTS, CacheServer, cache_server
 
+from hatch_lower.cache.partition import FIELDS
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.client import RemoteClient
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import SigningKey, VerifyingKeys, new_key_pair, read_key
 from hatch_lower.cache.remote.transport import Limits
-from hatch_lower.cache.remote.unsigned import PARTITION, reason_to_refuse
+from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 
@@ -370,7 +371,7 @@ def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
     from hatch_lower.exir.lowering.stored_results import result_value
 
     value = result_value(PreprocessResult(b"blob"))
-    assert value.keys() == PARTITION
+    assert value.keys() == FIELDS
     assert reason_to_refuse(value) == ""
     value = result_value(PreprocessResult(b"blob", head=2))
     assert value["head"] == 2

@@ -111,7 +111,6 @@ def test_an_action_result_keeps_sizes_and_skips_what_servers_add() -> None:
         "08ffffffffffffffffffff01",
         "0bff",
         "1200",
-        "1001",
         "12080a016112030a0161",
         "00",
         "a10601",

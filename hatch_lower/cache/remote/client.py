@@ -11,12 +11,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from hatch_lower.cache.entry import Record, make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
-from hatch_lower.cache.remote.bazel import HttpTransport
 from hatch_lower.cache.remote.envelope import (
     SharedEntry,
     Signature,
@@ -25,10 +26,16 @@ from hatch_lower.cache.remote.envelope import (
     read_envelope,
     write_envelope,
 )
-from hatch_lower.cache.remote.files import FilesTransport
 from hatch_lower.cache.remote.policy import RemotePolicy
 from hatch_lower.cache.remote.signing import can_sign
-from hatch_lower.cache.remote.transport import Limits, TransferError, Transport, UnreachableError, within
+from hatch_lower.cache.remote.transport import (
+    FilesTransport,
+    HttpTransport,
+    Limits,
+    TransferError,
+    Transport,
+    UnreachableError,
+)
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.shared import Keep
 from hatch_lower.canonical import sha256_bytes
@@ -44,36 +51,27 @@ class RefusedError(Exception):
     """An entry came that must not be used; the text says why."""
 
 
-class Gate:
-    """Lets pieces through until it is closed: a transfer that was given up may still go on in its thread."""
+def within(seconds: float, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns, or give up after some seconds, whatever it is waiting for.
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._lock = threading.Lock()
-        self._open = True
-        self._error: OSError | None = None
+    Raises:
+        TransferError: if it takes longer.
+    """
+    # Sockets know how long a peer may be silent, and not how long an answer may take: a server may send a header's
+    # bytes one by one. Name servers and the libraries of object stores have no limits that we could set. So a thread
+    # does the work, and nobody waits for it when the time is over.
+    future: Future[Result] = Future()
 
-    def write(self, piece: bytes) -> None:
-        """Write a piece; an error of this machine's files is kept apart from those of the transfer."""
-        with self._lock:
-            if not self._open:
-                raise TransferError("it took too long")
-            try:
-                self._write(piece)
-            except OSError as error:
-                self._error = error
-                raise TransferError("it could not be written") from error
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
-    def close(self) -> None:
-        """Write nothing more.
-
-        Raises:
-            OSError: if a piece could not be written.
-        """
-        with self._lock:
-            self._open = False
-        if self._error is not None:
-            raise self._error
+    threading.Thread(target=run, name="remote-cache", daemon=True).start()
+    if not wait([future], max(seconds, 0)).done:
+        raise TransferError("it took too long")
+    return future.result()
 
 
 class RemoteClient:
@@ -187,11 +185,10 @@ class RemoteClient:
             TransferError: if it has another size or other contents than it should.
         """
         digest = hashlib.sha256()
+        # a transfer that was given up may still go on in its thread: there it fails as soon as the file is closed
         with file.open("wb") as stream:
 
             def write(piece: bytes) -> None:
-                if stream.tell() + len(piece) > size:
-                    raise TransferError("an object came that is larger than it may be")
                 digest.update(piece)
                 stream.write(piece)
 
@@ -205,22 +202,29 @@ class RemoteClient:
     def _bytes(self, name: str, limit: int) -> bytes | None:
         """Return an object's contents, or `None` where there is none."""
         data = bytearray()
+        return bytes(data) if self._read(name, data.extend, limit) else None
 
-        def write(piece: bytes) -> None:
-            if len(data) + len(piece) > limit:
-                raise TransferError("an object came that is larger than it may be")
-            data.extend(piece)
+    def _read(self, name: str, write: Callable[[bytes], object], limit: int) -> bool:
+        """Give an object's pieces to `write`; return whether the remote has it.
 
-        return bytes(data) if self._read(name, write, limit) else None
+        Raises:
+            TransferError: if it is larger than `limit`, in bytes.
+        """
 
-    def _read(self, name: str, write: Callable[[bytes], object], size: int) -> bool:
-        """Read an object; once this has returned or raised, nothing is written any more."""
-        gate = Gate(write)
-        transport = self._transport
-        try:
-            return self._timed(size, lambda: transport.read(name, gate.write))
-        finally:
-            gate.close()
+        def read() -> bool:
+            pieces = self._transport.read(name)
+            if pieces is None:
+                return False
+            total = 0
+            with closing(pieces):
+                for piece in pieces:
+                    total += len(piece)
+                    if total > limit:
+                        raise TransferError("an object came that is larger than it may be")
+                    write(piece)
+            return True
+
+        return self._timed(limit, read)
 
     def _offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
         sizes = {name: blobs[name].stat().st_size for name in record["blobs"]}
@@ -236,14 +240,12 @@ class RemoteClient:
             self._send(f"cas/{name}", blobs[name], size)
         self._send(f"cas/{envelope.sha256}", data, len(data))
         # last, so that whoever sees the entry finds what it names
-        transport = self._transport
-        self._timed(len(result), lambda: transport.write(f"ac/{key}", result))
+        self._timed(len(result), lambda: self._transport.write(f"ac/{key}", result))
 
     def _send(self, name: str, source: bytes | Path, size: int) -> None:
         """Send a blob, unless the remote holds it."""
-        transport = self._transport
-        if name != f"cas/{EMPTY}" and not self._timed(0, lambda: transport.holds(name, size)):
-            self._timed(size, lambda: transport.write(name, source))
+        if name != f"cas/{EMPTY}" and not self._timed(0, lambda: self._transport.holds(name, size)):
+            self._timed(size, lambda: self._transport.write(name, source))
 
     def _timed(self, size: int, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, within the time for an object of this size and what is left for the build."""
@@ -257,8 +259,7 @@ class RemoteClient:
         finally:
             taken = time.monotonic() - begin
             self._spent += taken
-            if taken >= seconds:
-                self._transport.abandon()
+            if taken >= seconds:  # the thread that was left may still use the other one
                 self._transport = self._new_transport()
 
     def _guarded(self, work: Callable[[], Result]) -> Result | None:
@@ -269,6 +270,8 @@ class RemoteClient:
             self._say(f"an entry of the remote cache {self._policy.place()} is not used: {error}")
         except UnreachableError as error:
             self._give_up(str(error))
+        except ImportError as error:
+            self._give_up(f"{error} (its packages are in the extra `hatch-lower[remote]`)")
         except (TransferError, ValueError, RecursionError) as error:
             self._failures += 1
             if self._failures >= self._limits.failures:
@@ -277,7 +280,6 @@ class RemoteClient:
 
     def _give_up(self, reason: str) -> None:
         self._off = True
-        self._transport = self._new_transport()
         self._say(f"the remote cache {self._policy.place()} is not asked any more in this build: {reason}")
 
     def _say(self, line: str) -> None:

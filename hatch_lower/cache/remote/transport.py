@@ -1,18 +1,30 @@
-"""What carries objects to and from a remote cache, and how long that may take."""
+"""How objects of a remote cache are read and written: by HTTP, or in whatever file system fsspec reaches.
+
+Both know objects by the names of Bazel's HTTP cache protocol: `ac/<sha256>` and `cas/<sha256>`. Neither checks what it
+reads: the client does.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import contextlib
+import io
+import secrets
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    import fsspec
+    import urllib3
+
+PIECE = 1 << 16
+FOUND, TAKEN = (200,), (200, 201, 202, 204)
 
 
 class TransferError(Exception):
-    """An object could not be got or sent; the text says why, in a few words."""
+    """An object could not be read or written; the text says why, in a few words."""
 
 
 class UnreachableError(TransferError):
@@ -49,52 +61,225 @@ class Limits:
 
 
 class Transport(Protocol):
-    """Gets and sends objects by name (`ac/<sha256>`, `cas/<sha256>`). It checks nothing, and is used by one thread."""
+    """Reads and writes objects by name.
 
-    def read(self, name: str, write: Callable[[bytes], object]) -> bool:
-        """Give an object's pieces to `write`, which raises to end it; return whether there is such an object.
+    All methods raise `TransferError` where the remote fails, and `ImportError` where a package is missing.
+    """
 
-        Raises:
-            TransferError: if it cannot be told.
-        """
+    def read(self, name: str) -> Generator[bytes] | None:
+        """Return an object in pieces, or `None` if there is none; the generator is closed when no more are wanted."""
 
     def holds(self, name: str, size: int) -> bool:
         """Return whether there is an object of this name and size; if in doubt, there is not."""
 
     def write(self, name: str, source: bytes | Path) -> None:
-        """Send an object.
-
-        Raises:
-            TransferError: if it was not taken.
-        """
-
-    def abandon(self) -> None:
-        """End whatever another thread does with this transport, as far as that is possible."""
+        """Write an object."""
 
 
-def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, or give up after some seconds, whatever it is waiting for.
+class HttpTransport:
+    """A server of Bazel's HTTP cache protocol, over a connection that is kept open.
 
-    Sockets know how long a peer may be silent and not how long an answer may take in all, and name servers and the
-    libraries of object stores have limits of their own. So the work is done by a thread that is not waited for.
+    No redirect is followed and no proxy is used, so the header `Authorization` reaches no host but the one that was
+    named.
 
-    Raises:
-        TransferError: if it takes longer.
+    Args:
+        url: `http://` or `https://`, host, and perhaps a path.
+        authorization: the header of that name; empty: none.
+        limits: of time.
     """
-    outcome: list[Result] = []
-    errors: list[BaseException] = []
 
-    def run() -> None:
+    def __init__(self, url: str, authorization: str, limits: Limits) -> None:
+        self._url = url
+        self._path = urlsplit(url).path.rstrip("/")
+        self._headers = {"Authorization": authorization} if authorization else {}
+        self._limits = limits
+        self._pool: urllib3.HTTPConnectionPool | None = None
+
+    def read(self, name: str) -> Generator[bytes] | None:
+        """Return an object in pieces, or `None` if there is none."""
+        response = self._request("GET", name)
+        if response.status == 404:
+            self._discard(response)
+            return None
+        self._expect(response, FOUND)
+        return self._pieces(response)
+
+    def holds(self, name: str, size: int) -> bool:
+        """Return whether the server says that there is an object of this size."""
+        response = self._request("HEAD", name)
+        self._discard(response)
+        return response.status in FOUND and response.headers.get("Content-Length", str(size)) == str(size)
+
+    def write(self, name: str, source: bytes | Path) -> None:
+        """Send an object."""
+        response = self._request("PUT", name, source)
+        self._expect(response, TAKEN)
+        self._discard(response)
+
+    def _request(self, method: str, name: str, source: bytes | Path | None = None) -> urllib3.BaseHTTPResponse:
+        """Send a request and return the answer, whose body is still to be read."""
+        import urllib3  # 100 ms, which a build without a remote cache need not spend
+
+        if self._pool is None:
+            timeout = urllib3.Timeout(connect=self._limits.connect, read=self._limits.silence)
+            self._pool = urllib3.connection_from_url(self._url, timeout=timeout)
+        for is_last in (False, True):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(http_errors())
+                body: io.BufferedReader | bytes | None
+                headers = self._headers
+                if isinstance(source, Path):
+                    body, size = stack.enter_context(source.open("rb")), source.stat().st_size
+                else:
+                    body, size = source, len(source or b"")
+                if body is not None:
+                    headers = {**headers, "Content-Length": str(size), "Content-Type": "application/octet-stream"}
+                try:
+                    return self._pool.urlopen(
+                        method,
+                        f"{self._path}/{name}",
+                        body,
+                        headers,
+                        retries=False,
+                        redirect=False,
+                        preload_content=False,
+                        decode_content=False,
+                    )
+                except urllib3.exceptions.ProtocolError:
+                    # the server may close a kept connection at the moment at which a request is sent on it
+                    if is_last:
+                        raise
+        raise AssertionError("the second request returns or raises")
+
+    def _expect(self, response: urllib3.BaseHTTPResponse, statuses: tuple[int, ...]) -> None:
+        if response.status in statuses:
+            return
+        detail = f"{response.status} {printable(response.reason or '')}".strip()
+        if 300 <= response.status < 400:
+            target = urlsplit(response.headers.get("Location", "")).netloc
+            detail += f" (a redirect to `{printable(target)}`, which is not followed)"
+        self._discard(response)
+        raise TransferError(f"the answer was {detail}")
+
+    def _discard(self, response: urllib3.BaseHTTPResponse) -> None:
+        """Keep the connection if the rest of the answer is short: some send an endless one."""
+        with http_errors():
+            response.read(PIECE)
+        response.close()
+
+    def _pieces(self, response: urllib3.BaseHTTPResponse) -> Generator[bytes]:
         try:
-            outcome.append(work())
-        except BaseException as error:
-            errors.append(error)
+            with http_errors():
+                yield from response.stream(PIECE)
+        finally:
+            response.close()
 
-    thread = threading.Thread(target=run, name="remote-cache", daemon=True)
-    thread.start()
-    thread.join(max(seconds, 0))
-    if errors:
-        raise errors[0]
-    if not outcome:
-        raise TransferError("it took too long")
-    return outcome[0]
+
+@contextlib.contextmanager
+def http_errors() -> Iterator[None]:
+    """Say in our own words what went wrong."""
+    from urllib3 import exceptions
+
+    try:
+        yield
+    except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError, exceptions.SSLError) as error:
+        raise UnreachableError(f"no connection: {printable(str(error.__cause__ or error))}") from error
+    except exceptions.ReadTimeoutError as error:
+        raise TransferError("no byte came for too long") from error
+    except (exceptions.HTTPError, ValueError) as error:
+        raise TransferError(printable(str(error)) or type(error).__name__) from error
+
+
+class FilesTransport:
+    """Objects below a URL of a file system that fsspec knows.
+
+    Args:
+        url: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`, …
+        options: for the file system; whether it is to be anonymous, most of all.
+        limits: of time.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, object], limits: Limits) -> None:
+        self._url = url
+        self._options = dict(options)
+        if urlsplit(url).scheme in ("s3", "s3a"):
+            timeouts = {"connect_timeout": limits.connect, "read_timeout": limits.silence}
+            self._options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}
+        self._opened: tuple[fsspec.AbstractFileSystem, str] | None = None
+
+    def read(self, name: str) -> Generator[bytes] | None:
+        """Return an object in pieces, or `None` if there is none."""
+        with self._errors():
+            system, root = self._open()
+            try:
+                file = system.open(f"{root}/{name}", "rb")
+            except FileNotFoundError:
+                return None
+        return self._pieces(file)
+
+    def _pieces(self, file: io.BufferedIOBase) -> Generator[bytes]:
+        with file, self._errors():
+            while piece := file.read(PIECE):
+                yield piece
+
+    def holds(self, name: str, size: int) -> bool:
+        """Return whether there is an object of this size."""
+        with self._errors():
+            system, root = self._open()
+            try:
+                return bool(system.info(f"{root}/{name}")["size"] == size)
+            except FileNotFoundError:
+                return False
+
+    def write(self, name: str, source: bytes | Path) -> None:
+        """Write an object; in a folder it gets its name when it is whole, as in an object store."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        with self._errors():
+            system, root = self._open()
+            path = f"{root}/{name}"
+            if not isinstance(system, LocalFileSystem):
+                put(system, source, path)
+                return
+            system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            temporary = f"{path}.{secrets.token_hex(8)}.part"
+            try:
+                put(system, source, temporary)
+                Path(temporary).replace(path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
+    def _open(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """Return the file system and the path in it."""
+        if self._opened is None:
+            from fsspec.core import url_to_fs
+
+            try:
+                system, root = url_to_fs(self._url, **self._options, skip_instance_cache=True, use_listings_cache=False)
+            except ValueError as error:  # fsspec knows no such file system
+                raise ImportError(str(error)) from error
+            self._opened = system, str(root).rstrip("/")
+        return self._opened
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Say in our own words what went wrong: each kind of file system has exceptions of its own."""
+        try:
+            yield
+        except (TransferError, ImportError):
+            raise
+        except Exception as error:
+            raise TransferError(printable(f"{type(error).__name__}: {error}")) from error
+
+
+def put(system: fsspec.AbstractFileSystem, source: bytes | Path, path: str) -> None:
+    """Write a file whose contents are at hand, or in a local file."""
+    if isinstance(source, bytes):
+        system.pipe_file(path, source)
+    else:
+        system.put_file(str(source), path)
+
+
+def printable(text: str) -> str:
+    """Return what a server said on one short line, without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in text[:160])

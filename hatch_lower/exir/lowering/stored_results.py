@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from hatch_lower.cache.partition import StoredData, StoredEntry, StoredLayout, StoredPartition
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -22,38 +24,42 @@ def is_storable(result: PreprocessResult) -> bool:
 
 
 def result_value(result: PreprocessResult) -> dict[str, Any]:
+    """Return a result as JSON; its blob and buffers by their digests."""
     data, debug, target = result.data_store_output, result.debug_handle_map, result.target
-    return {
-        "blob": sha256_bytes(result.processed_bytes),
-        "data": None if data is None else data_value(data),
-        "debug_handle_map": None if debug is None else [[key, list(handles)] for key, handles in debug.items()],
-        "delegate_info_meta": result._delegate_info_meta,
-        "suffix": result.suffix,
-        "requirements": list(result.requirements),
-        "target": None if target is None else {name: getattr(target, name) for name in target.__slots__},
-        "info": dict(result.info),
-        **({} if result.head is None else {"head": result.head}),
-    }
+    return StoredPartition(
+        blob=sha256_bytes(result.processed_bytes),
+        data=None if data is None else stored_data(data),
+        debug_handle_map=None if debug is None else tuple((key, tuple(handles)) for key, handles in debug.items()),
+        delegate_info_meta=result._delegate_info_meta,
+        suffix=result.suffix,
+        requirements=tuple(result.requirements),
+        target=None if target is None else asdict(target),
+        info=result.info,
+        head=result.head,
+    ).value()
 
 
-def data_value(data: NamedDataStoreOutput) -> dict[str, Any]:
-    return {
-        "buffers": [sha256_bytes(buffer) for buffer in data.buffers],
-        "program": [[name, entry_value(entry)] for name, entry in data.pte_data.items()],
-        "external": [
-            [tag, [[name, entry_value(entry)] for name, entry in entries.items()]]
-            for tag, entries in data.external_data.items()
-        ],
-    }
+def stored_data(data: NamedDataStoreOutput) -> StoredData:
+    """Return named data in the form of the cache, everything in the order of the backend."""
+
+    def stored(entries: Mapping[str, DataEntry]) -> tuple[tuple[str, StoredEntry], ...]:
+        return tuple((name, stored_entry(entry)) for name, entry in entries.items())
+
+    return StoredData(
+        buffers=tuple(sha256_bytes(buffer) for buffer in data.buffers),
+        program=stored(data.pte_data),
+        external=tuple((tag, stored(entries)) for tag, entries in data.external_data.items()),
+    )
 
 
-def entry_value(entry: DataEntry) -> dict[str, Any]:
-    layout = entry.tensor_layout and {
-        "scalar_type": entry.tensor_layout.scalar_type,
-        "sizes": list(entry.tensor_layout.sizes),
-        "dim_order": list(entry.tensor_layout.dim_order),
-    }
-    return {"buffer": entry.buffer_index, "alignment": entry.alignment, "layout": layout}
+def stored_entry(entry: DataEntry) -> StoredEntry:
+    """Return one name's entry in the form of the cache."""
+    layout = entry.tensor_layout
+    return StoredEntry(
+        entry.buffer_index,
+        entry.alignment,
+        None if layout is None else StoredLayout(layout.scalar_type, layout.sizes, layout.dim_order),
+    )
 
 
 def is_plain(value: Any) -> bool:
@@ -73,42 +79,45 @@ def is_json(value: Any) -> bool:
     return True
 
 
-def read_result(store: Store, value: Mapping[str, Any]) -> PreprocessResult | None:
-    if not {"blob", "data", "debug_handle_map", "target"} <= value.keys():
+def read_result(store: Store, value: Any) -> PreprocessResult | None:
+    """Return the result that `result_value` describes, or `None`."""
+    try:
+        stored = StoredPartition.read(value)
+    except ValueError:
         return None
-    target = value["target"]
-    debug = value["debug_handle_map"]
-    digests = [value["blob"], *(value["data"]["buffers"] if value["data"] is not None else ())]
+    digests = [stored.blob, *(stored.data.buffers if stored.data is not None else ())]
     read = {digest: store.read_blob(digest) for digest in digests}
     blobs = {digest: blob for digest, blob in read.items() if blob is not None}
     if len(blobs) < len(read):  # removed since the record was looked up
         return None
-    head = value.get("head")
-    if head is not None and head > len(blobs[value["blob"]]):  # whoever shares it need not be trusted
+    if stored.head is not None and stored.head > len(blobs[stored.blob]):
         return None
     return PreprocessResult(
-        processed_bytes=blobs[value["blob"]],
-        debug_handle_map=None if debug is None else {key: tuple(handles) for key, handles in debug},
-        data_store_output=None if value["data"] is None else read_data(blobs, value["data"]),
-        _delegate_info_meta=value["delegate_info_meta"],
-        suffix=value["suffix"],
-        requirements=tuple(value["requirements"]),
-        target=None if target is None else Target(**target),
-        info=value["info"],
-        head=head,
+        processed_bytes=blobs[stored.blob],
+        debug_handle_map=None if stored.debug_handle_map is None else dict(stored.debug_handle_map),
+        data_store_output=None if stored.data is None else read_data(blobs, stored.data),
+        _delegate_info_meta=stored.delegate_info_meta,
+        suffix=stored.suffix,
+        requirements=stored.requirements,
+        target=None if stored.target is None else Target(**stored.target),
+        info=stored.info,
+        head=stored.head,
     )
 
 
-def read_data(blobs: Mapping[str, bytes], value: Mapping[str, Any]) -> NamedDataStoreOutput:
+def read_data(blobs: Mapping[str, bytes], data: StoredData) -> NamedDataStoreOutput:
+    """Return the named data that `stored_data` describes."""
+
+    def entry(stored: StoredEntry) -> DataEntry:
+        layout = stored.layout
+        return DataEntry(
+            stored.buffer,
+            stored.alignment,
+            None if layout is None else TensorLayout(layout.scalar_type, layout.sizes, layout.dim_order),
+        )
+
     return NamedDataStoreOutput(
-        tuple(blobs[digest] for digest in value["buffers"]),
-        {name: read_entry(entry) for name, entry in value["program"]},
-        {tag: {name: read_entry(entry) for name, entry in entries} for tag, entries in value["external"]},
+        tuple(blobs[digest] for digest in data.buffers),
+        {name: entry(stored) for name, stored in data.program},
+        {tag: {name: entry(stored) for name, stored in entries} for tag, entries in data.external},
     )
-
-
-def read_entry(value: Mapping[str, Any]) -> DataEntry:
-    layout = value["layout"]
-    if layout is not None:
-        layout = TensorLayout(layout["scalar_type"], tuple(layout["sizes"]), tuple(layout["dim_order"]))
-    return DataEntry(value["buffer"], value["alignment"], layout)
