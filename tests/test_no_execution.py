@@ -50,8 +50,8 @@ ALLOWED = {
     # libraries that are in the process already, and a tensor's memory
     "backends/aoti/openmp.py": LIBRARIES,
     "exir/graph/tensors.py": LIBRARIES,
-    "build/inputs/c_library.py": LIBRARIES,
-    "build/inputs/landlock.py": LIBRARIES,
+    "build/inputs/audit.py": LIBRARIES,
+    "build/inputs/strict.py": LIBRARIES,
     "build/inputs/preload.py": LIBRARIES,
 }
 """What may be where, and why."""

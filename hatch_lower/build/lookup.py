@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower import BACKEND_GROUP, DELEGATE_GROUP
 from hatch_lower.build.environment import COMPILER, LOADER, fixed_variables
-from hatch_lower.build.inputs.check import Change, Checker
+from hatch_lower.build.inputs.check import Change, changes
 from hatch_lower.build.inputs.distributions import Distribution
-from hatch_lower.build.inputs.inputs import RecordedInputs
-from hatch_lower.build.inputs.machine import machine_facts
-from hatch_lower.build.inputs.own import own_digest
+from hatch_lower.build.inputs.machine import machine_facts, own_digest
+from hatch_lower.build.inputs.present import Present
+from hatch_lower.build.inputs.record import RecordedInputs, received
 from hatch_lower.build.inputs.roots import Roots
-from hatch_lower.build.inputs.sharing import received
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.project_view import ProjectView
-from hatch_lower.cache.manifest_key import ManifestKey
+from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.reports import read_report, read_result, report_blobs, report_value
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
@@ -100,7 +99,7 @@ class ResultLookup:
         self._environment = environment
         self._stats = StatCache(stats_path(store))
         self._secret = secret(store.directory, keeps=store.writes)
-        self._checker = Checker(roots, environment, self._secret, self._stats, project)
+        self._present = Present(roots, environment, self._secret, self._stats, project)
 
     def look_up(self, key: Mapping[str, object]) -> LookupResult:
         """Return the newest result under a key that still holds, or what has changed."""
@@ -108,12 +107,12 @@ class ResultLookup:
         known = self._first_that_holds(key, entries) or self._look_elsewhere(key)
         if known is not None:
             return known
-        changes = [tuple(self._checker.changes(inputs)) for inputs, _ in entries]
-        return LookupResult(key, self._store, None, min(changes, key=len, default=()))
+        every = [tuple(changes(inputs, self._present)) for inputs, _ in entries]
+        return LookupResult(key, self._store, None, min(every, key=len, default=()))
 
     def _first_that_holds(self, key: Mapping[str, object], entries: Entries) -> LookupResult | None:
         for inputs, report_key in entries:
-            if self._checker.first_change(inputs) is None:
+            if next(changes(inputs, self._present), None) is None:
                 stored = self._store.find(report_key)
                 result = None if stored is None else read_result(self._store, stored)
                 if result is not None:
@@ -162,7 +161,7 @@ class ResultLookup:
             later_hooks=view.later_hooks,
             variables=tuple((name, digest_of(environment[name])) for name in sorted(counted)),
             machine=tuple(sorted(machine.items())),
-            backends=backend_distributions(self._checker.distributions.values()),
+            backends=backend_distributions(self._present.distributions.values()),
             code=own_digest(self._stats),
             schema=SCHEMA,
         )

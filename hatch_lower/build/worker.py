@@ -23,11 +23,11 @@ from pathlib import Path
 from types import FrameType
 
 from hatch_lower.build.child_guards import ENDED, PipeReporter, end_with_parent, refuse_signals, shorten_sockets
-from hatch_lower.build.inputs.recorder import PausingRemote, PausingReporter, Watch
-from hatch_lower.build.inputs.sharing import shareable
+from hatch_lower.build.inputs.record import shareable
+from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
 from hatch_lower.build.inputs.variables import secret
-from hatch_lower.build.inputs.watch import Recorder
+from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
 from hatch_lower.build.lookup import ResultLookup, remember, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
 from hatch_lower.cache.remote import open_remote

@@ -1,15 +1,31 @@
-"""What is in a store's directory, as one walk finds it; files that vanish meanwhile are left out."""
+"""What is in a store's directory, as one walk finds it, for `hatch-lower cache` and for trimming.
+
+Files that vanish meanwhile are left out.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
-from hatch_lower.canonical import read_file
+from hatch_lower.canonical import read_file, sha256_file
+
+KINDS = (
+    ("compile_specs", "partition"),
+    ("partitions", "partition"),
+    ("graphs", "export"),
+    ("constants", "constants"),
+    ("native file", "native"),
+)
+"""A component that only keys of one kind have, and the kind; `kind` itself comes first."""
+SUBJECTS = ("subject", "model", "backend")
+"""Components that say what an entry is about, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,30 +35,27 @@ class StoredRecord:
     Args:
         key: the key that its name says.
         path: where it is.
-        found: what the file system says about it; the modification time is when it was last used.
+        stat: what the file system says about it; the modification time is when it was last used.
         record: its contents; `None` if it is damaged.
         stored: when it was written, in seconds since 1970.
     """
 
     key: str
     path: Path
-    found: os.stat_result
+    stat: os.stat_result
     record: Record | None
     stored: float
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """Digests of the blobs that it refers to, each once."""
         return () if self.record is None else tuple(dict.fromkeys(self.record["blobs"]))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlob:
-    """A blob's file."""
-
     digest: str
     path: Path
-    found: os.stat_result
+    stat: os.stat_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +75,8 @@ class Contents:
     unreadable: tuple[Path, ...]
 
     def size(self) -> int:
-        """Return the bytes of all records and blobs."""
-        records = sum(each.found.st_size for each in self.records.values())
-        return records + sum(each.found.st_size for each in self.blobs.values())
+        records = sum(record.stat.st_size for record in self.records.values())
+        return records + sum(blob.stat.st_size for blob in self.blobs.values())
 
     def users(self) -> dict[str, int]:
         """Return how many records refer to each blob that is there."""
@@ -124,7 +136,127 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yield what a name marks as not finished: files, and folders, into which is not looked."""
     for parent, folders, names in os.walk(folder):
         yield from (Path(parent, name) for name in sorted([*folders, *names]) if name.endswith(LEFTOVER))
         folders[:] = sorted(name for name in folders if not name.endswith(LEFTOVER))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record with its blobs.
+
+    Args:
+        kind: `partition`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`.
+        key: sha256 in hexadecimal.
+        subject: the model or backend that it is about; empty if its components do not say.
+        size: bytes of the record and its blobs; other entries may share the blobs.
+        blobs: how many there are.
+        stored: when it was written, in seconds since 1970.
+        used: when it was last used, to the hour.
+        whole: whether the record is not damaged and all its blobs are there.
+    """
+
+    kind: str
+    key: str
+    subject: str
+    size: int
+    blobs: int
+    stored: float
+    used: float
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that the store holds.
+
+    Args:
+        entries: the last used first.
+        size: bytes of all records and blobs, each counted once.
+        blobs: how many there are.
+        unreferenced: how many blobs no record refers to.
+        leftovers: how many unfinished files there are, those that are being written among them.
+    """
+
+    entries: tuple[Entry, ...]
+    size: int
+    blobs: int
+    unreferenced: int
+    leftovers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that does not hold what it should: its path below the store's directory, and what is wrong."""
+
+    path: str
+    found: str
+
+
+def survey(directory: Path) -> Survey:
+    """Return what a store's directory holds; contents of blobs are not read."""
+    contents = read_contents(directory)
+    entries = [describe(record, contents) for record in contents.records.values()]
+    return Survey(
+        tuple(sorted(entries, key=lambda entry: (-entry.used, entry.key))),
+        contents.size(),
+        len(contents.blobs),
+        sum(not count for count in contents.users().values()),
+        len(contents.leftovers),
+    )
+
+
+def describe(stored: StoredRecord, contents: Contents) -> Entry:
+    """Return a record as an entry."""
+    components: Mapping[str, Any] = {} if stored.record is None else stored.record["components"]
+    blobs = [contents.blobs[digest] for digest in stored.blobs if digest in contents.blobs]
+    return Entry(
+        kind=kind_of(components),
+        key=stored.key,
+        subject=next((str(components[name]) for name in SUBJECTS if components.get(name)), ""),
+        size=stored.stat.st_size + sum(blob.stat.st_size for blob in blobs),
+        blobs=len(stored.blobs),
+        stored=stored.stored,
+        used=stored.stat.st_mtime,
+        whole=stored.record is not None and len(blobs) == len(stored.blobs),
+    )
+
+
+def kind_of(components: Mapping[str, Any]) -> str:
+    if isinstance(components.get("kind"), str):
+        return str(components["kind"])
+    return next((kind for name, kind in KINDS if name in components), "other")
+
+
+def repair(directory: Path) -> list[Damage]:
+    """Hash every record, blob and preloaded library again, remove what is damaged, and return it.
+
+    With a blob go the records that refer to it. A record whose blob is not there is damaged; a blob that no record
+    refers to is not.
+    """
+    contents = read_contents(directory)
+    wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
+    problems = {contents.blobs[digest].path: problem for digest, problem in wrong.items()}
+    problems |= dict.fromkeys(contents.unreadable, "it cannot be read")
+    for library in sorted((directory / "preload").glob("*.so")):
+        if problem := problem_of(library, library.stem.rpartition("-")[2]):
+            problems[library] = problem
+    for stored in contents.records.values():
+        if stored.record is None:
+            problems[stored.path] = "it is no record of its key"
+        elif missing := [digest for digest in stored.blobs if digest in wrong or digest not in contents.blobs]:
+            problems[stored.path] = f"{len(missing)} of its {len(stored.blobs)} blobs are damaged or not there"
+    for path in problems:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return [Damage(path.relative_to(directory).as_posix(), problems[path]) for path in sorted(problems)]
+
+
+def problem_of(path: Path, digest: str) -> str | None:
+    """Return what is wrong with a file; nothing if it has just been removed."""
+    try:
+        return None if sha256_file(path) == digest else "the contents are not those that its name says"
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)

@@ -51,7 +51,7 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
             "the cache has no such mode",
             where="environment variable `HATCH_LOWER_CACHE`",
             found=f"`{mode}`",
-            hint="use one of " + ", ".join(f"`{each}`" for each in MODES),
+            hint="use one of " + ", ".join(f"`{name}`" for name in MODES),
         )
     parent = default_directory(environment)
     reason = None if mode == "off" else reason_to_distrust(parent)

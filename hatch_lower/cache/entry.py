@@ -1,25 +1,31 @@
-"""The form of a record: a JSON value, the digests of its blobs, and the readable components of its key.
+"""The form of a record, and how one is taken from a cache that several machines share.
 
 ```text
 {"blobs": ["<sha256>", …], "components": {…}, "digest": "<sha256>", "stored": 1700000000, "value": …}
 ```
 
-`digest` is over the key and all but `stored`, which says when this machine wrote it, in seconds since 1970, and which
-goes nowhere else.
+`value` is any JSON, `blobs` are the digests of the files that it refers to, `components` are the readable parts of the
+key. `digest` is over the key and all but `stored`, which says when this machine wrote it, in seconds since 1970, and
+which goes nowhere else.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from hatch_lower.canonical import digest_of
+from hatch_lower.cache.files import temporary_beside
+from hatch_lower.canonical import digest_of, sha256_file
 
 Record = dict[str, Any]
-
 DIGEST = re.compile("[0-9a-f]{64}")
+Keep = Callable[[str, Callable[[Path], bool]], bool]
+"""`keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
+into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there."""
 
 
 def make_record(key: str, components: Mapping[str, Any], value: Any, blobs: Sequence[str]) -> Record:
@@ -40,7 +46,7 @@ def check_record(key: str, found: object) -> Record | None:
     blobs, components = record["blobs"], record["components"]
     if not isinstance(blobs, list) or not isinstance(components, dict):
         return None
-    if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in blobs):
+    if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in blobs):
         return None
     try:
         whole = found["digest"] == digest_of([key, record])
@@ -55,3 +61,50 @@ def parse_record(data: bytes) -> object:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
+
+
+class RemoteCache(Protocol):
+    """A cache that several machines share; a store asks it for what it lacks and offers it what it gets.
+
+    Both methods report their own troubles and raise nothing but `OSError` about local files.
+    """
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        """Return the record of a key, or `None`; call `keep` for each of its blobs, and trust nothing unsigned."""
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        """Take a record, and where its blobs are on this machine, by digest."""
+
+
+def fetch_record(
+    remote: RemoteCache, key: str, holds: Callable[[str], bool], blob_path: Callable[[str], Path]
+) -> Record | None:
+    """Return a shared cache's record of a key once all its blobs are in the local store.
+
+    Args:
+        remote: the shared cache.
+        key: sha256 in hexadecimal.
+        holds: whether the local store has a blob, whole.
+        blob_path: where the local store has a blob, or would.
+
+    Raises:
+        OSError: if a blob cannot be written.
+    """
+    kept = set()
+
+    def keep(digest: str, write: Callable[[Path], bool]) -> bool:
+        if digest not in kept and (holds(digest) or receive(blob_path(digest), digest, write)):
+            kept.add(digest)
+        return digest in kept
+
+    record = check_record(key, remote.fetch(key, keep))
+    return record if record is not None and all(blob in kept or holds(blob) for blob in record["blobs"]) else None
+
+
+def receive(path: Path, digest: str, write: Callable[[Path], bool]) -> bool:
+    """Have a blob written under a temporary name and rename it; return whether it came, with the right contents."""
+    with temporary_beside(path) as part:
+        if not write(part) or sha256_file(part) != digest:
+            return False
+        os.replace(part, path)
+    return True

@@ -30,19 +30,17 @@ def make_folder(folder: Path) -> None:
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    for each in reversed(missing):
+    for parent in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            each.mkdir(mode=0o700)
-            each.chmod(0o2770 if is_shared(each.parent) else 0o700)
+            parent.mkdir(mode=0o700)
+            parent.chmod(0o2770 if is_shared(parent.parent) else 0o700)
 
 
 def is_shared(folder: Path) -> bool:
-    """Return whether a folder was made for a group."""
     return bool(folder.stat().st_mode & stat.S_ISGID)
 
 
 def file_mode(folder: Path) -> int:
-    """Return the permissions of new files in a folder."""
     return 0o660 if is_shared(folder) else 0o600
 
 
@@ -71,7 +69,6 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name and rename it."""
     with temporary_beside(path) as part:
         part.write_bytes(data)
         os.replace(part, path)

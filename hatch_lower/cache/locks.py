@@ -1,12 +1,19 @@
-"""Locks between builds on one machine: who wants what another build is making waits for it.
+"""Locks between builds on one machine, and files and folders that a running build holds.
 
-A lock saves work and guards nothing: every file of the store is whole or absent without it. So where locks cannot be
-had, or are not given in time, the work is done without.
+Who wants what another build is making waits for it. Such a lock saves work and guards nothing: every file of the store
+is whole or absent without it. So where locks cannot be had, or are not given in time, the work is done without.
+
+What a build makes for itself alone it holds until it ends, however that is. What nobody holds was left by a build that
+was killed, and is removed. Where the system has no such locks (Windows) nothing is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,11 +24,12 @@ from hatch_lower.canonical import sha256_bytes
 
 if TYPE_CHECKING:
     import filelock
+if sys.platform != "win32":
+    import fcntl
 
 LEVELS = ("manifest", "export", "partition", "record")
 """What can be locked. Who holds a lock may take those of later levels, so that builds never wait for each other in a
 circle; a second one of the same level must be taken together with the first."""
-
 SLOTS = 128
 """Lock files of one level; keys share them, so that their number stays small."""
 MOMENT = 1.0
@@ -29,7 +37,9 @@ MOMENT = 1.0
 
 
 @contextlib.contextmanager
-def hold(folder: Path, level: str, keys: Iterable[str], patience: float, waiting: Callable[[], None]) -> Iterator[None]:
+def hold_keys(
+    folder: Path, level: str, keys: Iterable[str], patience: float, waiting: Callable[[], None]
+) -> Iterator[None]:
     """Hold the locks of `keys`; a process that ends lets go of its own.
 
     Args:
@@ -66,3 +76,80 @@ def let_go(lock: filelock.BaseFileLock) -> None:
     """Release a lock, unless the model's code has closed its file: with that it was released."""
     with contextlib.suppress(OSError):
         lock.release()
+
+
+def make_held(path: Path) -> int:
+    """Make a file that this process holds until the descriptor, which is returned, is closed.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
+        if hold(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def make_held_folder(prefix: str) -> tuple[Path, int | None]:
+    """Make a private folder for temporary files that this process holds until the descriptor is closed.
+
+    Args:
+        prefix: of its name.
+
+    Returns:
+        Where it is, and the descriptor; `None` where a folder has none (Windows).
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix))
+        if sys.platform == "win32":
+            return path, None
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            if hold(path, descriptor):
+                return path, descriptor
+            os.close(descriptor)
+
+
+def hold(path: Path, descriptor: int) -> bool:
+    """Hold what has just been made; return whether it is still there: to another build it may have looked abandoned."""
+    if sys.platform == "win32":
+        return True
+    with contextlib.suppress(OSError):  # a file system without locks: there nobody takes anything for abandoned
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove this user's files and folders that match a glob and that nobody holds.
+
+    What cannot be removed stays: it is in nobody's way.
+    """
+    if sys.platform == "win32":
+        return
+    for path in sorted(folder.glob(pattern)):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.getuid():
+                remove_unless_held(path)
+
+
+def remove_unless_held(path: Path) -> None:
+    """Remove a file or a folder that nobody holds, and let nobody hold it meanwhile.
+
+    Raises:
+        OSError: if somebody holds it, or it cannot be opened or removed.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # and not one of the same name made since
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        os.close(descriptor)

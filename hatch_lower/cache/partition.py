@@ -107,7 +107,6 @@ FIELDS = frozenset(field.name for field in fields(StoredPartition)) - {"head"}
 
 
 def is_digest(value: object) -> bool:
-    """Return whether a value names a blob."""
     return isinstance(value, str) and DIGEST.fullmatch(value) is not None
 
 

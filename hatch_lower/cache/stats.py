@@ -1,4 +1,4 @@
-"""Digests of files, remembered by what `stat` says of them, so that a file that was not touched is not read again.
+"""What `stat` says of files, and digests that are remembered by it: a file that was not touched is not read again.
 
 As in git's index, size and times alone are not believed where a file could have been written again within the clock's
 grain: a file that was younger than two seconds when it was hashed is hashed again the next time. Only by this machine's
@@ -14,17 +14,22 @@ import json
 import os
 import re
 import stat
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from hatch_lower.cache.mounts import Times, times_of_devices
+from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import read_file
 
+TABLE = Path("/proc/self/mountinfo")
+OF_THIS_SYSTEM = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
+)
+"""File systems whose times come from the clock of this machine."""
 VERSION = 2
 LIMIT = 2000
 """Files that are remembered; those used longest ago go first. Reading so many takes 2 ms."""
@@ -35,6 +40,62 @@ NOTE = re.compile(rb"\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv
 PARTS = 5
 """Of an identity; the time at which it was first seen and the digest, if that is certain, are stored behind it."""
 PIECE = 1 << 20
+
+
+class Times(Enum):
+    """What the times of files of one device are."""
+
+    OWN = "by the clock of this machine"
+    OTHER = "by another clock: of a server, or of a system that nothing is known of"
+    FIXED = "of an image that is mounted read-only: another image may have the same times"
+
+
+def times_of_devices(table: Path = TABLE) -> dict[int, Times] | None:
+    """Return what the times are of each mounted device, by its number; `None` where the system has no such table."""
+    try:
+        lines = table.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    found = {}
+    for line in lines:
+        place, _, system = line.partition(" - ")
+        major, _, minor = place.split()[2].partition(":")
+        kind, _, options = system.split(" ", 2)
+        fixed = "ro" in options.split(",")
+        own = Times.OWN if kind in OF_THIS_SYSTEM else Times.OTHER
+        found[os.makedev(int(major), int(minor))] = Times.FIXED if fixed else own
+    return found
+
+
+class State(NamedTuple):
+    """Device, inode, mode, size, and the times of modification and of change in nanoseconds."""
+
+    device: int
+    inode: int
+    mode: int
+    size: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> State:
+        """Return what `os.stat` has said."""
+        return cls(found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    @classmethod
+    def read(cls, text: str) -> State:
+        """Return what `text` wrote, or the preloaded library: hexadecimal numbers, each with a comma behind it."""
+        return cls(*(int(number, 16) for number in text.removesuffix(",").split(",")))
+
+    def text(self) -> str:
+        """Return the form in which the preloaded library writes it."""
+        return "".join(f"{number:x}," for number in self)
+
+    def kind(self) -> str:
+        """Return `file 123`, with its size, or `folder`, or `other`."""
+        if stat.S_ISDIR(self.mode):
+            return "folder"
+        return f"file {self.size}" if stat.S_ISREG(self.mode) else "other"
 
 
 class StatCache:
@@ -84,6 +145,24 @@ class StatCache:
         now = time.time_ns()
         return self._read(path, name, new_hash, int(known[PARTS]) if known is not None and same else now, now)
 
+    def note(self, path: str | Path, digest: str, before: os.stat_result, began_ns: int) -> None:
+        """Remember the sha256 of a file that somebody else has read.
+
+        Args:
+            path: of the file.
+            digest: the sha256 of all that was read.
+            before: what `stat` said of it before that.
+            began_ns: when that began, by `time.time_ns`.
+
+        Raises:
+            OSError: if the file is gone.
+        """
+        name = os.path.abspath(path)
+        after = os.stat(name)
+        known = self._known.get(name)
+        if known is None or known[:PARTS] != identity(after) or known[-1] != digest:
+            self._remember(name, digest, before, after, seen=began_ns, now=began_ns)
+
     def save(self) -> None:
         """Write the file if there is something new, with what other processes have added to it since.
 
@@ -93,17 +172,8 @@ class StatCache:
             return
         others = {name: row for name, row in read_known(self._path).items() if name not in self._known}
         kept = dict([*self._known.items(), *others.items()][-LIMIT:])
-        with suppress(OSError, UnicodeEncodeError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")))
-                os.replace(temporary, self._path)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                raise
+        with suppress(OSError):
+            write_file(self._path, json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")).encode())
             self._changed = False
 
     def _read(self, path: str, name: str, new_hash: Callable[[], Hash], seen: int, now: int) -> str:
@@ -114,6 +184,12 @@ class StatCache:
                 total.update(piece)
             after = os.fstat(file.fileno())
         digest = total.hexdigest()
+        self._remember(name, digest, before, after, seen=seen, now=now)
+        return digest
+
+    def _remember(
+        self, name: str, digest: str, before: os.stat_result, after: os.stat_result, *, seen: int, now: int
+    ) -> None:
         times = self._times_of(after.st_dev)
         written = max(after.st_mtime_ns, after.st_ctime_ns) if times is Times.OWN else seen
         settled = written < now - DOUBTFUL_NS
@@ -121,7 +197,6 @@ class StatCache:
         if wanted and identity(before) == identity(after):
             self._known[name] = [*identity(after), seen, digest if settled else ""]
             self._changed = True
-        return digest
 
     def _times_of(self, device: int) -> Times:
         if self._times is None:
@@ -131,8 +206,6 @@ class StatCache:
 
 
 class Hash(Protocol):
-    """What makes a digest of pieces."""
-
     def update(self, data: bytes, /) -> None:
         """Take one more piece."""
 
@@ -147,11 +220,9 @@ class RecordHash:
         self._pieces: list[bytes] = []
 
     def update(self, data: bytes, /) -> None:
-        """Take one more piece."""
         self._pieces.append(data)
 
     def hexdigest(self) -> str:
-        """Return the digest of all rows."""
         return hashlib.sha256(installed_rows(b"".join(self._pieces))).hexdigest()
 
 
@@ -166,7 +237,6 @@ def installed_rows(record: bytes) -> bytes:
 
 
 def identity(found: os.stat_result) -> list[int | str]:
-    """Return what must be equal for a file to be the same."""
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 

@@ -15,24 +15,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hatch_lower.cache.directory import WRITING, Mode, choose_directory
-from hatch_lower.cache.entry import DIGEST, Record, check_record, make_record, parse_record
+from hatch_lower.cache.entry import DIGEST, Record, RemoteCache, check_record, fetch_record, make_record, parse_record
 from hatch_lower.cache.files import move_file, write_file
-from hatch_lower.cache.locks import hold
-from hatch_lower.cache.shared import RemoteCache, fetch_record
-from hatch_lower.cache.verified import Verified
-from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
+from hatch_lower.cache.locks import hold_keys
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.canonical import canonical_json, read_file, sha256_bytes, sha256_file
 from hatch_lower.errors import CacheError
 from hatch_lower.frozen import Frozen
 
+Result = TypeVar("Result")
+
 MARK_INTERVAL = 3600.0
 """Seconds between two marks of use on one record: a build does not write to all that it reads."""
+
+LARGE = 16 << 20
+"""Bytes from which on it is remembered what a blob holds."""
 
 PATIENCE = 3600.0
 """Seconds after which a build no longer waits for another."""
@@ -78,7 +83,6 @@ class Store(Frozen):
 
     @property
     def reads(self) -> bool:
-        """Whether entries are looked up."""
         return self.mode in ("on", "read-only", "frozen")
 
     @property
@@ -97,7 +101,6 @@ class Store(Frozen):
         return self.directory / "blobs" / digest[:2] / digest
 
     def record_path(self, key: str) -> Path:
-        """Return where the record of a key is or would be."""
         return self.directory / "records" / key[:2] / f"{key}.json"
 
     # reading
@@ -152,18 +155,22 @@ class Store(Frozen):
         """Return whether a blob is there and has the contents that its name says; a damaged one is removed."""
         return self._is_whole(digest) is True
 
-    def note_whole(self, digest: str, before: os.stat_result, started: float) -> None:
+    def note_whole(self, digest: str, before: os.stat_result, began_ns: int) -> None:
         """Note that all of a blob was just read and has the contents that its name says: looking it up need not.
 
         Args:
             digest: of the blob.
             before: what `stat` said of it before it was read.
-            started: when that began, by `time.time`.
+            began_ns: when that began, by `time.time_ns`.
         """
-        self._try_reading(lambda: self._verified().note_whole(self.blob_path(digest), digest, before, started))
+        if self.writes and before.st_size >= LARGE:
+            stats = self._stats()
+            self._try_reading(lambda: stats.note(self.blob_path(digest), digest, before, began_ns))
+            stats.save()
 
-    def _verified(self) -> Verified:
-        return Verified(self.directory / "verified.json", self.writes)
+    def _stats(self) -> StatCache:
+        """Return what is remembered of large blobs: one of a gigabyte is not hashed at each look-up."""
+        return StatCache(self.directory / "verified.json")
 
     def _read(self, key: str) -> Record | None:
         path = self.record_path(key)
@@ -181,10 +188,23 @@ class Store(Frozen):
     def _is_whole(self, digest: str) -> bool | None:
         """Return whether a blob is whole; `None` if it is not there or cannot be read."""
         path = self.blob_path(digest)
-        whole: bool | None = self._try_reading(lambda: self._verified().is_whole(path, digest))
+        whole = self._try_reading(lambda: self._digest(path) == digest)
         if whole is False:
             self._discard(path)
         return whole
+
+    def _digest(self, path: Path) -> str:
+        """Return the digest of a blob's contents, as it is remembered if it is large; empty for what is no file."""
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            return ""
+        if found.st_size < LARGE:
+            return sha256_file(path)
+        stats = self._stats()
+        digest = stats.digest(path)
+        if self.writes:
+            stats.save()
+        return digest
 
     def _mark(self, path: Path) -> bool:
         """Note that a file is used now; return whether it is there."""
@@ -209,8 +229,7 @@ class Store(Frozen):
         if self.remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
             return None
         remote = self.remote
-        record: Record | None = self._try_writing(lambda: fetch_record(remote, key, self.holds, self.blob_path))
-        return record
+        return self._try_writing(lambda: fetch_record(remote, key, self.holds, self.blob_path))
 
     # writing
 
@@ -244,7 +263,7 @@ class Store(Frozen):
         self._try_writing(lambda: self._write_record(key, record))
         if shared and self.remote is not None and self.writes:
             remote = self.remote
-            self._try_reading(lambda: remote.offer(key, record, {each: self.blob_path(each) for each in digests}))
+            self._try_reading(lambda: remote.offer(key, record, {digest: self.blob_path(digest) for digest in digests}))
 
     def update(
         self,
@@ -287,7 +306,7 @@ class Store(Frozen):
         def waiting() -> None:
             self.warn("waiting for another build that is making the same")
 
-        with hold(self.directory / "locks", level, keys, PATIENCE, waiting):
+        with hold_keys(self.directory / "locks", level, keys, PATIENCE, waiting):
             yield
 
     def put_blob(self, blob: bytes) -> str:
@@ -319,7 +338,7 @@ class Store(Frozen):
 
     # a directory that fails
 
-    def _try_reading(self, action: Callable[[], Any]) -> Any:
+    def _try_reading(self, action: Callable[[], Result]) -> Result | None:
         try:
             return action()
         except (FileNotFoundError, NotADirectoryError):
@@ -328,7 +347,7 @@ class Store(Frozen):
             self._fail("read", error)
             return None
 
-    def _try_writing(self, action: Callable[[], Any]) -> Any:
+    def _try_writing(self, action: Callable[[], Result]) -> Result | None:
         try:
             return action()
         except OSError as error:

@@ -53,7 +53,6 @@ class Trimmed:
 
 
 def limits_of(settings: CacheSettings) -> Limits:
-    """Return the limits that a project asks for."""
     return Limits(int(settings.max_gigabytes * 1e9), settings.max_days * DAY)
 
 
@@ -86,36 +85,36 @@ def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
         now: seconds since 1970.
     """
     contents = read_contents(directory)
-    removed = [each for each in choose_records(contents, limits, now) if remove_unused(each.path, each.found)]
-    for each in removed:
-        del contents.records[each.key]
-    lost = [blob for blob in unreferenced(contents, now) if remove_unused(blob.path, blob.found)]
+    removed = [record for record in choose_records(contents, limits, now) if remove_unused(record.path, record.stat)]
+    for record in removed:
+        del contents.records[record.key]
+    lost = [blob for blob in unreferenced(contents, now) if remove_unused(blob.path, blob.stat)]
     for blob in lost:
         del contents.blobs[blob.digest]
     leftovers = [path for path in contents.leftovers if remove_leftover(path, now)]
     remove_history(directory / "history", limits, now)
     remove_empty_folders(directory)
-    freed = sum(each.found.st_size for each in removed) + sum(blob.found.st_size for blob in lost)
+    freed = sum(record.stat.st_size for record in removed) + sum(blob.stat.st_size for blob in lost)
     return Trimmed(len(removed), len(lost), len(leftovers), freed, contents.size())
 
 
 def choose_records(contents: Contents, limits: Limits, now: float) -> list[StoredRecord]:
     """Return the records to remove: useless and too old ones, then the least recently used until the rest fits."""
     users = contents.users()
-    size = contents.size() - sum(blob.found.st_size for blob in unreferenced(contents, now))
+    size = contents.size() - sum(blob.stat.st_size for blob in unreferenced(contents, now))
     chosen = []
-    for each in sorted(contents.records.values(), key=lambda each: (each.found.st_mtime_ns, each.key)):
-        unused = now - each.found.st_mtime
-        if each.record is None:
+    for record in sorted(contents.records.values(), key=lambda record: (record.stat.st_mtime_ns, record.key)):
+        unused = now - record.stat.st_mtime
+        if record.record is None:
             useless = True
         elif unused <= KEPT:
             useless = False
         else:
-            incomplete = any(digest not in contents.blobs for digest in each.blobs)
+            incomplete = any(digest not in contents.blobs for digest in record.blobs)
             useless = incomplete or unused > limits.age or size > limits.size
         if useless:
-            chosen.append(each)
-            size -= each.found.st_size + release(each, users, contents)
+            chosen.append(record)
+            size -= record.stat.st_size + release(record, users, contents)
     return chosen
 
 
@@ -124,7 +123,7 @@ def unreferenced(contents: Contents, now: float) -> list[StoredBlob]:
     if contents.unreadable:  # nobody knows what those records refer to
         return []
     users = contents.users()
-    return [blob for digest, blob in contents.blobs.items() if not users[digest] and is_old(blob.found, now)]
+    return [blob for digest, blob in contents.blobs.items() if not users[digest] and is_old(blob.stat, now)]
 
 
 def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> int:
@@ -133,12 +132,11 @@ def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> 
     for digest in record.blobs:
         if digest in users:
             users[digest] -= 1
-            alone += 0 if users[digest] else contents.blobs[digest].found.st_size
+            alone += 0 if users[digest] else contents.blobs[digest].stat.st_size
     return alone
 
 
 def is_old(found: os.stat_result, now: float) -> bool:
-    """Return whether a file was last written more than an hour ago."""
     return now - found.st_mtime > HOUR
 
 
@@ -157,7 +155,6 @@ def remove_leftover(path: Path, now: float) -> bool:
 
 
 def remove_history(folder: Path, limits: Limits, now: float) -> None:
-    """Remove what is remembered of projects that have not been built for too long."""
     for path in walk(folder):
         with contextlib.suppress(OSError):
             if now - path.stat().st_mtime > max(limits.age, KEPT):
@@ -165,7 +162,6 @@ def remove_history(folder: Path, limits: Limits, now: float) -> None:
 
 
 def remove_empty_folders(directory: Path) -> None:
-    """Remove the folders of records and blobs that are empty."""
     for kind in ("records", "blobs"):
         for folder in sorted(path for path in (directory / kind).glob("*") if path.is_dir()):
             with contextlib.suppress(OSError):  # not empty, or no longer

@@ -24,7 +24,7 @@ from hatch_lower.errors import CacheError
 
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
-    from hatch_lower.cache.survey import Survey
+    from hatch_lower.cache.contents import Survey
     from hatch_lower.config.tables import CacheSettings
 
 VERSION_FOLDER = re.compile(r"v\d+")
@@ -54,7 +54,7 @@ def path() -> None:
 @json_option
 def info(root: Path | None, as_json: bool) -> None:
     """Show how much the cache holds, of what, and its limits."""
-    from hatch_lower.cache.survey import survey
+    from hatch_lower.cache.contents import survey
 
     store = open_here()
     report = info_report(store, survey(store.directory), limits_here(root))
@@ -112,7 +112,7 @@ def info_lines(report: dict[str, Any]) -> Iterator[str]:
 @json_option
 def list_entries(as_json: bool) -> None:
     """List the results, the last used first."""
-    from hatch_lower.cache.survey import survey
+    from hatch_lower.cache.contents import survey
 
     entries = survey(open_here().directory).entries
     if as_json:
@@ -176,8 +176,8 @@ def clear() -> None:
 @click.pass_context
 def repair(context: click.Context, as_json: bool) -> None:
     """Hash everything again, and remove what is damaged; ends with status 1 if something was."""
-    from hatch_lower.cache.survey import repair as repair_store
-    from hatch_lower.cache.survey import survey
+    from hatch_lower.cache.contents import repair as repair_store
+    from hatch_lower.cache.contents import survey
 
     directory = open_here().directory
     damages = repair_store(directory)

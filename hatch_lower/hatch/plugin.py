@@ -168,7 +168,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         Those of builds that were killed go now.
         """
-        from hatch_lower.cache.held_files import make_held_folder, remove_abandoned
+        from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 
         path, descriptor = make_held_folder(WORK_PREFIX)
         remove_abandoned(path.parent, f"{WORK_PREFIX}*")

@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hatch_lower.cache.held_files import make_held, remove_abandoned
+from hatch_lower.cache.locks import make_held, remove_abandoned
 from hatch_lower.canonical import digest_of
 from hatch_lower.errors import PackageError
 from hatch_lower.hatch.archive import copy_span, new_entry, read_archive, write_file
@@ -155,7 +155,7 @@ def write_payload(
         store = None
     noted = store is not None and file.size >= LARGE
     checksum = find_checksum(store, file) if store is not None and noted else None
-    before, started = file.source.stat(), time.time()
+    before, began_ns = file.source.stat(), time.time_ns()
     with file.source.open("rb", buffering=0) as source:
         entry, size, digest = write_file(target, file.path, date, source, file.size, pool, checksum)
     if (size, digest) != (file.size, file.sha256):
@@ -166,7 +166,7 @@ def write_payload(
         )
         raise PackageError(what, where=str(file.source), found=found, hint=hint)
     if store is not None and noted:
-        store.note_whole(file.sha256, before, started)  # so the next build does not read it twice
+        store.note_whole(file.sha256, before, began_ns)  # so the next build does not read it twice
         if checksum is None:
             store.put(checksum_key(file), {"checksum of": file.sha256}, {"crc32": entry.CRC}, shared=False)
     return entry

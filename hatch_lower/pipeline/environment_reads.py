@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-BETWEEN = frozenset({__file__, *(each.__code__.co_filename for each in (os.getenv, PlainMapping.get, getpass.getuser))})
+BETWEEN = frozenset(
+    {__file__, *(function.__code__.co_filename for function in (os.getenv, PlainMapping.get, getpass.getuser))}
+)
 """Files whose functions stand between whoever asks for a variable and this module."""
 TRACER = "/torch/_dynamo/variables/"
 """The part of torch that follows the model's own code step by step, and reads what that reads."""
@@ -64,7 +66,6 @@ class EnvironmentReads:
         return self  # who copies `os.environ` deeply wants the variables
 
     def start(self) -> None:
-        """Begin to take notes."""
         self._plain = type(os.environ)
         self.active = True
         for mapping in mappings():
@@ -110,7 +111,6 @@ class EnvironmentReads:
 
     @called_by_tracer
     def write(self, name: str | bytes) -> None:
-        """Note that the process sets or removes a variable."""
         name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
         if name and name not in self.names and name not in self.own_writes:
             self.own_writes.add(name)
@@ -157,13 +157,11 @@ class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form 
         return super().keys()
 
     def copy(self) -> dict[Any, Any]:
-        """Return everything."""
         self._reads.every()
         return dict(super().items())
 
 
 def mappings() -> tuple[Any, ...]:
-    """Return the mappings that give the environment: of texts and, where there is one, of bytes."""
     return (os.environ, os.environb) if os.supports_bytes_environ else (os.environ,)
 
 
@@ -180,5 +178,4 @@ def used_by(frame: FrameType) -> str:
 
 
 def module_of(frame: FrameType) -> str:
-    """Return the name of the module whose code a frame runs."""
     return str(frame.f_globals.get("__name__", ""))

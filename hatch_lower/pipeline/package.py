@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hatch_lower.cache.files import LEFTOVER, make_folder
-from hatch_lower.cache.held_files import make_held, remove_abandoned
+from hatch_lower.cache.locks import make_held, remove_abandoned
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError

@@ -15,7 +15,7 @@ from support.faults import Known, Place, Supervisor, is_one_paragraph, sample
 from support.scenarios import only, sha256, tree
 from support.venv import Finished, run
 
-from hatch_lower.cache.survey import repair
+from hatch_lower.cache.contents import repair
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

@@ -26,7 +26,7 @@ from support.processes import PATIENCE, is_running, start, wait_for, with_variab
 from support.scenarios import Project, copy_project, only, sha256, tree
 from support.venv import run
 
-from hatch_lower.cache.survey import repair
+from hatch_lower.cache.contents import repair
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 

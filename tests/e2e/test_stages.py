@@ -15,8 +15,8 @@ from support.scenarios import sha256, unpack
 from support.venv import run
 
 import hatch_lower
+from hatch_lower.cache.contents import repair
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.survey import repair
 from hatch_lower.errors import ProgramError
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]

@@ -50,7 +50,7 @@ from torch.distributed.elastic.multiprocessing import errors as elastic_errors
 
 from hatch_lower.backends.reference.run import ReferenceDelegate
 from hatch_lower.build.explain import BuildHistory, ModelHistory, read_history, write_history
-from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.cache import reports
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.entry import make_record

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.build.environment import child_environment
-from hatch_lower.build.inputs.check import Checker
+from hatch_lower.build.inputs.check import changes
 from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.inputs.inputs import RecordedInputs
 from hatch_lower.build.inputs.preload import preload_environment
+from hatch_lower.build.inputs.present import Present
+from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 
@@ -26,7 +27,7 @@ from hatch_lower.build.inputs.collect import collect
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
-from hatch_lower.build.inputs.watch import Recorder
+from hatch_lower.build.inputs.recorder import Recorder
 
 project, work, log, began, globs, tools, metadata = json.loads(sys.argv[1])
 project, work, log = Path(project), Path(work), log and Path(log)
@@ -129,5 +130,5 @@ class Project:
         roots = Roots(self.folder, self.search_path, work / "home", (work,))
         environment = {**self.environment, **variables}
         project = marks_of_project("digits", "1.0", self.metadata)
-        checker = Checker(roots, environment, b"secret", StatCache(work / "stats.json"), project)
-        return [change.text() for change in checker.changes(RecordedInputs.from_json(inputs))]
+        present = Present(roots, environment, b"secret", StatCache(work / "stats.json"), project)
+        return [change.text() for change in changes(RecordedInputs.from_json(inputs), present)]

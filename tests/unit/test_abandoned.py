@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from support.processes import wait_for
 
-from hatch_lower.cache.held_files import make_held, make_held_folder, remove_abandoned
+from hatch_lower.cache.locks import make_held, make_held_folder, remove_abandoned
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
 
 HOLDER = """
 import time
-from hatch_lower.cache.held_files import make_held_folder
+from hatch_lower.cache.locks import make_held_folder
 print(make_held_folder("build-")[0].name, flush=True)
 time.sleep(600)
 """
@@ -26,7 +26,7 @@ time.sleep(600)
 REMOVER = """
 import sys
 from pathlib import Path
-from hatch_lower.cache.held_files import remove_abandoned
+from hatch_lower.cache.locks import remove_abandoned
 (Path(sys.argv[1]) / "running").touch()
 while True:
     remove_abandoned(Path(sys.argv[1]), "build-*")

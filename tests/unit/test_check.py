@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.check import Change, Checker
-from hatch_lower.build.inputs.inputs import RecordedInputs
+from hatch_lower.build.inputs.check import Change, changes
 from hatch_lower.build.inputs.present import Present
+from hatch_lower.build.inputs.record import RecordedInputs
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.cache.stats import StatCache
 
@@ -83,15 +83,19 @@ class Scene:
         """Return a new cache of digests."""
         return StatCache(self.folder / "stats.json")
 
+    def present(self) -> Present:
+        """Return what is there now."""
+        return Present(self.roots(), self.environment(), SECRET, self.stats())
+
     def outside(self) -> str:
         """Return the path of a file that is below no root."""
         return str(self.folder / "etc" / "model.conf")
 
     def record(self) -> RecordedInputs:
         """Return what the export read, as it is now."""
-        now = Present(self.roots(), self.environment(), SECRET, self.stats())
+        now = self.present()
         files = ["project/src/digits/model.py", "project/weights/digits.safetensors", "site/helper/__init__.py"]
-        owners = {"torch": ["torch"], "click": ["click"], "google": ["google-auth"]}
+        owners = {"torch": ("torch",), "click": ("click",), "google": ("google-auth",)}
         modules = ["digits", "json", "sys", "torch", "click", "google", "loose", "helper", "zipped", "missing", "os"]
         return RecordedInputs(
             files={
@@ -112,7 +116,7 @@ class Scene:
 
     def changes(self, inputs: RecordedInputs) -> list[Change]:
         """Return what a new build finds changed."""
-        return Checker(self.roots(), self.environment(), SECRET, self.stats()).changes(inputs)
+        return list(changes(inputs, self.present()))
 
 
 @pytest.fixture
@@ -390,24 +394,21 @@ def test_inputs_that_went_through_json_are_the_same(scene: Scene) -> None:
 
 def test_another_cache_recognises_no_value_but_what_is_not_set(scene: Scene) -> None:
     inputs = scene.record()
-    checker = Checker(scene.roots(), scene.environment(), b"t" * 32, scene.stats())
-    assert [each.subject for each in checker.changes(inputs)] == ["EMPTY", "HF_HOME", "HF_TOKEN"]
+    present = Present(scene.roots(), scene.environment(), b"t" * 32, scene.stats())
+    assert [each.subject for each in changes(inputs, present)] == ["EMPTY", "HF_HOME", "HF_TOKEN"]
     assert "/models" not in json.dumps(inputs.to_json())
 
 
 def test_the_first_change_is_that_which_tells_most(scene: Scene) -> None:
     inputs = scene.record()
-    checker = Checker(scene.roots(), scene.environment(), SECRET, scene.stats())
-    assert checker.first_change(inputs) is None
+    assert scene.changes(inputs) == []
     scene.write("work/digits/src/digits/tools.py", "")
     scene.write("work/digits/src/digits/model.py", "import tools")
     scene.variables["HF_HOME"] = "/other"
     kinds = [each.kind for each in scene.changes(inputs)]
     assert kinds == ["file", "importable", "variable"]
     install_torch(scene)
-    first = Checker(scene.roots(), scene.environment(), SECRET, scene.stats()).first_change(inputs)
-    assert first is not None
-    assert first.text() == "torch 2.13.0 → 2.14.0"
+    assert scene.changes(inputs)[0].text() == "torch 2.13.0 → 2.14.0"
 
 
 def test_many_records_are_checked_with_one_look_at_each_thing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,10 +416,10 @@ def test_many_records_are_checked_with_one_look_at_each_thing(scene: Scene, monk
     read: list[str] = []
     digest = StatCache.digest
     monkeypatch.setattr(StatCache, "digest", lambda self, path: read.append(str(path)) or digest(self, path))
-    checker = Checker(scene.roots(), scene.environment(), SECRET, scene.stats())
+    present = scene.present()
     others = [replace(inputs, environment={f"V{i}": "x"}) for i in range(16)]
-    assert all(checker.first_change(each) is not None for each in others)
-    assert checker.first_change(inputs) is None
+    assert all(list(changes(each, present)) for each in others)
+    assert list(changes(inputs, present)) == []
     assert len(read) == len(set(read))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hatch_lower.build.inputs.inputs import LISTS, RecordedInputs
+from hatch_lower.build.inputs.record import LISTS, RecordedInputs
 from hatch_lower.canonical import canonical_json
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hatch_lower import __version__
-from hatch_lower.build.inputs.own import own_digest
+from hatch_lower.build.inputs.machine import own_digest
 from hatch_lower.cache.stats import StatCache
 
 

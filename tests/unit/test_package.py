@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hatch_lower.cache.held_files import make_held
+from hatch_lower.cache.locks import make_held
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import BackendError

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.preload import (
-    SOURCE,
-    Observed,
-    RecordingSwitch,
-    built_library,
-    find_compiler,
-    preload_environment,
-    read_log,
-)
-from hatch_lower.build.inputs.programs import is_static, unrecorded_programs
+from hatch_lower.build.inputs.log import Observed, is_static, read_log, unrecorded_programs
+from hatch_lower.build.inputs.preload import SOURCE, RecordingSwitch, built_library, find_compiler, preload_environment
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 

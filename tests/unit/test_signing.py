@@ -6,8 +6,7 @@ import base64
 
 import pytest
 
-from hatch_lower.build.inputs.inputs import RecordedInputs
-from hatch_lower.build.inputs.sharing import received, shareable
+from hatch_lower.build.inputs.record import RecordedInputs, received, shareable
 from hatch_lower.build.inputs.variables import mark_of
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import SharedEntry, is_native, read_envelope, write_envelope

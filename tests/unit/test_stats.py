@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.cache.mounts import Times, times_of_devices
-from hatch_lower.cache.stats import LIMIT, StatCache
+from hatch_lower.cache.stats import LIMIT, StatCache, Times, times_of_devices
 from hatch_lower.canonical import sha256_bytes
 
 OLD_NS = 10_000_000_000

@@ -13,7 +13,6 @@ import pytest
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.key import JointKey, PartitionKey
 from hatch_lower.cache.store import MARK_INTERVAL, Store, open_store
-from hatch_lower.cache.verified import Verified
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import CacheError
 
@@ -326,11 +325,11 @@ def test_a_record_that_a_trim_takes_away_while_it_is_read_is_a_miss(
     store, warnings = make_store(tmp_path)
     store.put(KEY, {}, 1, [b"abc"])
 
-    def take_away(*_: object) -> bool:
+    def take_away(_: Store, blob: Path) -> str:
         store.record_path(KEY).unlink()
-        return True
+        return blob.name
 
-    monkeypatch.setattr(Verified, "is_whole", take_away)
+    monkeypatch.setattr(Store, "_digest", take_away)
     assert store.find(KEY) is None
     assert warnings == []
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.contents import repair, survey
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.survey import repair, survey
 from hatch_lower.cache.trim import Limits, trim
 
 KEY = "ab" * 32

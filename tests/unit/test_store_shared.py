@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.cache.entry import make_record
-from hatch_lower.cache.shared import Keep
+from hatch_lower.cache.entry import Keep, make_record
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 

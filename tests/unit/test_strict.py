@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_lower.build.inputs.landlock import is_available
-from hatch_lower.build.inputs.strict import holds_project, undeclared_read
+from hatch_lower.build.inputs.strict import holds_project, is_available, undeclared_read
 from hatch_lower.build.protocol import Request
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.format.codec import write_record

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.cache.contents import Damage, kind_of, repair, survey
 from hatch_lower.cache.key import ExportKey, JointKey, PartitionKey
 from hatch_lower.cache.store import Store
-from hatch_lower.cache.survey import Damage, kind_of, repair, survey
 from hatch_lower.canonical import sha256_bytes
 
 KEYS = [f"{number:02x}" * 32 for number in range(4)]

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from hatch_lower.build.environment import FIXED
-from hatch_lower.build.inputs.inputs import RecordedInputs
-from hatch_lower.build.inputs.sharing import shareable
+from hatch_lower.build.inputs.record import RecordedInputs, shareable
 from hatch_lower.build.inputs.variables import mark_of, secret
 from hatch_lower.build.lookup import ResultLookup, remember, roots_of
 from hatch_lower.build.project_view import ProjectView
-from hatch_lower.cache.manifest_key import ManifestKey
+from hatch_lower.cache.entry import RemoteCache
+from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.remote import open_remote
-from hatch_lower.cache.shared import RemoteCache
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings

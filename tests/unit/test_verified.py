@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hatch_lower.cache import verified
-from hatch_lower.cache.store import Store
+from hatch_lower.cache import stats
+from hatch_lower.cache import store as store_module
+from hatch_lower.cache.store import LARGE, Store
 from hatch_lower.canonical import sha256_bytes, sha256_file
 
-SIZE = verified.LARGE
+SIZE = LARGE
 DIGEST = sha256_bytes(bytes(SIZE))
 
 
@@ -23,13 +25,19 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256_file(path)
 
-    monkeypatch.setattr(verified, "sha256_file", count)
+    def read(cache: stats.StatCache, path: str, *arguments: Any) -> str:
+        names.append(Path(path).name)
+        return plain_read(cache, path, *arguments)
+
+    plain_read = stats.StatCache._read
+    monkeypatch.setattr(store_module, "sha256_file", count)
+    monkeypatch.setattr(stats.StatCache, "_read", read)
     return names
 
 
 def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let times be trusted at once."""
-    monkeypatch.setattr(verified, "SETTLED", -60.0)
+    monkeypatch.setattr(stats, "DOUBTFUL_NS", -60_000_000_000)
 
 
 def make_store(directory: Path, size: int = SIZE) -> tuple[Store, str]:
@@ -86,17 +94,6 @@ def test_notes_that_are_damaged_are_none(tmp_path: Path, monkeypatch: pytest.Mon
     assert store.holds(digest)
 
 
-def test_notes_about_blobs_that_are_gone_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, digest = make_store(tmp_path)
-    other = store.put_blob(bytes(SIZE + 1))
-    settle(monkeypatch)
-    assert store.holds(digest)
-    store.blob_path(digest).unlink()
-    assert store.holds(other)
-    notes = (tmp_path / "verified.json").read_text()
-    assert (digest in notes, other in notes) == (False, True)
-
-
 @pytest.mark.parametrize("change", ["none", "later", "meanwhile", "gone"])
 def test_who_has_read_all_of_a_blob_spares_the_next_look_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str], change: str
@@ -104,12 +101,12 @@ def test_who_has_read_all_of_a_blob_spares_the_next_look_up(
     store, digest = make_store(tmp_path)
     path = store.blob_path(digest)
     settle(monkeypatch)
-    before, started = path.stat(), time.time()
+    before, began_ns = path.stat(), time.time_ns()
     if change == "meanwhile":
         path.write_bytes(bytes(SIZE))
     if change == "gone":
         path.unlink()
-    store.note_whole(digest, before, started)
+    store.note_whole(digest, before, began_ns)
     if change == "later":
         path.write_bytes(b"\1" + bytes(SIZE - 1))
     assert store.holds(digest) == (change in ("none", "meanwhile"))
@@ -118,6 +115,6 @@ def test_who_has_read_all_of_a_blob_spares_the_next_look_up(
 
 def test_who_has_read_a_blob_that_was_just_written_spares_nothing(tmp_path: Path, hashed: list[str]) -> None:
     store, digest = make_store(tmp_path)
-    store.note_whole(digest, store.blob_path(digest).stat(), time.time())
+    store.note_whole(digest, store.blob_path(digest).stat(), time.time_ns())
     assert store.holds(digest)
     assert hashed == [digest]

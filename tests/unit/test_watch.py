@@ -12,7 +12,7 @@ import pytest
 from support.recorded import Project
 
 from hatch_lower.build.inputs.preload import built_library
-from hatch_lower.build.inputs.recorder import PausingReporter
+from hatch_lower.build.inputs.watch import PausingReporter
 from hatch_lower.events import Event
 
 
@@ -63,6 +63,11 @@ def test_a_file_that_is_read_is_an_input(either: Project) -> None:
     inputs = either.record("\n".join(code.replace("FILE", name) for name, code in READERS.items()))
     assert {f"project/{name}" for name in READERS} - set(inputs["files"]) == set()
     assert inputs["unknown"] == []
+
+
+def test_a_pipe_is_no_input(either: Project) -> None:
+    inputs = either.record("a, b = os.pipe(); os.close(b); open(a, 'rb').read()")
+    assert [path for path in inputs["absent"] if "pipe:" in path] == []
 
 
 NATIVE_READERS = {
@@ -601,7 +606,7 @@ def test_what_a_shared_cache_reads_is_no_input(either: Project) -> None:
     either.write("entry.json")
     inputs = either.record(
         """
-        from hatch_lower.build.inputs.recorder import PausingRemote
+        from hatch_lower.build.inputs.watch import PausingRemote
 
         class Remote:
             def fetch(self, key, keep):

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hatch_lower.cache import verified
-from hatch_lower.cache.store import Store, open_store
+from hatch_lower.cache import stats
+from hatch_lower.cache.store import LARGE, Store, open_store
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch import wheel as wheel_module
@@ -289,10 +289,10 @@ def test_only_our_own_temporaries_are_removed(dist: Path) -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, PayloadFile]:
     """A large file in the cache, whose times are old enough."""
-    monkeypatch.setattr(verified, "SETTLED", -60.0)
+    monkeypatch.setattr(stats, "DOUBTFUL_NS", -60_000_000_000)
     monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
     store = open_store(os.environ, pytest.fail)
-    data = bytes(range(256)) * (verified.LARGE // 256)
+    data = bytes(range(256)) * (LARGE // 256)
     digest = store.put_blob(data)
     return store, PayloadFile("digits/weights", store.blob_path(digest), len(data), digest)
 
@@ -302,7 +302,7 @@ def test_a_large_file_of_the_cache_is_known_to_be_whole_once_it_is_in_a_wheel(
 ) -> None:
     store, file = large
     append_payload(make_wheel(dist), [file], store)
-    assert list(json.loads((store.directory / "verified.json").read_bytes())) == [file.sha256]
+    assert list(json.loads((store.directory / "verified.json").read_bytes())["files"]) == [str(file.source)]
 
 
 def test_the_checksum_of_a_large_file_of_the_cache_is_computed_once(

@@ -1,7 +1,13 @@
-"""Python's audit events: files, folders, modules, processes and the network, as notes."""
+"""Python's audit events: files, folders, modules, processes and the network, as notes.
+
+`CLibrary` is for the functions of the C library that `ctypes` can reach past the preloaded library: that stands before
+them where a program finds them by name among all that is loaded, but whoever asks the C library itself gets the
+function behind.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import urllib.parse
@@ -9,7 +15,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from hatch_lower.build.inputs.c_library import CLibrary
 from hatch_lower.build.inputs.notes import Notes
 
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
@@ -17,6 +22,9 @@ METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resour
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 NO_FOLDER = -1
 """What events have in place of a folder's descriptor if there is none."""
+NAME = "libc.so.6"
+NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
+"""What the preloaded library does not stand before, and what reads can be made with."""
 
 
 class AuditEvents:
@@ -59,17 +67,17 @@ class AuditEvents:
             "urllib.Request": self._on_request,
         }
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def hear(self, event: str, arguments: tuple[object, ...]) -> None:
         """Take notes of an event; to be given to `sys.addaudithook`."""
         if self.active:
             handler = self._handlers.get(event)
             if handler is not None:
                 handler(*arguments)
 
-    def _on_open(self, path: Any, mode: Any, flags: int, *_: Any) -> None:
+    def _on_open(self, path: object, mode: object, flags: int, *_: object) -> None:
         access = flags & ACCESS
         # `os.open` may be given the folder to which its path is relative, of which its event does not tell
-        doubtful = mode is None and not isinstance(path, int) and not os.path.isabs(path)
+        doubtful = mode is None and isinstance(path, str | bytes | os.PathLike) and not os.path.isabs(path)
         if flags & os.O_TRUNC and not doubtful:
             self._notes.note_made(path)
         elif flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path):
@@ -77,53 +85,53 @@ class AuditEvents:
         elif access != os.O_WRONLY:
             self._notes.note_read(path)
 
-    def _on_list(self, path: Any, *_: Any) -> None:
+    def _on_list(self, path: object, *_: object) -> None:
         text = "" if self._notes.paused else self._notes.absolute("." if path is None else path)
         if not text:
             return
         lister = outside(sys._getframe(1)).f_code.co_filename
         if lister == IMPORT_SYSTEM:
             self._notes.note_list(text, self._notes.listed_by_import)
-        elif any(each in lister for each in METADATA_READERS):
+        elif any(reader in lister for reader in METADATA_READERS):
             self._notes.listed_by_metadata.add(text)
         else:
             self._notes.note_list(text, self._notes.listed)
 
-    def _on_mkdir(self, path: Any, mode: Any, folder: int = NO_FOLDER) -> None:
+    def _on_mkdir(self, path: object, mode: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and not self._notes.is_there(path):
             self._notes.note_made(path)
             self._notes.folders_made.add(self._notes.absolute(path))
 
-    def _on_remove(self, path: Any, *_: Any) -> None:
+    def _on_remove(self, path: object, *_: object) -> None:
         text = self._notes.absolute(path)
         if text and text not in self._notes.made:
             self._notes.removed.add(text)
 
-    def _on_rename(self, source: Any, target: Any, *folders: int) -> None:
+    def _on_rename(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER}:
             if self._notes.absolute(source) not in self._notes.made:
                 self._notes.note_read(source)
                 self._on_remove(source)
             self._notes.note_made(target)
 
-    def _on_link(self, source: Any, target: Any, *folders: int) -> None:
+    def _on_link(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER}:
             self._notes.note_read(source)
             self._notes.note_made(target)
             self._notes.note_link(source)
 
-    def _on_import(self, name: str, *_: Any) -> None:
+    def _on_import(self, name: str, *_: object) -> None:
         self._notes.modules.add(name.partition(".")[0])
 
-    def _on_dlopen(self, name: Any, *_: Any) -> None:
+    def _on_dlopen(self, name: object, *_: object) -> None:
         if "/" in text_of(name):  # others are found in the list of mapped libraries
             self._notes.note_read(name)
 
-    def _on_dlsym(self, library: Any, name: Any) -> None:
+    def _on_dlsym(self, library: object, name: object) -> None:
         if self._c_library.is_unseen(library, name):
             self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
 
-    def _on_sqlite(self, database: Any, *_: Any) -> None:
+    def _on_sqlite(self, database: Any, *_: object) -> None:
         text = os.fsdecode(database) if isinstance(database, (str, bytes)) else os.fspath(database)
         if text.startswith("file:"):
             text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
@@ -134,13 +142,13 @@ class AuditEvents:
                 elif path == text:
                     self._notes.note_made(path, created=True)
 
-    def _on_exec(self, path: Any, *_: Any) -> None:
+    def _on_exec(self, path: Any, *_: object) -> None:
         self._notes.doubt(f"the process became another: {os.path.basename(os.fsdecode(path))}")
 
-    def _on_system(self, *_: Any) -> None:
+    def _on_system(self, *_: object) -> None:
         self._on_start("/bin/sh")
 
-    def _on_fork(self, *_: Any) -> None:
+    def _on_fork(self, *_: object) -> None:
         if self._notes.log is None:
             self._notes.doubt("a subprocess ran: a fork of the build's process")
         self._notes.handed_on = self._notes.handed_on or not self._notes.paused
@@ -149,18 +157,18 @@ class AuditEvents:
         """Take notes of a process that is started without an event."""
         self._on_start(arguments[0])
 
-    def _on_start(self, executable: Any, *_: Any) -> None:
+    def _on_start(self, executable: object, *_: object) -> None:
         """Note that a process is started; what becomes of it, the preloaded library knows."""
         if not self._notes.paused:
             self._notes.handed_on = True
             if self._notes.log is None:
                 self._notes.doubt(f"a subprocess ran: {os.path.basename(text_of(executable))}")
 
-    def _on_bind(self, socket: Any, address: Any) -> None:
+    def _on_bind(self, socket: object, address: object) -> None:
         if not isinstance(address, tuple):
             self._notes.sockets.add(text_of(address))
 
-    def _on_connect(self, socket: Any, address: Any) -> None:
+    def _on_connect(self, socket: object, address: object) -> None:
         is_local = isinstance(address, (str, bytes))
         # which process has opened the other end, the preloaded library knows
         if is_local and (self._notes.log is not None or text_of(address) in self._notes.sockets):
@@ -170,20 +178,19 @@ class AuditEvents:
             address = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
         self._notes.doubt(f"the network was used: {text_of(address)}")
 
-    def _on_host(self, host: Any, *_: Any) -> None:
+    def _on_host(self, host: object, *_: object) -> None:
         self._notes.doubt(f"the network was used: {text_of(host)}")
 
-    def _on_gethostname(self, *_: Any) -> None:
+    def _on_gethostname(self, *_: object) -> None:
         self._notes.doubt("the machine's name was asked for")
 
-    def _on_request(self, url: Any, *_: Any) -> None:
+    def _on_request(self, url: object, *_: object) -> None:
         parts = urllib.parse.urlsplit(text_of(url))
         if parts.scheme != "file":
             self._notes.doubt(f"the network was used: {parts.hostname or url}")
 
 
-def text_of(value: Any) -> str:
-    """Return a host, address or path as text."""
+def text_of(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
@@ -192,3 +199,45 @@ def outside(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+class CLibrary:
+    """Tells which functions are called without a note.
+
+    Args:
+        preloaded: whether there is the preloaded library.
+    """
+
+    def __init__(self, preloaded: bool) -> None:
+        self._preloaded = preloaded
+        self._everything = handle_of(None)
+        self._own = handle_of(NAME) or self._everything
+        self._find: Callable[[int, bytes], int | None] = lambda handle, name: None
+        if self._everything:
+            # not `_ctypes.dlsym`, which raises an audit event
+            self._find = ctypes.PyDLL(None).dlsym
+            self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+
+    def is_unseen(self, library: object, name: object) -> bool:
+        """Return whether calls of what was asked for leave no note, though they may read something.
+
+        Args:
+            library: which was asked, or its handle.
+            name: of a function or variable.
+        """
+        asked = name.encode() if isinstance(name, str) else name
+        handle = library if isinstance(library, int) else getattr(library, "_handle", None)
+        if not isinstance(asked, bytes) or not handle or asked.startswith((b"Py", b"_Py")):
+            return False
+        found, own = self._find(handle, asked), self._find(self._own, asked)
+        if found is None or found != own:
+            return False
+        return not self._preloaded or asked.decode() in NEVER_SEEN or self._find(self._everything, asked) != own
+
+
+def handle_of(name: str | None) -> int:
+    """Return the handle of a library, or of everything that is loaded; 0 where there is none."""
+    try:
+        return int(ctypes.PyDLL(name)._handle) if sys.platform != "win32" else 0
+    except OSError:
+        return 0

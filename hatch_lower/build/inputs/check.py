@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hatch_lower.build.inputs.distributions import Distribution
-from hatch_lower.build.inputs.inputs import ABSENT, RecordedInputs
 from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
-from hatch_lower.build.inputs.roots import Roots
-from hatch_lower.cache.stats import StatCache
+from hatch_lower.build.inputs.record import ABSENT, RecordedInputs
 from hatch_lower.frozen import Frozen
 
 
@@ -33,59 +30,23 @@ class Change(Frozen):
         return TEXTS[self.kind](self)
 
 
-class Checker:
-    """Compares recorded inputs with what is there; everything is looked at once, however many records are checked.
-
-    Args:
-        roots: by which paths are located.
-        environment: variables of the child process that an export would be run in.
-        secret: keys the digests of their values.
-        stats: remembers the digests of files.
-        project: what `marks_of_project` returned.
-    """
-
-    __slots__ = ("_present",)
-
-    def __init__(
-        self,
-        roots: Roots,
-        environment: Mapping[str, str],
-        secret: bytes,
-        stats: StatCache,
-        project: Mapping[str, str] = {},
-    ) -> None:
-        self._present = Present(roots, environment, secret, stats, project)
-
-    @property
-    def distributions(self) -> Mapping[str, Distribution]:
-        """The installed distributions by normalised name."""
-        return self._present.distributions
-
-    def first_change(self, inputs: RecordedInputs) -> Change | None:
-        """Return the change that tells most, or `None` if nothing has changed; nothing more is looked at then."""
-        return next(self._changes(inputs), None)
-
-    def changes(self, inputs: RecordedInputs) -> list[Change]:
-        """Return all changes, those that tell most first."""
-        return list(self._changes(inputs))
-
-    def _changes(self, inputs: RecordedInputs) -> Iterator[Change]:
-        present = self._present
-        yield from (Change("unknown", reason, "", "") for reason in sorted(inputs.unknown))
-        yield from compare("distribution", inputs.distributions, present.distribution)
-        yield from compare("file", inputs.files, present.file)
-        for name, before in sorted(inputs.modules.items()):
-            after = present.module(name, owners_in(before))
-            if before != after:
-                yield Change("module", name, before, after)
-        yield from compare("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
-        yield from compare("look", inputs.looks, present.look)
-        yield from compare("time", inputs.times, present.time)
-        yield from compare("glob", inputs.globs, present.glob)
-        yield from compare("listing", inputs.listings, present.listing)
-        yield from compare("importable", inputs.importable, present.importable)
-        yield from compare("tool", inputs.tools, present.tool)
-        yield from compare("variable", present.asked_variables(inputs.environment), present.variable)
+def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
+    """Yield what is not as it was recorded, what tells most first; each input is looked at when it is its turn."""
+    yield from (Change("unknown", reason, "", "") for reason in sorted(inputs.unknown))
+    yield from compare("distribution", inputs.distributions, present.distribution)
+    yield from compare("file", inputs.files, present.file)
+    for name, before in sorted(inputs.modules.items()):
+        after = present.module(name, owners_in(before))
+        if before != after:
+            yield Change("module", name, before, after)
+    yield from compare("absent", dict.fromkeys(inputs.absent, ABSENT), present.look)
+    yield from compare("look", inputs.looks, present.look)
+    yield from compare("time", inputs.times, present.time)
+    yield from compare("glob", inputs.globs, present.glob)
+    yield from compare("listing", inputs.listings, present.listing)
+    yield from compare("importable", inputs.importable, present.importable)
+    yield from compare("tool", inputs.tools, present.tool)
+    yield from compare("variable", present.asked_variables(inputs.environment), present.variable)
 
 
 def compare(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -> Iterator[Change]:
@@ -96,9 +57,8 @@ def compare(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -
             yield Change(kind, subject, before, after)
 
 
-def owners_in(place: str) -> list[str]:
-    """Return the distributions that a module's recorded place names."""
-    return [portion[5:] for portion in place.split(PORTIONS) if portion.startswith("dist ")]
+def owners_in(place: str) -> tuple[str, ...]:
+    return tuple(portion[5:] for portion in place.split(PORTIONS) if portion.startswith("dist "))
 
 
 def shown(located: str) -> str:
@@ -112,24 +72,21 @@ def shown(located: str) -> str:
 
 
 def say_file(change: Change) -> str:
-    """Source files are named as they are, other data as an input."""
     path = shown(change.subject)
     named = path if path.endswith((".py", ".pyi")) else f"input {path}"
     return named if change.after else f"{named} is gone"
 
 
 def say_absent(change: Change) -> str:
-    """Something is there now."""
     kind = change.after.partition(" ")[0]
     return f"new {kind if kind != 'other' else 'entry'} {shown(change.subject)}"
 
 
 def say_look(change: Change) -> str:
-    """Kind or size, as nothing else was asked."""
     path = shown(change.subject)
     if not change.after:
         return f"{path} is gone"
-    before, after = (words(each) for each in (change.before, change.after))
+    before, after = (words(look) for look in (change.before, change.after))
     return f"{path}: {before} → {after}"
 
 
@@ -141,17 +98,14 @@ def words(look: str) -> str:
 
 
 def say_listing(change: Change) -> str:
-    """Names came or went."""
     return f"files in {shown(change.subject)}" if change.after else f"{shown(change.subject)} is gone"
 
 
 def say_importable(change: Change) -> str:
-    """Modules came or went."""
     return f"modules in {shown(change.subject)}" if change.after else f"{shown(change.subject)} is gone"
 
 
 def say_module(change: Change) -> str:
-    """What hides what."""
     name, before, after = change.subject, change.before, change.after
     if not after:
         return f"module {name} is gone"
@@ -169,12 +123,11 @@ def place_words(place: str) -> str:
     """Return a module's place for people; where there are several, environment and project are told apart."""
     portions = place.split(PORTIONS)
     return PORTIONS.join(
-        each if each.startswith("site/") and len(portions) > 1 else portion_words(each) for each in portions
+        portion if portion.startswith("site/") and len(portions) > 1 else portion_words(portion) for portion in portions
     )
 
 
 def portion_words(place: str) -> str:
-    """Return one of a module's places for people."""
     kind, _, name = place.partition(" ")
     if kind == "dist":
         return name
@@ -182,7 +135,6 @@ def portion_words(place: str) -> str:
 
 
 def say_distribution(change: Change) -> str:
-    """Its version, or that it came, went, or has other files."""
     before, after = change.before.partition(" ")[0], change.after.partition(" ")[0]
     if not change.before:
         return f"{change.subject} {after} was installed"
@@ -194,19 +146,16 @@ def say_distribution(change: Change) -> str:
 
 
 def say_glob(change: Change) -> str:
-    """Files came or went; what changed inside them are changes of files."""
     return f"files that match {change.subject}"
 
 
 def say_tool(change: Change) -> str:
-    """It is another one, or came, or went."""
     if not change.before:
         return f"command {change.subject} is there now"
     return f"command {change.subject}" if change.after else f"command {change.subject} is gone"
 
 
 def say_variable(change: Change) -> str:
-    """It never says a value."""
     if not change.before:
         return f"variable {change.subject} is set now"
     return f"variable {change.subject}" if change.after else f"variable {change.subject} is no longer set"

@@ -24,16 +24,14 @@ from dataclasses import dataclass, field
 from importlib.util import source_from_cache
 
 from hatch_lower.build.environment import LOADER
-from hatch_lower.build.inputs.environment_inputs import globs_of, variables_of
-from hatch_lower.build.inputs.inputs import ABSENT, RecordedInputs
+from hatch_lower.build.inputs.distributions import Owners
 from hatch_lower.build.inputs.modules import SUFFIX_RANKS, list_folder
-from hatch_lower.build.inputs.observations import Observations
-from hatch_lower.build.inputs.owners import Owners
 from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
+from hatch_lower.build.inputs.record import ABSENT, RecordedInputs
+from hatch_lower.build.inputs.recorder import Observations
 from hatch_lower.build.inputs.roots import Roots
-from hatch_lower.build.inputs.variables import UNSET
-from hatch_lower.cache.states import State
-from hatch_lower.cache.stats import StatCache
+from hatch_lower.build.inputs.variables import UNSET, globs_of, variables_of
+from hatch_lower.cache.stats import StatCache, State
 
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
 GRAIN_NS = 20_000_000
@@ -169,7 +167,6 @@ class Collector:
         return None
 
     def add_globs(self, globs: Sequence[str]) -> None:
-        """Record the contents of declared inputs."""
         for glob in globs:
             matches = self.roots.project.glob(glob)
             found = {below for match in matches for below in (match, *match.rglob("*"))}
@@ -186,7 +183,7 @@ class Collector:
             located = self.roots.locate(path)
             if located is None or (located in self.files and not os.path.islink(path)):
                 continue
-            if is_metadata(path) or path.startswith(tuple(f"{each}/" for each in interpreters)):
+            if is_metadata(path) or path.startswith(tuple(f"{folder}/" for folder in interpreters)):
                 continue
             found = self.present.look(located)
             if path in self.observations.removed:
@@ -209,7 +206,7 @@ class Collector:
 
     def was_another(self, path: str, found: str) -> bool:
         """Return whether something else was at a path when it was looked at; `found` is what a look says of it now."""
-        states = (State.read(each).kind() if each else ABSENT for each in self.observations.states.get(path, ()))
+        states = (State.read(text).kind() if text else ABSENT for text in self.observations.states.get(path, ()))
         return any(seen != "other" and seen != found.partition(LINK)[0] for seen in states)
 
     def add_times(self) -> None:
@@ -270,17 +267,14 @@ class Collector:
                 self.doubt(located)
 
     def add_modules(self) -> None:
-        """Record where each top-level module is found."""
         for name in self.observations.modules:
             if name in NEVER_MODULES:
                 continue
             place = self.present.module(name)
-            owners = [owner for each in place.split(PORTIONS) for owner in self.owners_of_module(each)]
-            place = self.present.module(name, owners)
-            self.modules[name] = place
+            owners = (owner for portion in place.split(PORTIONS) for owner in self.owners_of_module(portion))
+            self.modules[name] = self.present.module(name, tuple(owners))
 
     def owners_of_module(self, place: str) -> list[str]:
-        """Return the distributions that installed what is at a module's place."""
         path = self.roots.find(place) if place.startswith(("site/", "/", "home/")) else None
         if path is None:
             return []
@@ -320,8 +314,8 @@ class Collector:
 
     def was_exchanged(self, folder: str, found: os.stat_result) -> bool:
         """Return whether another folder was at a path when it was listed."""
-        states = [State.read(each) for each in self.observations.states.get(folder, ()) if each]
-        return any(stat.S_ISDIR(each.mode) and each[:2] != (found.st_dev, found.st_ino) for each in states)
+        states = [State.read(text) for text in self.observations.states.get(folder, ()) if text]
+        return any(stat.S_ISDIR(state.mode) and state[:2] != (found.st_dev, found.st_ino) for state in states)
 
     def is_young(self, found: os.stat_result) -> bool:
         """Return whether a file was written since the export began, as far as its times tell."""
@@ -335,7 +329,6 @@ class Collector:
         )
 
     def doubt(self, located: str, why: str = "changed while the export ran") -> None:
-        """Note that an input may not be what the export read."""
         self.reasons.add(f"{located.removeprefix('project/').removeprefix('site/')} {why}")
 
 
@@ -355,7 +348,6 @@ def source_of(path: str) -> str:
 
 
 def is_metadata(path: str) -> bool:
-    """Return whether a path is in a distribution's metadata."""
     return any(part.endswith(METADATA) for part in path.split("/"))
 
 
@@ -365,7 +357,6 @@ def is_in_archive(path: str) -> bool:
 
 
 def parents(path: str) -> list[str]:
-    """Return a path and all folders above it."""
     found = [path]
     while found[-1] != os.path.dirname(found[-1]):
         found.append(os.path.dirname(found[-1]))

@@ -1,6 +1,7 @@
 """Installed distributions, from the names of their folders: `torch-2.13.0.dist-info` says most of what is needed.
 
-Nothing is imported and no metadata is read for it, as it is done in every build.
+Every build finds them, so nothing is imported and no metadata is read for it. Which distribution a file belongs to is
+read from RECORDs, and only in the process that exports.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def mark_of_distribution(distribution: Distribution | None, stats: StatCache) ->
     if distribution is None:
         return ""
     paths = (*(f"{distribution.information}/{name}" for name in RECORDS), distribution.information)
-    path = next((each for each in paths if os.path.isfile(each)), None)
+    path = next((path for path in paths if os.path.isfile(path)), None)
     if path is None:
         return f"{distribution.version} "
     digest = stats.digest_of_record(path) if path == paths[0] else stats.digest(path)
@@ -103,3 +104,46 @@ def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
                 path = f"{distribution.entry}/{path}"
             owners.setdefault(path, distribution.name)
     return owners
+
+
+class Owners:
+    """The owners of installed files; the lists are read when the first file is asked for.
+
+    An editable install owns nothing but its metadata: the files that it leads to are read from where they are edited.
+
+    Args:
+        distributions: the installed ones by normalised name.
+        entries: the search path.
+    """
+
+    __slots__ = ("_distributions", "_files", "_folders", "_spellings")
+
+    def __init__(self, distributions: Mapping[str, Distribution], entries: Sequence[str]) -> None:
+        self._distributions = distributions
+        self._spellings = [(f"{os.path.realpath(entry)}/", f"{entry}/") for entry in entries if entry]
+        self._files: Mapping[str, str] | None = None
+        self._folders: dict[str, set[str]] = {}
+
+    def owner(self, path: str) -> str | None:
+        files = self._load()
+        return next((files[spelling] for spelling in self._spelled(path) if spelling in files), None)
+
+    def below(self, folder: str) -> frozenset[str]:
+        self._load()
+        found = (self._folders.get(spelling, ()) for spelling in self._spelled(folder))
+        return frozenset(name for names in found for name in names)
+
+    def _load(self) -> Mapping[str, str]:
+        if self._files is None:
+            self._files = installed_files(self._distributions.values())
+            for folder, name in {(path.rpartition("/")[0], name) for path, name in self._files.items()}:
+                entry = self._distributions[name].entry
+                while folder.startswith(entry) and name not in self._folders.get(folder, ()):
+                    self._folders.setdefault(folder, set()).add(name)
+                    folder = folder.rpartition("/")[0]
+        return self._files
+
+    def _spelled(self, path: str) -> list[str]:
+        """Return a path, and what it is called below the search path's entries if those are links."""
+        others = [entry + path[len(real) :] for real, entry in self._spellings if path.startswith(real)]
+        return [path, *others]

@@ -1,4 +1,7 @@
-"""What an export can see of the machine and the interpreter, found out without torch."""
+"""What every stored result depends on beside its inputs: the machine, the interpreter, and this package's own code.
+
+All of it is found out without torch.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hatch_lower import __version__
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.canonical import digest_of
+
 CPU_INFORMATION = Path("/proc/cpuinfo")
 FLAG_ROWS = (b"flags", b"Features")
 """Row of `/proc/cpuinfo` that names instruction sets: on x86, on aarch64."""
 X86_SETS = ("amx", "avx", "bmi", "f16c", "fma", "sse", "ssse3")
 ARM_SETS = ("asimd", "bf16", "fp", "i8mm", "sme", "sve")
+PACKAGE = Path(__file__).parents[2]
+CODE = (".c", ".json", ".py")
 
 
 def machine_facts() -> Mapping[str, str]:
@@ -60,3 +69,30 @@ def first_processor(path: Path) -> bytes:
     except OSError:
         return b""
     return block
+
+
+def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
+    """Return the digest of what is installed: of its RECORD, or of every file where it runs from a source tree.
+
+    Args:
+        stats: remembers the digests of files.
+        package: the package's folder.
+    """
+    try:
+        record = stats.digest_of_record(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
+    except OSError:
+        return digest_of([__version__, code_of(package, stats)])
+    return digest_of([__version__, record])
+
+
+def code_of(package: Path, stats: StatCache) -> dict[str, str]:
+    """Return the digest of each file of code by its path in the package."""
+    found = {}
+    top = f"{package}/"
+    for folder, folders, names in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            if name.endswith(CODE) and not name.startswith("."):
+                path = f"{folder}/{name}"
+                found[path[len(top) :]] = stats.digest(path)
+    return found

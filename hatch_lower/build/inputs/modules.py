@@ -63,7 +63,6 @@ def list_folder(path: str) -> Listing | None:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or leads to one."""
     try:
         return entry.is_dir()
     except OSError:
@@ -112,12 +111,10 @@ def importable_kinds(path: str, listing: Listing, *, namespaces: bool) -> list[s
 
 
 def is_package(path: str) -> bool:
-    """Return whether a folder is a regular package."""
     return any(is_file(f"{path}/{name}") for name in INITIAL)
 
 
 def is_file(path: str) -> bool:
-    """Return whether there is a regular file."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):

@@ -8,11 +8,11 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hatch_lower.build.inputs.preload import RecordingSwitch
-from hatch_lower.cache.states import State
+from hatch_lower.cache.stats import State
 
+PATHS = (str, bytes, os.PathLike)
 plain_lstat, plain_stat = os.lstat, os.stat
 """The functions themselves: those of `os` may be exchanged for ones that take notes."""
 
@@ -90,71 +90,65 @@ class Notes:
         finally:
             self._pauses -= 1
 
-    def absolute(self, path: Any) -> str:
-        """Return a path as absolute text; empty for what is none."""
+    def absolute(self, path: object) -> str:
+        """Return a path, or that of a descriptor, as absolute text; empty for what is none."""
         try:
             if isinstance(path, int):
-                return os.readlink(f"/proc/self/fd/{path}")
-            text = os.path.join(os.getcwd(), os.fsdecode(path))
+                target = os.readlink(f"/proc/self/fd/{path}")
+                return target if target.startswith("/") else ""  # `pipe:[123]`, `socket:[123]`
+            text = os.path.join(os.getcwd(), os.fsdecode(path)) if isinstance(path, PATHS) else ""
         except (OSError, TypeError, ValueError):
             return ""
         if ".." not in text.split("/"):
-            return os.path.normpath(text)
+            return os.path.normpath(text) if text else ""
         with self.silent():  # behind a link it means something else
             return os.path.realpath(text)
 
-    def is_there(self, path: Any) -> bool:
+    def is_there(self, path: object) -> bool:
         """Return whether there is anything at a path, without a note of the look."""
         try:
             with self.silent():
-                plain_lstat(path)
+                plain_lstat(path if isinstance(path, PATHS) else "")
         except (OSError, ValueError, TypeError):
             return False
         return True
 
     def log_size(self) -> int:
-        """Return how long the preloaded library's log is, in bytes."""
         try:
             with self.silent():
                 return plain_stat(self.log).st_size if self.log is not None else 0
         except OSError:
             return 0
 
-    def note_read(self, path: Any) -> None:
-        """Note that a file's contents are asked for."""
+    def note_read(self, path: object) -> None:
         text = "" if self.paused else self.absolute(path)
         if text and text not in self.made:
             self.read.setdefault(text)
             self._note_state(text)
 
-    def note_look(self, path: Any) -> None:
-        """Note that it is asked what is at a path."""
+    def note_look(self, path: object) -> None:
         text = "" if self.paused else self.absolute(path)
         if text and text not in self.made:
             self.looked.setdefault(text)
             self._note_state(text)
 
     def note_list(self, path: str, place: dict[str, None]) -> None:
-        """Note that a folder is listed."""
         place.setdefault(path)
         self._note_state(path)
 
-    def note_time(self, path: Any) -> None:
-        """Note that the time of a file is asked for."""
+    def note_time(self, path: object) -> None:
         text = "" if self.paused else self.absolute(path)
         if text and self._switch.is_there:
             self._switch.note_time(text)
         elif text:
             self.timed.setdefault(text)
 
-    def note_scan(self, path: Any) -> None:
-        """Note that entries of a folder are asked for, which tell times."""
+    def note_scan(self, path: object) -> None:
         text = "" if self.paused else self.absolute(path)
         if text:
             self.scanned.add(text)
 
-    def note_link(self, path: Any) -> None:
-        """Note that a file is given one more name."""
+    def note_link(self, path: object) -> None:
         text = self.absolute(path)
         with contextlib.suppress(OSError), self.silent():
             self.linked.add(State.of(plain_lstat(text)).text())
@@ -169,12 +163,11 @@ class Notes:
             state = ""
         self.states.setdefault(path, {})[state] = None
 
-    def note_distribution(self, name: Any) -> None:
-        """Note that a distribution is asked for by name."""
+    def note_distribution(self, name: object) -> None:
         if not self.paused and isinstance(name, str):
             self.distributions.add(re.sub(r"[-_.]+", "-", name).lower())
 
-    def note_made(self, path: Any, *, created: bool = False) -> None:
+    def note_made(self, path: object, *, created: bool = False) -> None:
         """Note that the process writes a file without reading it, or makes a folder.
 
         Args:
@@ -188,6 +181,5 @@ class Notes:
                 self.created.add(text)
 
     def doubt(self, reason: str) -> None:
-        """Note why the notes are not everything."""
         if not self.paused:
             self.unknown.add(reason)

@@ -9,10 +9,9 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 from hatch_lower.build.inputs.distributions import Distribution, find_distributions, mark_of_distribution
-from hatch_lower.build.inputs.environment_inputs import new_variables
-from hatch_lower.build.inputs.inputs import ABSENT
 from hatch_lower.build.inputs.modules import (
     Listing,
     importable_kinds,
@@ -21,10 +20,10 @@ from hatch_lower.build.inputs.modules import (
     list_folder,
     places_of,
 )
+from hatch_lower.build.inputs.record import ABSENT
 from hatch_lower.build.inputs.roots import Roots, spellings, standard_library
-from hatch_lower.build.inputs.variables import mark_of
-from hatch_lower.cache.states import State
-from hatch_lower.cache.stats import StatCache
+from hatch_lower.build.inputs.variables import mark_of, new_variables
+from hatch_lower.cache.stats import StatCache, State
 from hatch_lower.canonical import sha256_bytes
 
 PORTIONS = " + "
@@ -33,6 +32,23 @@ LINK = " through "
 """Between what is at a path and where the link leads that is there."""
 PROVIDED = "hatch-lower"
 """Where modules are that this package itself gives to the export: its own, and those made for the build."""
+
+
+Method = TypeVar("Method", bound=Callable[..., str])
+
+
+def remembered(method: Method) -> Method:
+    """Let a method of `Present` find each answer once: all stored results of a build ask about the same files."""
+    name = method.__name__
+
+    def answer(self: Present, *asked: str | tuple[str, ...]) -> str:
+        key = (name, *asked)
+        if key not in self._answers:
+            self._answers[key] = method(self, *asked)
+        return self._answers[key]
+
+    answer.__doc__ = method.__doc__
+    return cast(Method, answer)
 
 
 class Present:
@@ -63,91 +79,28 @@ class Present:
         self._import_folders = frozenset(map(os.path.realpath, self._entries))
         self._library = frozenset(prefix for folder in standard_library() for prefix in spellings(folder))
         self._listings: dict[str, Listing | None] = {}
-        self._answers: dict[tuple[str, ...], str] = {}
+        self._answers: dict[tuple[str | tuple[str, ...], ...], str] = {}
         self._distributions: Mapping[str, Distribution] | None = None
 
     @property
     def distributions(self) -> Mapping[str, Distribution]:
-        """The installed distributions by normalised name."""
         if self._distributions is None:
             listings = ((entry, self._list(entry)) for entry in self._entries)
             self._distributions = find_distributions((entry, found.names) for entry, found in listings if found)
         return self._distributions
 
+    @remembered
     def file(self, located: str) -> str:
         """Return the digest of a file's contents."""
-        return self._once("file", located, self._file)
-
-    def look(self, located: str) -> str:
-        """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
-        return self._once("look", located, self._look)
-
-    def time(self, located: str) -> str:
-        """Return the times of modification and of change of what is at a path."""
-        return self._once("time", located, self._time)
-
-    def listing(self, located: str) -> str:
-        """Return the digest of the names in a folder, and of which of them are folders."""
-        return self._once("listing", located, self._listing)
-
-    def importable(self, located: str) -> str:
-        """Return the digest of what can be imported from a folder."""
-        return self._once("importable", located, self._importable)
-
-    def module(self, name: str, owners: Iterable[str] = ()) -> str:
-        """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`.
-
-        Several places are those of a namespace package.
-
-        Args:
-            name: of the module.
-            owners: normalised names of the distributions to which it may belong; their own folder tells whether what
-                is found can be theirs.
-        """
-        asked = tuple(owners)
-        return self._once("module", name, lambda each: self._module(each, asked), *asked)
-
-    def distribution(self, name: str) -> str:
-        """Return `<version> <digest of RECORD>` of an installed distribution; of the project, of its metadata first."""
-        return self._once("distribution", name, self._distribution)
-
-    def variable(self, name: str) -> str:
-        """Return what is recorded of a variable."""
-        return mark_of(self.secret, name, self.environment.get(name))
-
-    def asked_variables(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what is recorded of variables, without globs, and with those that match one and were not set."""
-        return {
-            **{name: mark for name, mark in recorded.items() if "*" not in name},
-            **dict.fromkeys(new_variables(recorded, self.environment), ABSENT),
-        }
-
-    def tool(self, name: str) -> str:
-        """Return the digest of the executable that a command runs."""
-        return self._once("tool", name, self._tool)
-
-    def glob(self, pattern: str) -> str:
-        """Return the digest of the located paths of the project's files that match a glob of its `inputs`."""
-        return self._once("glob", pattern, self._glob)
-
-    def _once(self, question: str, subject: str, answer: Callable[[str], str], *more: str) -> str:
-        key = (question, subject, *more)
-        if key not in self._answers:
-            self._answers[key] = answer(subject)
-        return self._answers[key]
-
-    def _distribution(self, name: str) -> str:
-        installed = mark_of_distribution(self.distributions.get(name), self.stats)
-        return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
-
-    def _file(self, located: str) -> str:
         path = self.roots.find(located)
         try:
             return self.stats.digest(path) if path is not None else ABSENT
         except (OSError, ValueError):
             return ABSENT
 
-    def _look(self, located: str) -> str:
+    @remembered
+    def look(self, located: str) -> str:
+        """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
         path = self.roots.find(located)
         try:
             found = os.lstat(path) if path is not None else None
@@ -164,7 +117,9 @@ class Present:
         except OSError:
             return f"other{LINK}{named}"
 
-    def _time(self, located: str) -> str:
+    @remembered
+    def time(self, located: str) -> str:
+        """Return the times of modification and of change of what is at a path."""
         path = self.roots.find(located)
         try:
             found = os.stat(path) if path is not None else None
@@ -172,14 +127,18 @@ class Present:
             found = None
         return ABSENT if found is None else f"{found.st_mtime_ns} {found.st_ctime_ns}"
 
-    def _listing(self, located: str) -> str:
+    @remembered
+    def listing(self, located: str) -> str:
+        """Return the digest of the names in a folder, and of which of them are folders."""
         path = self.roots.find(located)
         found = self._list(str(path)) if path is not None else None
         if found is None:
             return ABSENT
         return digest_of_names(f"{name}/" if name in found.folders else name for name in found.names)
 
-    def _importable(self, located: str) -> str:
+    @remembered
+    def importable(self, located: str) -> str:
+        """Return the digest of what can be imported from a folder."""
         path = self.roots.find(located)
         found = self._list(str(path)) if path is not None else None
         if path is None or found is None:
@@ -187,11 +146,54 @@ class Present:
         namespaces = os.path.realpath(path) not in self._import_folders
         return digest_of_names(importable_kinds(str(path), found, namespaces=namespaces))
 
-    def _module(self, name: str, owners: tuple[str, ...]) -> str:
+    @remembered
+    def module(self, name: str, owners: tuple[str, ...] = ()) -> str:
+        """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`.
+
+        Several places are those of a namespace package.
+
+        Args:
+            name: of the module.
+            owners: normalised names of the distributions to which it may belong; their own folder tells whether what
+                is found can be theirs.
+        """
         if is_built_in(name):
             return "python"
         places = places_of(name, self._entries, self._list)
         return PORTIONS.join(self._place(entry, path, owners) for entry, path in places)
+
+    @remembered
+    def distribution(self, name: str) -> str:
+        """Return `<version> <digest of RECORD>` of an installed distribution; of the project, of its metadata first."""
+        installed = mark_of_distribution(self.distributions.get(name), self.stats)
+        return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
+
+    def variable(self, name: str) -> str:
+        return mark_of(self.secret, name, self.environment.get(name))
+
+    def asked_variables(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what is recorded of variables, without globs, and with those that match one and were not set."""
+        return {
+            **{name: mark for name, mark in recorded.items() if "*" not in name},
+            **dict.fromkeys(new_variables(recorded, self.environment), ABSENT),
+        }
+
+    @remembered
+    def tool(self, name: str) -> str:
+        """Return the digest of the executable that a command runs."""
+        path = shutil.which(name, path=self.environment.get("PATH", ""))
+        try:
+            return self.stats.digest(path) if path is not None else ABSENT
+        except OSError:
+            return ABSENT
+
+    @remembered
+    def glob(self, pattern: str) -> str:
+        """Return the digest of the located paths of the project's files that match a glob of its `inputs`."""
+        matches = self.roots.project.glob(pattern)
+        files = {below for match in matches for below in (match, *match.rglob("*")) if below.is_file()}
+        located = {self.roots.locate(path) for path in files}
+        return digest_of_names(sorted(path for path in located if path is not None))
 
     def _place(self, entry: str, path: str, owners: tuple[str, ...]) -> str:
         if entry in self._library:
@@ -203,19 +205,6 @@ class Present:
         if not os.path.isdir(entry):
             return f"archive {self.stats.digest(entry)}"
         return self.roots.locate(path) or PROVIDED
-
-    def _tool(self, name: str) -> str:
-        path = shutil.which(name, path=self.environment.get("PATH", ""))
-        try:
-            return self.stats.digest(path) if path is not None else ABSENT
-        except OSError:
-            return ABSENT
-
-    def _glob(self, pattern: str) -> str:
-        matches = self.roots.project.glob(pattern)
-        files = {below for match in matches for below in (match, *match.rglob("*")) if below.is_file()}
-        located = {self.roots.locate(path) for path in files}
-        return digest_of_names(sorted(path for path in located if path is not None))
 
     def _list(self, path: str) -> Listing | None:
         if path not in self._listings:

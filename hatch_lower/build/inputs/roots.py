@@ -120,7 +120,6 @@ def spellings(folder: str | Path) -> tuple[str, ...]:
 
 
 def standard_library() -> tuple[str, ...]:
-    """Return the folders and archives that hold this interpreter's standard library."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     native = os.path.join(sys.base_exec_prefix, sys.platlibdir, version)
     folders = tuple(dict.fromkeys((os.path.dirname(os.__file__), native)))

@@ -1,4 +1,8 @@
-"""Environment variables as recorded inputs: what their values were, without saying them.
+"""Environment variables as recorded inputs: which ones are inputs, and what their values were without saying them.
+
+Inputs are the variables that were read, whoever read them. No inputs are those that have the same value in every build,
+and those that say where things are, unless the project's own code reads them: what is found there is recorded. Where
+many were asked for at once, their glob is recorded too: a variable that matches it and is set later is a change.
 
 A value is recorded by a digest that is keyed with a random number of this cache, which only its owner can read: nobody
 else who is given a record can try out values.
@@ -10,14 +14,27 @@ import hashlib
 import hmac
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hatch_lower.build.environment import fixed_variables, matches
+from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
 from hatch_lower.canonical import read_file
+
+if TYPE_CHECKING:
+    from hatch_lower.build.inputs.recorder import Observations
 
 UNSET = ""
 CREDENTIALS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 SECRET_BYTES = 32
+RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")
+"""The variables that make a process write the log."""
+PASSING = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
+"""Variables that are set anew in each build."""
+TOOL = "HATCH_LOWER_*"
+PLACES = ("PATH", "HOME", "PYTHON*", TOOL)
 
 
 def mark_of(key: bytes, name: str, value: str | None) -> str:
@@ -28,9 +45,8 @@ def mark_of(key: bytes, name: str, value: str | None) -> str:
 
 
 def is_credential(name: str) -> bool:
-    """Return whether a variable's name looks like that of a password, a token, or a key."""
     upper = name.upper()
-    return any(each in upper for each in CREDENTIALS)
+    return any(word in upper for word in CREDENTIALS)
 
 
 def secret(folder: Path, *, keeps: bool = True) -> bytes:
@@ -78,3 +94,35 @@ def read_secret(path: Path) -> bytes | None:
         if len(found) == SECRET_BYTES:
             return found
     return None
+
+
+def globs_of(observations: Observations) -> tuple[str, ...]:
+    """Return the globs of which all variables were asked for, by this process or one that it started."""
+    return tuple(sorted({*observations.globs, *(["*"] if observations.handed_on else [])}))
+
+
+def variables_of(observations: Observations) -> frozenset[str]:
+    environment = observations.environment
+    named = {name for name, is_own in observations.variables.items() if is_own or not matches(name, PLACES)}
+    own = [glob for glob, is_own in observations.globs.items() if is_own]
+    asked = {name for name in environment if matches(name, own) and not matches(name, [TOOL])}
+    asked |= {name for name in environment if matches(name, globs_of(observations)) and not matches(name, PLACES)}
+    return frozenset(named | asked) - known_variables(named | asked, environment)
+
+
+def new_variables(recorded: Iterable[str], environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the variables of an environment that match a recorded glob and are not recorded themselves.
+
+    Args:
+        recorded: the names and globs of a record.
+        environment: of the child process that an export would be run in.
+    """
+    globs = [name for name in recorded if "*" in name]
+    found = {name for name in environment.keys() - set(recorded) if matches(name, globs) and not matches(name, PLACES)}
+    return frozenset(found - known_variables(found, environment)) if found else frozenset()
+
+
+def known_variables(names: Iterable[str], environment: Mapping[str, str]) -> set[str]:
+    """Return which variables are no inputs whoever reads them: a build sets them, always alike or for itself."""
+    fixed = fixed_variables(cpu_capability(CPU_INFORMATION))
+    return {name for name in names if name in PASSING or (name in fixed and environment.get(name) == fixed[name])}

@@ -1,229 +1,122 @@
-"""What the child process asks of its surroundings while it exports a model.
-
-Python's audit events tell of files that are opened, folders that are listed, processes and the network; `os.environ`
-and a few native readers are exchanged for ones that take notes (`environment_reads`, `readers`); the preloaded library
-(`preload`) tells the rest, in this process and in those that it starts.
-
-What still escapes: system calls that do not go through the C library; clocks and random numbers of the system; what was
-read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code of this process
-lists that the import system listed, too; a reason to doubt that is found in a fork. Without the library also: what
-native code opens, other than safetensors' and torch's own, or looks at, and its `getenv`; there every subprocess is a
-reason to doubt the recording.
-"""
+"""The recording of one export in the child process, and when it pauses."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
 
-from hatch_lower.build.inputs.audit import AuditEvents
-from hatch_lower.build.inputs.clocks import wrap_clocks
-from hatch_lower.build.inputs.environment_inputs import RECORDING_VARIABLES
-from hatch_lower.build.inputs.notes import Notes
-from hatch_lower.build.inputs.observations import Observations, folders_of_finders, loaded_modules, mapped_libraries
-from hatch_lower.build.inputs.preload import Observed, read_log
-from hatch_lower.build.inputs.programs import unrecorded_programs
-from hatch_lower.build.inputs.readers import (
-    Exchanged,
-    wrap_forks,
-    wrap_looks,
-    wrap_metadata,
-    wrap_safetensors,
-    wrap_torch,
-)
-from hatch_lower.build.inputs.times import wrap_scans, wrap_times
-from hatch_lower.cache.states import State
-from hatch_lower.pipeline.environment_reads import EnvironmentReads
+from hatch_lower.build.inputs.collect import collect
+from hatch_lower.build.inputs.record import RecordedInputs
+from hatch_lower.build.inputs.recorder import Recorder
+from hatch_lower.build.inputs.variables import secret
+from hatch_lower.build.lookup import roots_of, stats_path
+from hatch_lower.build.protocol import Request
+from hatch_lower.cache.entry import Keep, Record, RemoteCache
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.config.settings import Recipe
+from hatch_lower.events import Event, Reporter
+
+UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
+"""Stages in which backends are asked or run, and which distribution has a class: the key tells what they read."""
 
 
-class Recorder:
-    """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed.
+class Watch:
+    """The notes of one export; nothing is noted for a request whose result is not remembered.
 
     Args:
-        project_roots: the folders that hold the project's own code.
-        log: what the preloaded library writes; `None` if there is no such library.
+        request: of the process.
+        store: the cache.
     """
 
-    def __init__(self, project_roots: Sequence[Path], log: Path | None) -> None:
-        self._roots = tuple(
-            f"{spelling(root)}/" for root in project_roots for spelling in (os.path.abspath, os.path.realpath)
+    def __init__(self, request: Request, store: Store) -> None:
+        self._request = request
+        self._store = store
+        self._began = time.time_ns()
+        self.environment = dict(os.environ)
+        self.recorder = Recorder((request.settings.root, *request.import_roots), request.log)
+        self.recorder.start()
+
+    def inputs(self) -> RecordedInputs:
+        """Return what the export read."""
+        self.recorder.stop()
+        request, store = self._request, self._store
+        ignored = (request.work or request.folder, store.directory)
+        roots = roots_of(request.settings.root, request.recorded_path, self.environment, ignored)
+        stats = StatCache(stats_path(store))
+        model = next(model for model in request.settings.models if model.name == request.model)
+        recipes = [recipe for recipe in request.settings.recipes if recipe.name in model.recipes]
+        inputs = collect(
+            self.recorder.observations(),
+            roots,
+            began_ns=self._began,
+            globs=request.settings.inputs,
+            tools=tools_of(recipes),
+            secret=secret(store.directory),
+            stats=stats,
+            project=request.project,
         )
-        self._notes = Notes(log)
-        self._events = AuditEvents(self._notes)
-        self._environment = EnvironmentReads(self.is_own, self._wrote_variable)
-        self._own_writes: dict[str, int] = {}
-        self._initial: Mapping[str, str] = {}
-        self._started = 0
-        self._stopped: int | None = None
-        """Begin and end, in the preloaded library's log, of what was written while notes were taken."""
-        self._exchanged = Exchanged()
-        self.clocks: dict[str, None] = {}
-        """Where the project's own code asked for the time or for random numbers of the system, and for which."""
-        self._finder = NotingFinder(self._notes.modules)
-
-    def start(self) -> None:
-        """Begin to take notes."""
-        self._initial = dict(os.environ)
-        self._started = self._notes.begin()
-        self._events.active = True
-        self._environment.start()
-        sys.meta_path.insert(0, self._finder)
-        wrap_safetensors(self._exchanged, self._notes.note_read)
-        wrap_clocks(self._exchanged, self._note_clock)
-        wrap_forks(self._exchanged, self._events.on_fork_exec)
-        wrap_metadata(self._exchanged, self._notes.note_distribution)
-        if self._notes.log is None:
-            wrap_looks(self._exchanged, self._notes.note_look)
-        wrap_times(self._exchanged, self._notes.note_time)
-        wrap_scans(self._exchanged, self._notes.note_scan)
-        sys.addaudithook(self._events.hear)
-
-    def stop(self) -> None:
-        """Take no more notes, and put back what was exchanged."""
-        self._stopped = self._notes.log_size()
-        self._events.active = False
-        self._environment.stop()
-        self._exchanged.restore()
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-
-    def wrap_torch(self) -> None:
-        """Watch torch's native readers too; to be called when torch has been imported."""
-        wrap_torch(self._exchanged, self._notes.note_read)
-
-    @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Take no notes of what is read inside, nor let processes that are started inside write any.
-
-        What is written inside is noted: whoever reads it later reads no input.
-        """
-        active, self._environment.active = self._environment.active, False
-        with self._notes.unwatched():
-            hidden = {name: os.environ[name] for name in RECORDING_VARIABLES if name in os.environ}
-            for name in hidden:
-                del os.environ[name]
-            os.environ.update(preloaded_by_others(hidden))
-            try:
-                yield
-            finally:
-                os.environ.update(hidden)
-                self._environment.active = active
-
-    def observations(self) -> Observations:
-        """Return what has been noted so far."""
-        notes, environment = self._notes, self._environment
-        with notes.silent():
-            modules, loaded = loaded_modules()
-            libraries = mapped_libraries()
-            log = self._read_log()
-            reasons = reasons_of(log)
-            entries = entries_of(notes.scanned) if notes.log is None else log.looked_at
-            timed_by_scans = [path for path in entries if os.path.dirname(path) in notes.scanned]
-        # who wrote first, the log knows best; but to it, a new file that is opened to append may have had contents
-        made_elsewhere = set(log.written) - set(log.opened)
-        opened = [path for path in log.opened if path not in notes.created]
-        read = dict.fromkeys([*(path for path in notes.read if path not in made_elsewhere), *opened])
-        by_import = {**notes.listed_by_import, **dict.fromkeys(folders_of_finders())}
-        listed_here = by_import.keys() | notes.listed_by_metadata
-        by_programs = {path for path in log.listed_by_programs if self.is_own(f"{path}/")}
-        listed_elsewhere = (path for path in log.listed if path not in listed_here or path in by_programs)
-        return Observations(
-            read=tuple(read),
-            loaded=tuple(dict.fromkeys([*loaded, *libraries])),
-            looked=tuple(dict.fromkeys([*notes.looked, *log.missing, *log.looked_at, *log.links, *log.denied])),
-            listed=tuple(dict.fromkeys([*notes.listed, *listed_elsewhere])),
-            listed_by_import=tuple(by_import),
-            made=frozenset((notes.made | made_elsewhere) - read.keys()),
-            folders_made=frozenset(notes.folders_made),
-            removed=frozenset(notes.removed),
-            modules=tuple(sorted(notes.modules | modules)),
-            distributions=tuple(sorted(notes.distributions)),
-            environment=self._initial,
-            variables={**dict.fromkeys(log.variables, False), **environment.names},
-            globs=environment.globs,
-            handed_on=notes.handed_on or bool(log.executed),
-            commands=log.executed,
-            unknown=tuple(sorted({*notes.unknown, *reasons})),
-            timed=tuple(dict.fromkeys([*notes.timed, *log.timed, *timed_by_scans])),
-            linked=frozenset(State.read(state)[:2] for state in (*notes.linked, *log.linked)),
-            states=states_of(notes, log),
-        )
-
-    def _read_log(self) -> Observed:
-        """Return what the preloaded library has written."""
-        log = self._notes.log
-        if log is None:
-            return Observed()
-        observed = read_log(log, self._started, self._stopped)
-        own = self._own_writes.keys() & set(observed.variables)
-        data = log.read_bytes() if own else b""
-        own = {name for name in own if not names_variable(data[self._started : self._own_writes[name]], name)}
-        return replace(observed, variables=tuple(name for name in observed.variables if name not in own))
-
-    def is_own(self, file: str) -> bool:
-        """Return whether a source file is the project's own code; an environment in its folder is not."""
-        root = next((root for root in self._roots if file.startswith(root)), None)
-        return root is not None and not {"site-packages", "dist-packages"} & set(file[len(root) :].split("/"))
-
-    def _note_clock(self, frame: FrameType, what: str) -> None:
-        file = frame.f_code.co_filename
-        if self.is_own(file) and not self._notes.paused:
-            root = next(root for root in self._roots if file.startswith(root))
-            self.clocks.setdefault(f"{file[len(root) :]}:{frame.f_lineno} {what}")
-
-    def _wrote_variable(self, name: str) -> None:
-        self._own_writes[name] = self._notes.log_size()
+        stats.save()
+        return inputs
 
 
-class NotingFinder:
-    """A finder that finds nothing: it hears of every module that is looked for, also by `importlib.util.find_spec`."""
+class PausingReporter:
+    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key.
 
-    def __init__(self, modules: set[str]) -> None:
-        self._modules = modules
+    Args:
+        reporter: gets the events.
+        recorder: takes the notes.
+    """
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Note a module's name."""
-        if "." not in name:
-            self._modules.add(name)
+    def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
+        self._reporter = reporter
+        self._recorder = recorder
+        self._pause = contextlib.ExitStack()
 
+    def report(self, event: Event) -> None:
+        """Hand one event on. What follows a stage belongs to it until the next one starts."""
+        if event.state == "start":
+            self._pause.close()
+            if event.stage in UNWATCHED:
+                self._pause.enter_context(self._recorder.unwatched())
+        self._reporter.report(event)
 
-def entries_of(folders: set[str]) -> list[str]:
-    """Return what is in some folders."""
-    found = []
-    for folder in sorted(folders):
-        with contextlib.suppress(OSError):
-            found += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    return found
-
-
-def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
-    """Return what was found at each path; an empty state is that nothing was there."""
-    states = {path: tuple(found) for path, found in notes.states.items()}
-    states.update(log.states)
-    states.update({path: (*states.get(path, ()), "") for path in log.missing})
-    return states
+    def close(self) -> None:
+        self._reporter.close()
 
 
-def names_variable(records: bytes, name: str) -> bool:
-    """Return whether native code asked for a variable in a part of the preloaded library's log."""
-    return b"\0V%s\0" % os.fsencode(name) in b"\0" + records
+class PausingRemote:
+    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export.
+
+    Args:
+        remote: the shared cache.
+        recorder: takes the notes.
+    """
+
+    def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
+        self._remote = remote
+        self._recorder = recorder
+
+    def fetch(self, key: str, keep: Keep) -> Record | None:
+        with self._recorder.unwatched():
+            return self._remote.fetch(key, keep)
+
+    def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
+        with self._recorder.unwatched():
+            self._remote.offer(key, record, blobs)
 
 
-def reasons_of(log: Observed) -> list[str]:
-    """Return why a log is not everything."""
-    programs = [f"a subprocess ran that cannot be watched: {each}" for each in unrecorded_programs(log)]
-    return [*programs, *(f"the network was used: {each}" for each in log.network), *log.incomplete]
+def tools_of(recipes: Sequence[Recipe]) -> list[str]:
+    """Return the commands on which the blobs of the recipes' backends depend."""
+    from hatch_lower.exir.backend.registry import find_backend  # by now torch has been imported
+    from hatch_lower.pipeline.sandbox import backend_guard
 
-
-def preloaded_by_others(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `LD_PRELOAD` without the library that records, which is the first where there is one."""
-    libraries = variables.get("LD_PRELOAD", "")
-    if "HATCH_LOWER_RECORD" in variables:
-        libraries = libraries.partition(":")[2]
-    return {"LD_PRELOAD": libraries} if libraries else {}
+    tools: set[str] = set()
+    for recipe in recipes:
+        for choice in recipe.backends:
+            with backend_guard(choice.name, f"recipe `{recipe.name}`"):
+                tools.update(find_backend(choice.name).tools(choice.options))
+    return sorted(tools)

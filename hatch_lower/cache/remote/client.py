@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from hatch_lower.cache.entry import Record, make_record
+from hatch_lower.cache.entry import Keep, Record, make_record
 from hatch_lower.cache.remote.action_result import OutputFile, decode_action_result, encode_action_result
 from hatch_lower.cache.remote.envelope import (
     SharedEntry,
@@ -37,7 +37,6 @@ from hatch_lower.cache.remote.transport import (
     UnreachableError,
 )
 from hatch_lower.cache.remote.unsigned import reason_to_refuse
-from hatch_lower.cache.shared import Keep
 from hatch_lower.canonical import sha256_bytes
 
 Result = TypeVar("Result")

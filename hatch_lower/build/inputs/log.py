@@ -1,0 +1,236 @@
+"""The log of the preloaded library: what native code and child processes looked at.
+
+A record is a kind, the state of what was found, and a path; `preload.c` writes it and lists the kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PATH_KINDS = frozenset("RWBMDSKLFXPTH")
+OTHER_KINDS = frozenset("VNIU")
+NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
+"""How the system calls what a descriptor stands for where it is no file; programs look for files of that name."""
+KEPT_KINDS = frozenset("WP")
+"""Kinds that count wherever they stand in the log: what was written, and which processes there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the preloaded library wrote down, each in the order of its first occurrence.
+
+    Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
+    """
+
+    opened: tuple[str, ...] = ()
+    """Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
+    anything else created them here. A folder opened like a file is among them."""
+    written: tuple[str, ...] = ()
+    """Files that were created, emptied, changed or renamed here."""
+    missing: tuple[str, ...] = ()
+    """Paths that were looked for and were not there."""
+    looked_at: tuple[str, ...] = ()
+    """Paths of which only kind, size, times or permissions were asked, or that were refused for what they are."""
+    links: tuple[str, ...] = ()
+    """Paths of which it was asked where they lead: by `readlink` or `realpath`."""
+    listed: tuple[str, ...] = ()
+    """Folders whose names were read."""
+    listed_by_programs: tuple[str, ...] = ()
+    """Those that a program read which was started by the recorded one, whatever that read itself."""
+    denied: tuple[str, ...] = ()
+    """Paths that could not be opened or looked at for lack of permission."""
+    variables: tuple[str, ...] = ()
+    """Names given to `getenv`."""
+    executed: tuple[str, ...] = ()
+    """Programs that were started."""
+    processes: tuple[str, ...] = ()
+    """Executables of the processes that the library was in."""
+    network: tuple[str, ...] = ()
+    """Addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
+    that a recorded process had opened before."""
+    incomplete: tuple[str, ...] = ()
+    """Why the log does not say all that the library could have said; empty if it does."""
+    timed: tuple[str, ...] = ()
+    """Paths of which the time was asked."""
+    linked: tuple[str, ...] = ()
+    """States of files that were given one more name: a hard link."""
+    states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Path → what was found there when it was opened or looked at, as `State.read` reads it; each state once."""
+
+
+def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
+    """Return what a log says; a damaged or missing one says that it is incomplete, and no error is raised.
+
+    Args:
+        path: the log.
+        begin: where in it the part of interest begins, in bytes; of what is before, only what was written and which
+            processes there were counts.
+        end: where that part ends; `None`: with the log.
+    """
+    reasons: list[str] = []
+    data = b""
+    try:
+        if path.stat().st_mode & stat.S_ISVTX:
+            reasons.append("something could not be written into the log")
+        data = path.read_bytes()[:end]
+    except OSError as error:
+        reasons.append(f"the log could not be read: {error.strerror}")
+    whole, _, torn = data.rpartition(b"\0")
+    if torn:
+        reasons.append("the last record is torn")
+    kinds: dict[str, dict[str, None]] = {kind: {} for kind in sorted(PATH_KINDS | OTHER_KINDS)}
+    opened: dict[str, None] = {}
+    targets: dict[str, list[str]] = {}
+    states: dict[str, dict[str, None]] = {}
+    linked: dict[str, None] = {}
+    before = (record for record in records(whole[:begin]) if record[0] in KEPT_KINDS)
+    for kind, text, target in (*before, *records(whole[begin:])):
+        state = ""
+        if kind in PATH_KINDS:
+            state, slash, rest = text.partition("/")
+            text = slash + rest
+        if kind not in kinds or (kind in PATH_KINDS and not text):
+            reasons.append("the log is damaged")
+            continue
+        if text.rpartition("/")[2].startswith(NO_FILES):
+            continue
+        named = plain(text) if kind in PATH_KINDS else text
+        if kind == "M" and text.endswith("/"):  # a file was looked for like a folder
+            kind = "S"
+        if kind in "RB" and named not in kinds["W"]:
+            opened[named] = None
+        if kind == "N" and text in kinds["U"]:
+            continue
+        if target:
+            targets.setdefault(plain(target), []).append(named)
+        if kind == "H":
+            linked[state] = None
+        elif state:
+            states.setdefault(named, {})[state] = None
+        kinds[kind][named] = None
+    if not kinds["P"]:
+        reasons.append("the preloaded library was in no process")
+    opened.update(led_elsewhere(opened, targets, kinds["W"]))
+    return Observed(
+        opened=tuple(opened),
+        written=tuple(kinds["W"] | kinds["B"]),
+        missing=tuple(kinds["M"]),
+        looked_at=tuple(kinds["S"]),
+        links=tuple(kinds["K"]),
+        listed=tuple(kinds["L"] | kinds["F"]),
+        listed_by_programs=tuple(kinds["F"]),
+        denied=tuple(kinds["D"]),
+        variables=tuple(kinds["V"]),
+        executed=tuple(kinds["X"]),
+        processes=tuple(kinds["P"]),
+        network=tuple(dict.fromkeys(address_text(address) for address in kinds["N"])),
+        incomplete=tuple(dict.fromkeys([*reasons, *kinds["I"]])),
+        timed=tuple(kinds["T"]),
+        linked=tuple(linked),
+        states={path: tuple(found) for path, found in states.items()},
+    )
+
+
+def records(data: bytes) -> Iterator[tuple[str, str, str]]:
+    """Yield the kind, the text, and the path that a link led to, of each record."""
+    fields = iter(os.fsdecode(data).split("\0") if data else [])
+    for record in fields:
+        kind = record[:1]
+        yield kind.upper(), record[1:], next(fields, "") if kind in ("r", "b") else ""
+
+
+def plain(path: str) -> str:
+    """Return an absolute path without `.`, double slashes and a slash at its end."""
+    if "//" not in path and "/./" not in path and not path.endswith(("/", "/.")):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def led_elsewhere(
+    opened: Mapping[str, None], targets: Mapping[str, Iterable[str]], written: Mapping[str, None]
+) -> dict[str, None]:
+    """Return the files that were read through links which have gone since, or lead to something else.
+
+    Args:
+        opened: paths that were read.
+        targets: where links led to → the paths that led there.
+        written: paths that were created here.
+    """
+    left = {path: links for path, links in targets.items() if path not in opened and path not in written}
+    reached = {os.path.realpath(link) for links in left.values() for link in links if link in opened}
+    return dict.fromkeys(path for path in left if path not in reached)
+
+
+def address_text(record: str) -> str:
+    """Return a recorded name, or the text of a socket's address: `192.0.2.1:80`, `[2001:db8::1]:80`, a path."""
+    import socket
+
+    if record.startswith("@"):
+        return record[1:]
+    with contextlib.suppress(ValueError, OSError):
+        data = bytes.fromhex(record)
+        family = int.from_bytes(data[:2], sys.byteorder)
+        port = int.from_bytes(data[2:4], "big")
+        if family == socket.AF_INET:
+            return f"{socket.inet_ntop(family, data[4:8])}:{port}"
+        if family == socket.AF_INET6:
+            return f"[{socket.inet_ntop(family, data[8:24])}]:{port}"
+        return os.fsdecode(data[2:].strip(b"\0")) or "a local socket"
+    return "a socket"
+
+
+def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
+    """Return, for each program that was started without the library in it, its path and why."""
+    found = []
+    for path in observed.executed:
+        if os.path.isdir(path):
+            continue  # no program; its start failed
+        try:
+            program = interpreter_of(Path(path))
+            if os.path.realpath(program) not in observed.processes:
+                found.append(f"{path} {why_unrecorded(program)}")
+        except OSError as error:
+            found.append(f"{path} could not be read: {error.strerror}")
+    return tuple(found)
+
+
+def interpreter_of(program: Path) -> Path:
+    """Return the program that the kernel starts: of a script the one in its first line."""
+    for _ in range(5):  # as many as the kernel follows
+        with program.open("rb") as file:
+            line = file.readline(4096)
+        if not line.startswith(b"#!"):
+            break
+        program = Path(os.fsdecode(line[2:].split(maxsplit=1)[0]))
+    return program
+
+
+def why_unrecorded(program: Path) -> str:
+    """Return why the library was not in a program that is no script."""
+    if program.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
+        return "runs with the rights of its owner, so nothing is preloaded into it"
+    if is_static(program):
+        return "is linked statically, so nothing is preloaded into it"
+    return "was started, and the preloaded library was not in it"
+
+
+def is_static(executable: Path) -> bool:
+    """Return whether an executable asks for no dynamic linker, so that nothing can be preloaded into it.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    with executable.open("rb") as file:
+        try:
+            return all(segment["p_type"] != "PT_INTERP" for segment in ELFFile(file).iter_segments())
+        except ELFError:
+            return False

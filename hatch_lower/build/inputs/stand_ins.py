@@ -1,0 +1,237 @@
+"""Functions and classes that are exchanged, while a recorder runs, for ones that take a note and then do the same.
+
+They are what raises no audit event: native readers of safetensors and of torch, the look-up of a distribution by name,
+and without the preloaded library `os.stat` and its kin. Who asks for the time of a file is told by these as well, for
+`os.stat` is asked by everyone who wants to know what is at a path: a call counts if it is made by other code than the
+standard library's, or through a function of the standard library that gives times. `os.stat(path)` and
+`os.path.getmtime(path)` count, `os.path.exists(path)` does not.
+
+Reads of the clock and of the system's random numbers are noted, and are no inputs: they are never again what they were.
+A model that is made from them is another one in each export, and stays the same while its export is not needed. Most
+code that asks for the time prints it, so nothing follows from it but a line of the build.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
+
+Note = Callable[[Any], None]
+MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
+GETTERS = frozenset({"getctime", "getmtime", "lstat", "stat"})
+"""Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`."""
+PATHS = "pathlib"
+"""The module whose other methods call `Path.stat` to see what is there."""
+COMPARES_TIMES = "filecmp.py"
+FROZEN = "<frozen "
+LIBRARY = tuple(f"{folder}/" for folder in standard_library())
+CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
+RANDOM: tuple[tuple[ModuleType, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
+BETWEEN = frozenset({"random", "secrets", "uuid"})
+"""Modules that ask the system for random numbers on behalf of others; NumPy's generators without a seed do so too."""
+
+
+class Exchanged:
+    """Attributes that were exchanged, to be put back."""
+
+    __slots__ = ("_originals",)
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Exchange an attribute for what `wrap` makes of it, if its owner has it."""
+        if hasattr(owner, name):
+            self._originals.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, wrap(getattr(owner, name)))
+
+    def restore(self) -> None:
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            if original is None:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+class NotingType(type):
+    """The class of a stand-in for a native class that cannot be derived from: calling it notes the first argument."""
+
+    _original: type
+    _note: Note
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        for path in (*arguments[:1], *(named[name] for name in ("filename", "name") if name in named)):
+            cls._note(path)
+        return cls._original(*arguments, **named)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls._original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._original, name)
+
+
+def noting_class(original: type, note: Note) -> type:
+    attributes = {"_original": original, "_note": staticmethod(note), "__doc__": original.__doc__}
+    return NotingType(original.__name__, (), {**attributes, "__module__": original.__module__})
+
+
+def noting_function(original: Any, note: Note, position: int = 0) -> Any:
+    """Return a stand-in for a function that is given a path at a position."""
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        for path in (*arguments[position : position + 1], *(named[name] for name in ("filename",) if name in named)):
+            note(path)
+        return original(*arguments, **named)
+
+    noting.__name__ = noting.__qualname__ = original.__name__
+    noting.__doc__ = original.__doc__
+    return noting
+
+
+def wrap_safetensors(exchanged: Exchanged, note: Note) -> None:
+    """Watch `safe_open`, which maps its file in Rust; every other reader of safetensors opens files through Python."""
+    try:
+        import safetensors  # noqa: F401  # before the model's code takes the native class from it
+    except ImportError:
+        return
+    for module in MODULES_WITH_SAFE_OPEN:
+        if module in sys.modules:
+            for name in ("safe_open", "_safe_open_handle"):
+                exchanged.put(sys.modules[module], name, lambda original: noting_class(original, note))
+
+
+def wrap_torch(exchanged: Exchanged, note: Note) -> None:
+    """Watch the readers that torch has in C++; `torch.load` maps its file with one of them."""
+    torch: Any = sys.modules["torch"]
+    exchanged.put(torch, "from_file", lambda original: noting_function(original, note))
+    exchanged.put(torch.UntypedStorage, "from_file", lambda original: staticmethod(noting_function(original, note)))
+    exchanged.put(torch._C, "PyTorchFileReader", lambda original: noting_class(original, note))
+    exchanged.put(torch._C, "import_ir_module", lambda original: noting_function(original, note, 1))
+
+
+def wrap_looks(exchanged: Exchanged, note: Note) -> None:
+    """Watch `os.stat`, `os.lstat`, `os.access` and all that is built on them, but not what the import system asks."""
+    for name in ("stat", "lstat", "access"):
+        exchange(exchanged, name, lambda original: noting_function(original, note))
+
+
+def exchange(exchanged: Exchanged, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Exchange a function of `os`; what it can do, as `os.supports_fd` and its kin say, its stand-in can do."""
+    original = getattr(os, name)
+    exchanged.put(os, name, wrap)
+    for supported in (os.supports_dir_fd, os.supports_follow_symlinks, os.supports_fd, os.supports_effective_ids):
+        if original in supported:
+            supported.add(getattr(os, name))
+
+
+def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
+    """Watch which distributions are asked for by name; `importlib.metadata.version` and its kin do it in one place."""
+    from importlib.metadata import Distribution
+
+    exchanged.put(Distribution, "from_name", lambda original: staticmethod(noting_function(original, note)))
+
+
+def wrap_forks(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
+    """Watch the one way in which `multiprocessing` starts processes without an audit event."""
+    try:
+        import _posixsubprocess
+    except ImportError:
+        return
+    exchanged.put(_posixsubprocess, "fork_exec", lambda original: noting_function(original, note))
+
+
+def wrap_times(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
+    """Watch the calls of `os.stat`, `os.lstat` and `os.fstat` that get times."""
+    for name in ("stat", "lstat", "fstat"):
+        exchange(exchanged, name, lambda original: timing_function(original, note, asks_for_times))
+
+
+def wrap_scans(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
+    """Watch the calls of `os.scandir` by others than the standard library: the entries have a `stat` of their own."""
+    exchange(exchanged, "scandir", lambda original: timing_function(original, note, is_called_by_others))
+
+
+def timing_function(original: Any, note: Callable[[Any], None], counts: Callable[[FrameType], bool]) -> Any:
+    """Return a stand-in for a function that is given a path or a descriptor first."""
+
+    def timing(*arguments: Any, **named: Any) -> Any:
+        if counts(sys._getframe(1)):
+            path = next(iter((*arguments, *named.values())), ".")
+            folder = named.get("dir_fd")
+            note(path if folder is None else os.path.join(f"/proc/self/fd/{folder}", path))
+        return original(*arguments, **named)
+
+    timing.__name__ = timing.__qualname__ = original.__name__
+    timing.__doc__ = original.__doc__
+    return timing
+
+
+def asks_for_times(frame: FrameType) -> bool:
+    """Return whether a call from this frame gets the time of a file for code that wants it."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_name in GETTERS and is_library(caller.f_code.co_filename):
+        caller = caller.f_back
+    if caller is None:
+        return True
+    file = caller.f_code.co_filename
+    if not is_library(file):
+        return is_called_by_others(caller)
+    return PATHS not in file if caller is not frame else file.endswith(COMPARES_TIMES)
+
+
+def is_called_by_others(frame: FrameType) -> bool:
+    """Return whether a frame is neither of the standard library nor of this package."""
+    file = frame.f_code.co_filename
+    return not is_library(file) and not file.startswith(f"{OWN_PACKAGE}/")
+
+
+def is_library(file: str) -> bool:
+    if file.startswith(FROZEN):
+        return True
+    root = next((root for root in LIBRARY if file.startswith(root)), None)
+    return root is not None and file[len(root) :].partition("/")[0] not in SITE_NAMES
+
+
+def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) -> None:
+    """Watch the functions of Python that ask for the time or for random numbers of the system.
+
+    Args:
+        exchanged: to put them back.
+        note: is told the frame that asked, and what for.
+    """
+    for name in CLOCKS:
+        exchanged.put(time, name, lambda original: noting(original, note))
+    for owner, name in RANDOM:
+        exchanged.put(owner, name, lambda original: noting(original, note, "random numbers of the system"))
+
+
+def noting(original: Any, note: Callable[[FrameType, str], None], what: str = "") -> Any:
+    """Return a stand-in for a function that tells who calls it, and what for.
+
+    Args:
+        original: the function.
+        note: is told.
+        what: it gives; empty for a clock, which gives the time unless it has an argument.
+    """
+
+    def stand_in(*arguments: Any) -> Any:
+        if what or not arguments:
+            frame = sys._getframe(1)
+            while frame.f_globals.get("__name__") in BETWEEN and frame.f_back is not None:
+                frame = frame.f_back
+            note(frame, what or f"time.{original.__name__}")
+        return original(*arguments)
+
+    stand_in.__name__ = stand_in.__qualname__ = original.__name__
+    stand_in.__doc__ = original.__doc__
+    stand_in._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo says that it cannot follow a clock
+    return stand_in
