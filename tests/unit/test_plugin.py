@@ -762,7 +762,7 @@ def test_registering_the_hook_imports_next_to_nothing() -> None:
 
 
 def test_the_hooks_process_imports_no_torch() -> None:
-    modules = ("eager", "project", "tags", "terminal", "wheel")
+    modules = ("editable", "project", "tags", "terminal", "wheel")
     imports = ", ".join(f"hatch_lower.hatch.{name}" for name in modules)
     code = f"import sys, hatch_lower.build.build, {imports}\nprint('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

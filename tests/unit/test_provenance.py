@@ -110,7 +110,9 @@ def make(tmp_path: Path) -> Make:
             constants = file(f"{name}/constants.safetensors", weights, files) if weights else None
             check = file(f"{name}/check.safetensors", b"check", files)
             entry = ModelEntry(tuple(recipes), constants, check, recipes)
-            settings.append(ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes), card or Card()))
+            settings.append(
+                ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes), card=card or Card())
+            )
             origin = {"architecture": encode(architecture), "backends": encode(backends)}
             tools = {"g++": "12.2.0"} if backends else {}
             results.append(ModelResult(name, model_json(entry), tuple(files), (), (), tools, "2.13.0+cpu", origin))

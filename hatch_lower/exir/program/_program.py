@@ -257,6 +257,8 @@ def _transform(
 
 def lift_constant_tensor_pass(ep: ExportedProgram) -> ExportedProgram:
     """Make inputs of the tensors that a graph holds as attributes, in place; return the program."""
+    for node in ep.graph.find_nodes(op="get_attr"):
+        node.meta.setdefault("nn_module_stack", {})  # torch's pass names inputs after modules; a pass may know of none
     ep._constants.update(lift_constants_pass(ep.graph_module, ep.graph_signature, ConstantAttrMap()))
     ep.graph_module.recompile()
     return ep
