@@ -598,7 +598,8 @@ def made_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, 
     made = []
     for seed, prefix in (("1", ""), ("77", "another_")):
         folder, models = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("models")
-        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+        root = Path(__file__).parents[2]
+        paths = [str(root), str(root / "tests"), str(root / "tools")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": seed, "HOME": str(folder)}
         for name in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
             environment.pop(name, None)
