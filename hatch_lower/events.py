@@ -76,6 +76,26 @@ class NullReporter:
         """Do nothing."""
 
 
+class SaidOnce:
+    """Passes events on. Notes on the cache it passes on once: the hook and each model's process use the same cache."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._said: set[str] = set()
+
+    def report(self, event: Event) -> None:
+        """Pass an event on, unless it is a note on the cache that was passed on before."""
+        if event.stage == "cache" and event.state == "note":
+            if event.detail in self._said:
+                return
+            self._said.add(event.detail)
+        self._reporter.report(event)
+
+    def close(self) -> None:
+        """Leave the terminal as the other reporter does."""
+        self._reporter.close()
+
+
 class LineReporter:
     """Writes a line for each stage that ends or takes long: for CI logs and for frontends that capture output."""
 

@@ -106,6 +106,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.build.context import CacheNotes, build_context, open_cache
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
+        from hatch_lower.events import SaidOnce
         from hatch_lower.hatch.project import set_tag
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
         from hatch_lower.hatch.tags import remembering, tag_of
@@ -121,7 +122,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         def lower(folder: Path) -> BuildResult:
             folder.mkdir(exist_ok=True)
-            reporter = reporter_for(self.app, log)
+            reporter = SaidOnce(reporter_for(self.app, log))
             notes.report_to(reporter)
             try:
                 return build(build_context(project.settings, project.view, folder, store, reporter))

@@ -224,7 +224,7 @@ class Varied:
 
 KINDS = {
     "parent": r"-m hatchling build|pyproject_hooks|uv build",
-    "child": r"-m hatch_lower\.worker",
+    "child": r"-m hatch_lower\.build\.worker",
     "compiler": r"cc1plus",
     "assembler": r"(^|/)as ",
     "linker": r"(^|/)ld ",
