@@ -40,6 +40,13 @@ PLAIN = (
 )
 
 
+class Positive(torch.nn.Module):
+    """Where an input is positive; torch checks how many places there are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(x > 0)
+
+
 def exported(*steps: str, dynamic: bool = False) -> ExportedProgram:
     """Return a program with these steps of `support.generated`, one after the other."""
     recipe = Recipe(tuple((step, index, index, 1) for index, step in enumerate(steps, 1)), (0, 1), dynamic)
@@ -63,11 +70,13 @@ def re_anchored(program: ExportedProgram, found: EmittedProgram, other: Exported
 
 
 def move(program: ExportedProgram, by: int) -> None:
-    """Give each node from `support.generated` a source line of its own."""
-    nodes = [node for node in program.graph.nodes if "generated.py" in node.meta.get("stack_trace", "")]
-    for index, node in enumerate(nodes):
-        trace = node.meta["stack_trace"]
-        node.meta["stack_trace"] = f'{trace}\n  File "{ROOT}/tests/moved.py", line {by + index}, in step'
+    """Give each line of the tests' modules a line of its own elsewhere."""
+    traces: dict[str, int] = {}
+    for node in program.graph.nodes:
+        trace = node.meta.get("stack_trace", "")
+        if "/tests/" in trace:
+            line = by + traces.setdefault(trace, len(traces))
+            node.meta["stack_trace"] = f'{trace}\n  File "{ROOT}/tests/moved.py", line {line}, in step'
 
 
 @pytest.mark.parametrize(
@@ -120,11 +129,23 @@ def test_a_program_that_was_made_from_another_has_anchors_in_itself() -> None:
     assert re_anchored(program, found) == found.debug
 
 
+def test_checks_of_a_size_have_the_line_of_the_operation_that_makes_it() -> None:
+    program, other = (torch.export.export(Positive(), (torch.ones(3, 4),), strict=False) for _ in range(2))
+    move(other, 1000)
+    stored = emitted(to_edge(program))
+    checks = [origin for origin in stored.debug.methods["forward"].handles.values() if "assert" in origin.op]
+    assert checks
+    assert all(origin.source for origin in checks)
+    assert re_anchored(program, stored) == stored.debug
+    assert re_anchored(program, stored, other) == emitted(to_edge(other)).debug
+
+
 def test_a_node_that_was_made_of_none_has_no_source_line() -> None:
     program = exported("sin")
     edge = to_edge(program)
     for node in edge.graph.nodes:
         node.meta.pop("from_node", None)
+        node.meta["stack_trace"] = f'  File "{ROOT}/tests/elsewhere.py", line 1, in step'
     found = emitted(edge)
     (origin,) = re_anchored(program, found).methods["forward"].handles.values()
     assert origin == Origin("aten.sin.default")

@@ -29,10 +29,16 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
     """
     anchors: dict[str, Mapping[int, int | None]] = {}
     for method, handles in nodes.items():
-        positions = {
-            (node.name, id(node.graph)): position for position, node in enumerate(exported_nodes(exported[method]))
+        positions: dict[tuple[str, int], int] = {}
+        places: dict[tuple[str, str], int] = {}
+        for position, node in enumerate(exported_nodes(exported[method])):
+            positions[node.name, id(node.graph)] = position
+            places.setdefault(place_of(node), position)
+        anchors[method] = {
+            # torch gives a check of a size no ancestor, but the place of the operation that made the size
+            handle: position_of(node, positions) if node.meta.get("from_node") else places.get(place_of(node))
+            for handle, node in handles.items()
         }
-        anchors[method] = {handle: position_of(node, positions) for handle, node in handles.items()}
     return anchors
 
 
@@ -80,6 +86,11 @@ def re_anchor_method(
             node = nodes[position]
             handles[handle] = Origin(origin.op, module_path(node), sources.source(node.meta.get("stack_trace")))
     return replace(debug, handles=handles)
+
+
+def place_of(node: Node) -> tuple[str, str]:
+    """Return a node's module and the calls that led to it."""
+    return module_path(node), node.meta.get("stack_trace") or ""
 
 
 def source_lines(program: ExportedProgram, sources: SourceRoots) -> list[str]:
