@@ -191,6 +191,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     import difflib  # a build without mistakes does without it
 
     names = sorted(known)
-    listed = ", ".join(f"`{each}`" for each in names) or "none"
+    listed = ", ".join(f"`{candidate}`" for candidate in names) or "none"
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean `{match[0]}`? known: {listed}" if match else f"known: {listed}"

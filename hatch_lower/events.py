@@ -129,7 +129,9 @@ class LiveReporter:
         if event.state == "start":
             self._under_way.append(event)
         elif event.state != "going":
-            self._under_way = [each for each in self._under_way if event.state == "note" or not each.ends_with(event)]
+            self._under_way = [
+                begun for begun in self._under_way if event.state == "note" or not begun.ends_with(event)
+            ]
             self.close()
             self._write_line(finished_line(event))
         self._draw()

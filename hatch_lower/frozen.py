@@ -30,32 +30,32 @@ class Frozen:
         declared = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         if len(values) > len(declared):
             raise TypeError(f"{type(self).__name__} takes {len(declared)} values, and was given {len(values)}")
-        given = dict(zip((each.name for each in declared), values, strict=False))
+        given = dict(zip((member.name for member in declared), values, strict=False))
         if twice := given.keys() & named.keys():
             raise TypeError(f"{type(self).__name__} was given `{min(twice)}` twice")
         given |= named
-        for each in declared:
-            if each.name not in given:
-                if each.default is not MISSING:
-                    given[each.name] = each.default
-                elif each.default_factory is not MISSING:
-                    given[each.name] = each.default_factory()
+        for member in declared:
+            if member.name not in given:
+                if member.default is not MISSING:
+                    given[member.name] = member.default
+                elif member.default_factory is not MISSING:
+                    given[member.name] = member.default_factory()
                 else:
-                    raise TypeError(f"{type(self).__name__} was given no `{each.name}`")
+                    raise TypeError(f"{type(self).__name__} was given no `{member.name}`")
         if len(given) > len(declared):
-            unknown = min(given.keys() - {each.name for each in declared})
+            unknown = min(given.keys() - {member.name for member in declared})
             raise TypeError(f"{type(self).__name__} has no `{unknown}`")
         self.__dict__.update(given)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))  # type: ignore[arg-type]
+        values = ", ".join(f"{member.name}={getattr(self, member.name)!r}" for member in fields(self))  # type: ignore[arg-type]
         return f"{type(self).__qualname__}({values})"
 
     def __eq__(self, other: object) -> bool:
         return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(getattr(self, each.name) for each in fields(self)))  # type: ignore[arg-type]
+        return hash(tuple(getattr(self, member.name) for member in fields(self)))  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -63,7 +63,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
         for span in read_spans(file.path):
             kind = span.kind()
             if kind in kinds and kind not in digests:
-                digests[kind] = {digest_of_span(each) for each in kinds[kind]}
+                digests[kind] = {digest_of_span(constant) for constant in kinds[kind]}
             if kind in kinds and digest_of_span(span) in digests[kind]:
                 size += kind[1]
         if size:
@@ -81,7 +81,7 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
         where: the TOML table to exclude it in.
     """
     pattern = relative if "/" in relative else f"/{relative}"
-    lines = ", ".join(json.dumps(each) for each in (*exclude, pattern))
+    lines = ", ".join(json.dumps(glob) for glob in (*exclude, pattern))
     cure = f"add to `[{where}]`: exclude = [{lines}]" if relative else "take it out of `force-include`"
     return (
         f"`{repeated.file.distributed}` is packaged although the lowered programs hold {repeated.size:,} bytes of its "

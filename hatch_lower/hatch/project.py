@@ -42,15 +42,17 @@ class Project(Frozen):
         """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
         root = self.settings.root
         inputs, exclude = self.tables
-        placed = [each for each in self.exclude if "/" in each.rstrip("/") and not each.startswith(("!", "**"))]
+        placed = [
+            pattern for pattern in self.exclude if "/" in pattern.rstrip("/") and not pattern.startswith(("!", "**"))
+        ]
         for pattern, where in (
-            *((each, inputs) for each in self.settings.inputs),
-            *((each, exclude) for each in placed),
+            *((pattern, inputs) for pattern in self.settings.inputs),
+            *((pattern, exclude) for pattern in placed),
         ):
             if is_something(root, pattern):
                 continue
-            roots = [each.relative_to(root) for each in self.view.import_roots if each.is_relative_to(root)]
-            meant = [(each / pattern).as_posix() for each in roots if is_something(root / each, pattern)]
+            roots = [folder.relative_to(root) for folder in self.view.import_roots if folder.is_relative_to(root)]
+            meant = [(folder / pattern).as_posix() for folder in roots if is_something(root / folder, pattern)]
             hint = f"; patterns are relative to the project: write `{meant[0]}`" if meant else ""
             yield f"`{pattern}` in `{where}` matches no file{hint}"
 
@@ -112,7 +114,7 @@ def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> P
         path=table_path(config.target_config, hook.target_name),
         dependencies=core.dependencies,
     )
-    roots = tuple(Path(os.path.normpath(root / each)) for each in config.dev_mode_dirs) or find_import_roots(files)
+    roots = tuple(Path(os.path.normpath(root / folder)) for folder in config.dev_mode_dirs) or find_import_roots(files)
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged
         roots = tuple(dict.fromkeys((*roots, root)))
     view = ProjectView(
@@ -199,7 +201,7 @@ def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files
     )
-    names = {each.distributed: each.distributed.encode(errors="backslashreplace").decode() for each in found}
+    names = {file.distributed: file.distributed.encode(errors="backslashreplace").decode() for file in found}
     odd = sorted(escaped for name, escaped in names.items() if escaped != name)
     if odd:
         raise ConfigError(

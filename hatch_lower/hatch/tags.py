@@ -145,7 +145,7 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
         needs = known["needs"]
         if needs is None:
             return None
-        versions = {name: tuple(each) for name, each in needs["versions"].items()}
+        versions = {name: tuple(version) for name, version in needs["versions"].items()}
         return NativeFile(needs["machine"], tuple(needs["libraries"]), versions)
 
     return read

@@ -98,12 +98,12 @@ def write_wheel(
     """Write the whole new archive to `target`."""
     archive = read_archive(wheel)
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
-    record = next((each for each in archive.members if each.filename == f"{metadata}RECORD"), None)
+    record = next((member for member in archive.members if member.filename == f"{metadata}RECORD"), None)
     if record is None:
         what = "the payload cannot be added to a wheel without a RECORD"
         raise PackageError(what, where=wheel.name, hint=f"see which build hook removes `{metadata}RECORD`")
-    check_paths({each.filename for each in archive.members}, payload)
-    first = next(i for i, each in enumerate(archive.members) if each.filename.startswith(metadata))
+    check_paths({member.filename for member in archive.members}, payload)
+    first = next(i for i, member in enumerate(archive.members) if member.filename.startswith(metadata))
     with zipfile.ZipFile(source) as file:
         rows = add_rows(file.read(record).decode(), metadata, payload)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as written:

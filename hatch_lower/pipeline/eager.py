@@ -139,8 +139,8 @@ class Sides:
                 found=f"eager {structure_of(expected)}, lowered {structure_of(given)}",
                 hint=self.hint,
             )
-        for (path, one), (_, other) in zip(expected_leaves, given_leaves, strict=True):
-            if difference := self.leaf_difference(one, other):
+        for (path, expected_leaf), (_, given_leaf) in zip(expected_leaves, given_leaves, strict=True):
+            if difference := self.leaf_difference(expected_leaf, given_leaf):
                 name = path_text(path) if part == "input" else pytree.keystr(path)
                 raise VerificationError(
                     "the lowered method computes something else than the eager module",
@@ -215,7 +215,7 @@ def verify_method(
         raise VerificationError(
             "the method draws random numbers, so that it cannot be compared with the eager module",
             where=where,
-            found=", ".join(f"`{each}`" for each in drawing),
+            found=", ".join(f"`{operator}`" for operator in drawing),
             hint=TRAINING_HINT
             if training
             else "let it take the random numbers as an input, or set `verify = false` for the recipe",
@@ -253,7 +253,7 @@ def draws(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     arguments = node.target._schema.arguments
-    values = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     values |= named_arguments(node)
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
 

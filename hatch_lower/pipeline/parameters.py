@@ -67,8 +67,8 @@ def paired(argument: Any, shape: Any) -> Iterator[tuple[Any, Any]]:
         for key, value in argument.items():
             yield from paired(value, shape.get(key))
     elif isinstance(argument, (tuple, list)) and isinstance(shape, (tuple, list)):
-        for value, each in zip(argument, shape, strict=False):
-            yield from paired(value, each)
+        for value, sizes in zip(argument, shape, strict=False):
+            yield from paired(value, sizes)
     else:
         yield argument, None
 

@@ -83,7 +83,7 @@ def resized_cases(method: CapturedMethod, seed: int) -> Iterator[tuple[str, list
         candidates = dict.fromkeys((value + 1, value * 2, value - 1, value + 2, low))
         usable = [size for size in candidates if size != value and max(low, 1) <= size <= high]
         tries = [{**sizes, symbol: size} for size in usable if has_whole_sizes(method, {**sizes, symbol: size})]
-        yield name, [rebuilt_case(method, f"{name} = {each[symbol]}", each, seed) for each in tries[:3]]
+        yield name, [rebuilt_case(method, f"{name} = {resized[symbol]}", resized, seed) for resized in tries[:3]]
 
 
 def has_whole_sizes(method: CapturedMethod, sizes: Sizes) -> bool:
@@ -116,7 +116,7 @@ def note_size(expression: sympy.Expr, number: int, sizes: dict[sympy.Symbol, int
     if expression.is_Symbol:
         sizes[expression] = number
         return
-    solutions = [each for each in sympy.solve(sympy.Eq(expression, number), symbols[0]) if each.is_Integer]
+    solutions = [solution for solution in sympy.solve(sympy.Eq(expression, number), symbols[0]) if solution.is_Integer]
     if solutions:
         sizes[symbols[0]] = int(solutions[0])
 

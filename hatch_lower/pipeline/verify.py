@@ -90,7 +90,7 @@ def load_program(plan: Plan, spans: Sequence[torch.Tensor], folder: Path, where:
     """
     kinds = DelegateKinds()
     try:
-        delegates = {each.backend: kinds.load(each.backend) for each in plan.delegates}
+        delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
         return execute_plan(plan, spans, delegates, folder, checks_outputs=True)
     except BaseException as error:
         if is_out_of_memory(error):

@@ -24,7 +24,7 @@ NATIVE_HEADS = (
     b"MZ",
     b"PK\x03\x04",  # an archive may hold libraries
     b"!<arch>\n",
-    *(bytes.fromhex(each) for each in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
+    *(bytes.fromhex(magic) for magic in ("feedface", "feedfacf", "cefaedfe", "cffaedfe", "cafebabe", "bebafeca")),
 )
 
 
@@ -134,9 +134,9 @@ def is_native(value: Any) -> bool:
             bool(value.get("target"))
             or bool(value.get("native"))
             or (isinstance(suffix, str) and suffix.lower().lstrip(".") in NATIVE_SUFFIXES)
-            or any(is_native(each) for each in value.values())
+            or any(is_native(member) for member in value.values())
         )
-    return isinstance(value, list) and any(is_native(each) for each in value)
+    return isinstance(value, list) and any(is_native(member) for member in value)
 
 
 def is_native_blob(head: bytes) -> bool:

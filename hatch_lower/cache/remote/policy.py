@@ -103,7 +103,7 @@ def read_policy(
             where=where,
             found=f"`{parts.scheme}://`, which may use the credentials of whoever builds",
             hint=f"name it in the environment variable `{CACHE}`, or use one of "
-            + ", ".join(f"`{each}`" for each in (*PORTS, *ANONYMOUS)),
+            + ", ".join(f"`{scheme}`" for scheme in (*PORTS, *ANONYMOUS)),
         )
     wants_push = environment.get(PUSH, "") == "1"
     warnings = []
