@@ -121,11 +121,11 @@ def read_stored(key: str, path: Path) -> StoredRecord:
     Raises:
         OSError: if it cannot be read.
     """
-    found = path.stat()
+    status = path.stat()
     value = parse_record(read_file(path))
     stored = value.get("stored") if isinstance(value, dict) else None
-    when = float(stored) if isinstance(stored, int) else found.st_mtime
-    return StoredRecord(key, path, found, check_record(key, value), when)
+    when = float(stored) if isinstance(stored, int) else status.st_mtime
+    return StoredRecord(key, path, status, check_record(key, value), when)
 
 
 def walk(folder: Path) -> Iterator[Path]:

@@ -82,12 +82,12 @@ def reason_to_distrust(directory: Path) -> str | None:
     above: Path | None = None  # the folder that holds the next step, if every user may write to it
     try:
         for step in way_to(directory):
-            found = step.lstat()
-            if above is not None and found.st_uid not in trusted:  # its owner may still put something else there
+            status = step.lstat()
+            if above is not None and status.st_uid not in trusted:  # its owner may still put something else there
                 return f"{step} belongs to another user"
             above = None
-            if found.st_mode & stat.S_IWOTH and not stat.S_ISLNK(found.st_mode):
-                if not found.st_mode & stat.S_ISVTX:
+            if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
+                if not status.st_mode & stat.S_ISVTX:
                     return f"every user may write to {step}"
                 above = step
         return reason_within(directory, trusted)
@@ -111,15 +111,15 @@ def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
     version = directory / VERSION
     for folder in (version, *(version / part for part in PARTS)):
         try:
-            found = folder.stat()
+            status = folder.stat()
         except FileNotFoundError:
             if folder == version and is_open:
                 return f"every user may write to {directory}, and the cache is not there yet"
             continue
         # members of the group to which the directory was given make folders of their own there
-        if not is_shared and found.st_uid not in trusted:
+        if not is_shared and status.st_uid not in trusted:
             return f"{folder} belongs to another user"
-        if found.st_mode & stat.S_IWOTH:
+        if status.st_mode & stat.S_IWOTH:
             return f"every user may write to {folder}"
     return None
 

@@ -134,11 +134,11 @@ class StatCache:
 
     def _digest(self, path: str, mark: str, new_hash: Callable[[], Hash]) -> str:
         name = path + mark
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             raise OSError(errno.EINVAL, "not a regular file", path)
         known = self._known.pop(name, None)
-        same = known is not None and known[:PARTS] == identity(found)
+        same = known is not None and known[:PARTS] == identity(status)
         if known is not None and same and known[-1]:
             self._known[name] = known  # at the end: used last
             return str(known[-1])

@@ -195,10 +195,10 @@ class Store(Frozen):
 
     def _digest(self, path: Path) -> str:
         """Return the digest of a blob's contents, as it is remembered if it is large; empty for what is no file."""
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             return ""
-        if found.st_size < LARGE:
+        if status.st_size < LARGE:
             return sha256_file(path)
         stats = self._stats()
         digest = stats.digest(path)

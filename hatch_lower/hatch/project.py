@@ -197,11 +197,11 @@ def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
     Raises:
         ConfigError: if a wheel cannot hold a file under its name.
     """
-    found = tuple(
+    distributed = tuple(
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files
     )
-    names = {file.distributed: file.distributed.encode(errors="backslashreplace").decode() for file in found}
+    names = {file.distributed: file.distributed.encode(errors="backslashreplace").decode() for file in distributed}
     odd = sorted(escaped for name, escaped in names.items() if escaped != name)
     if odd:
         raise ConfigError(
@@ -209,7 +209,7 @@ def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
             where=odd[0],
             hint="rename it, or add it to `exclude` under `[tool.hatch.build.targets.wheel]`",
         )
-    return found
+    return distributed
 
 
 def without_description(metadata: str) -> str:

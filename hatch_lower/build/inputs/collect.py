@@ -169,8 +169,8 @@ class Collector:
     def add_globs(self, globs: Sequence[str]) -> None:
         for glob in globs:
             matches = self.roots.project.glob(glob)
-            found = {below for match in matches for below in (match, *match.rglob("*"))}
-            self.add_files(str(path) for path in sorted(found) if path.is_file())
+            matching = {below for match in matches for below in (match, *match.rglob("*"))}
+            self.add_files(str(path) for path in sorted(matching) if path.is_file())
 
     def add_looks(self, paths: Iterable[str]) -> None:
         """Record what is there, where no more than that was asked."""
@@ -185,7 +185,7 @@ class Collector:
                 continue
             if is_metadata(path) or path.startswith(tuple(f"{folder}/" for folder in interpreters)):
                 continue
-            found = self.present.look(located)
+            state = self.present.look(located)
             if path in self.observations.removed:
                 self.doubt(located, "was removed while the export ran")
             elif path in self.observations.folders_made:
@@ -193,14 +193,14 @@ class Collector:
             elif path in self.observations.made:
                 if not self.is_initial(located):
                     self.absent.add(located)
-            elif self.was_another(path, found):
+            elif self.was_another(path, state):
                 self.doubt(located)
-            elif not found:
+            elif not state:
                 if not self.is_initial(located):
                     self.absent.add(located)
             else:
-                self.looks[located] = found
-                asked = (os.lstat, os.stat) if found.startswith("file ") else () if found == "folder" else (os.lstat,)
+                self.looks[located] = state
+                asked = (os.lstat, os.stat) if state.startswith("file ") else () if state == "folder" else (os.lstat,)
                 if any(self.is_young(ask(path)) for ask in asked):
                     self.doubt(located)
 
@@ -241,8 +241,8 @@ class Collector:
             if not names:
                 self.absent.add(located)
                 continue
-            found = os.stat(folder)
-            if self.is_young(found) or self.was_exchanged(folder, found):
+            status = os.stat(folder)
+            if self.is_young(status) or self.was_exchanged(folder, status):
                 self.doubt(located)
             self.listings[located] = names
         entries = frozenset(map(str, self.roots.search_path))
@@ -357,7 +357,7 @@ def is_in_archive(path: str) -> bool:
 
 
 def parents(path: str) -> list[str]:
-    found = [path]
-    while found[-1] != os.path.dirname(found[-1]):
-        found.append(os.path.dirname(found[-1]))
-    return found
+    above = [path]
+    while above[-1] != os.path.dirname(above[-1]):
+        above.append(os.path.dirname(above[-1]))
+    return above

@@ -187,17 +187,17 @@ def address_text(record: str) -> str:
 
 def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
     """Return, for each program that was started without the library in it, its path and why."""
-    found = []
+    programs = []
     for path in observed.executed:
         if os.path.isdir(path):
             continue  # no program; its start failed
         try:
             program = interpreter_of(Path(path))
             if os.path.realpath(program) not in observed.processes:
-                found.append(f"{path} {why_unrecorded(program)}")
+                programs.append(f"{path} {why_unrecorded(program)}")
         except OSError as error:
-            found.append(f"{path} could not be read: {error.strerror}")
-    return tuple(found)
+            programs.append(f"{path} could not be read: {error.strerror}")
+    return tuple(programs)
 
 
 def interpreter_of(program: Path) -> Path:

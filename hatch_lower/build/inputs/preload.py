@@ -43,9 +43,9 @@ def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     except ValueError:  # a quotation without an end
         named = []
     for command in ([*named], *([name] for name in COMPILERS)):
-        found = shutil.which(command[0], path=environment.get("PATH")) if command else None
-        if found:
-            return (found, *command[1:])
+        executable = shutil.which(command[0], path=environment.get("PATH")) if command else None
+        if executable:
+            return (executable, *command[1:])
     return None
 
 
@@ -86,11 +86,11 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
 def is_own(library: Path) -> bool:
     """Return whether a library is there, and is a file that nobody but this user or root can have written."""
     try:
-        found = library.lstat()
+        status = library.lstat()
     except FileNotFoundError:
         return False
-    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISREG(found.st_mode) and found.st_uid in (os.getuid(), 0) and not writable
+    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0) and not writable
 
 
 def is_whole(library: Path) -> bool:

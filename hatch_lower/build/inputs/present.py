@@ -103,13 +103,13 @@ class Present:
         """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
         path = self.roots.find(located)
         try:
-            found = os.lstat(path) if path is not None else None
+            status = os.lstat(path) if path is not None else None
         except (OSError, ValueError):
-            found = None
-        if path is None or found is None:
+            status = None
+        if path is None or status is None:
             return ABSENT
-        if not stat.S_ISLNK(found.st_mode):
-            return State.of(found).kind()
+        if not stat.S_ISLNK(status.st_mode):
+            return State.of(status).kind()
         target = os.readlink(path)
         named = (self.roots.locate(target) or "") if os.path.isabs(target) else target
         try:
@@ -122,29 +122,29 @@ class Present:
         """Return the times of modification and of change of what is at a path."""
         path = self.roots.find(located)
         try:
-            found = os.stat(path) if path is not None else None
+            status = os.stat(path) if path is not None else None
         except (OSError, ValueError):
-            found = None
-        return ABSENT if found is None else f"{found.st_mtime_ns} {found.st_ctime_ns}"
+            status = None
+        return ABSENT if status is None else f"{status.st_mtime_ns} {status.st_ctime_ns}"
 
     @remembered
     def listing(self, located: str) -> str:
         """Return the digest of the names in a folder, and of which of them are folders."""
         path = self.roots.find(located)
-        found = self._list(str(path)) if path is not None else None
-        if found is None:
+        listing = self._list(str(path)) if path is not None else None
+        if listing is None:
             return ABSENT
-        return digest_of_names(f"{name}/" if name in found.folders else name for name in found.names)
+        return digest_of_names(f"{name}/" if name in listing.folders else name for name in listing.names)
 
     @remembered
     def importable(self, located: str) -> str:
         """Return the digest of what can be imported from a folder."""
         path = self.roots.find(located)
-        found = self._list(str(path)) if path is not None else None
-        if path is None or found is None:
+        listing = self._list(str(path)) if path is not None else None
+        if path is None or listing is None:
             return ABSENT
         namespaces = os.path.realpath(path) not in self._import_folders
-        return digest_of_names(importable_kinds(str(path), found, namespaces=namespaces))
+        return digest_of_names(importable_kinds(str(path), listing, namespaces=namespaces))
 
     @remembered
     def module(self, name: str, owners: tuple[str, ...] = ()) -> str:
@@ -208,8 +208,8 @@ class Present:
 
     def _list(self, path: str) -> Listing | None:
         if path not in self._listings:
-            found = list_folder(path)
-            self._listings[path] = list_archive(path) if found is None and os.path.isfile(path) else found
+            listing = list_folder(path)
+            self._listings[path] = list_archive(path) if listing is None and os.path.isfile(path) else listing
         return self._listings[path]
 
 

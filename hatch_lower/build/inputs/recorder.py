@@ -100,8 +100,8 @@ def mapped_libraries() -> list[str]:
             fields = [line.rstrip("\n").split(None, 5) for line in maps]
     except OSError:
         return []
-    found = dict.fromkeys(row[5] for row in fields if len(row) == 6 and row[5].startswith("/"))
-    return [path for path in found if ".so" in os.path.basename(path) and not path.endswith(" (deleted)")]
+    mapped = dict.fromkeys(row[5] for row in fields if len(row) == 6 and row[5].startswith("/"))
+    return [path for path in mapped if ".so" in os.path.basename(path) and not path.endswith(" (deleted)")]
 
 
 def folders_of_finders() -> list[str]:
@@ -282,11 +282,11 @@ class NotingFinder:
 
 
 def entries_of(folders: set[str]) -> list[str]:
-    found = []
+    entries = []
     for folder in sorted(folders):
         with contextlib.suppress(OSError):
-            found += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    return found
+            entries += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    return entries
 
 
 def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
