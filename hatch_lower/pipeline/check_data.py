@@ -15,11 +15,6 @@ CHECK_BYTES = 1 << 20
 """Bytes of tensors up to which they are packaged."""
 
 
-def check_tensors(model: CapturedModel) -> tuple[Mapping[str, torch.Tensor], str]:
-    """Return the tensors for `check.safetensors`, and a note if they are left out."""
-    return limited(*example_tensors(model))
-
-
 def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
     """Return what `example_tensors` found as far as it is small enough to be packaged, and the note."""
     total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())

@@ -19,7 +19,7 @@ from hatch_lower.errors import VerificationError
 from hatch_lower.events import NullReporter
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.check_data import CHECK_BYTES, check_tensors
+from hatch_lower.pipeline.check_data import CHECK_BYTES, example_tensors, limited
 from hatch_lower.pipeline.eager import Verification, random_operators, verify_method
 from hatch_lower.pipeline.random_inputs import example_case, random_case, resized_cases
 
@@ -264,7 +264,7 @@ def test_a_method_that_draws_random_numbers_is_told_so() -> None:
         "  found: `aten.rand_like.default`\n"
         "  to do: let it take the random numbers as an input, or set `verify = false` for the recipe"
     )
-    assert check_tensors(model) == ({}, "")
+    assert example_tensors(model) == ({}, "")
 
 
 @pytest.mark.parametrize(
@@ -364,10 +364,10 @@ def test_dimensions_and_numbers_without_a_name() -> None:
     assert example_case(method).args[1] == 5
 
 
-def test_check_tensors() -> None:
+def test_check_data_are_the_example_inputs_and_what_eager_returns() -> None:
     module = Counter()
     example = torch.arange(6.0).reshape(2, 3).t()
-    tensors, note = check_tensors(captured(module, example))
+    tensors, note = limited(*example_tensors(captured(module, example)))
     assert note == ""
     assert sorted(tensors) == ["forward/input/0", "forward/output/0", "forward/output/1"]
     assert torch.equal(tensors["forward/output/0"], example + 1)
@@ -375,8 +375,8 @@ def test_check_tensors() -> None:
     assert module.count == 0
 
 
-def test_check_tensors_that_are_too_large() -> None:
-    tensors, note = check_tensors(captured(Function(lambda x: x + 1), torch.zeros(CHECK_BYTES // 4)))
+def test_check_data_that_are_too_large_are_left_out() -> None:
+    tensors, note = limited(*example_tensors(captured(Function(lambda x: x + 1), torch.zeros(CHECK_BYTES // 4))))
     assert tensors == {}
     assert note == "no check data: example inputs and outputs take 2097152 bytes, more than 1048576"
 
