@@ -122,3 +122,15 @@ def test_a_run_half_stands_on_the_runtime(module: str) -> None:
     shared = ("hatch_lower.backends.call_map", engine) if module.endswith(".run") else ()
     own = {part(name) for name in own_imports(module, lazy=True) if not name.startswith(shared)}
     assert own <= RUN_HALF_MAY_IMPORT
+
+
+@pytest.mark.parametrize("page", [PAGE, PACKAGE.parent / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_a_page_names_files_and_modules_that_are_there(page: Path) -> None:
+    folders = f"hatch_lower|tests|tools|docs|benchmarks|{'|'.join(sorted(LAYER.keys() - WORDS))}"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text()))
+    modules = set(re.findall(r"python -m (hatch_lower[\w.]*)", page.read_text()))
+    assert named
+    assert [
+        name for name in sorted(named) if not any((root / name).exists() for root in (PACKAGE, PACKAGE.parent))
+    ] == []
+    assert modules <= MODULES.keys()
