@@ -73,7 +73,6 @@ def can_be_packaged(name: str) -> bool:
 
 
 def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile]:
-    """Return a model's assets as files of its package's folder, by their names."""
     return {
         name: PayloadFile(f"{model}/assets/{name}", path, path.stat().st_size, sha256_file(path))
         for name, path in sorted(assets.items())

@@ -29,13 +29,7 @@ HASH_SEEDS = 4_294_967_295
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit that found nothing wrong looked at.
-
-    Args:
-        known: models whose stored result holds; the others would be exported anyway.
-        audited: those of them that were exported again and came out the same.
-        skipped: those of the sample that cannot be compared, as something about them has no digest.
-    """
+    """What an audit that found nothing wrong looked at."""
 
     known: tuple[str, ...]
     audited: tuple[str, ...]
@@ -44,11 +38,6 @@ class Audit:
 
 def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
     """Export a sample of the models whose stored result holds again, and compare.
-
-    Args:
-        context: of the project, with an empty folder; nothing is written to its cache.
-        rate: the share of models to audit, 0 to 1.
-        seed: chooses another sample, and another hash seed.
 
     Raises:
         CacheError: if an export came out otherwise; it names model and method, and what differs.
@@ -154,7 +143,6 @@ def other_locale() -> str:
 
 
 def stale_error(stale: Mapping[str, Sequence[str]], plain: Mapping[str, Sequence[str]], root: Path) -> CacheError:
-    """Return the error for results that do not hold."""
     wrong = {model: lines for model, lines in plain.items() if lines}
     lines = [f"{model}.{line}" for model, each in (wrong or stale).items() for line in each]
     if wrong:

@@ -78,7 +78,6 @@ def result_of(
 
 
 def collect_payload(settings: Settings, results: Sequence[ModelResult], work: Path) -> tuple[PayloadFile, ...]:
-    """Return all files under their paths in the wheel, each package's manifest among them."""
     packages: dict[str, list[ModelResult]] = {}
     for model, result in zip(settings.models, results, strict=True):
         packages.setdefault(model.package, []).append(result)

@@ -28,25 +28,16 @@ NO_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """A child process that has ended.
-
-    Args:
-        folder: where it left its answer, if it did.
-        place: its model, and the stage in which the child was last seen.
-        status: its exit status; the signal as a negative number.
-        timed_out: whether it was ended because its time was up.
-        output: the last lines that it printed.
-    """
+    """A child process that has ended."""
 
     folder: Path
-    place: str
-    status: int
+    place: str  # its model, and the stage in which the child was last seen
+    status: int  # a signal as a negative number
     timed_out: bool
     output: tuple[str, ...]
 
 
 def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
-    """Return a child's answer, or the error that says why there is none."""
     tail = output_tail(exited.output)
     if exited.timed_out:
         return ProcessError(

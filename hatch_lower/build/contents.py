@@ -73,7 +73,6 @@ class Contents:
         return plan
 
     def debug(self, recipe: RecipeEntry) -> DebugMap:
-        """Return a recipe's debug map."""
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
 
 
@@ -114,7 +113,6 @@ def folders_in_wheel(path: Path) -> Iterator[Contents]:
 
 
 def read_checked(wheel: Path, folder: str, entry: FileEntry) -> bytes:
-    """Return the bytes of one of the manifest's files in a wheel."""
     member = f"{folder}/{entry.path}"
     return checked(read_member(wheel, member), entry, f"{wheel.name}: {member}")
 
@@ -147,7 +145,6 @@ def member_start(wheel: Path, entry: zipfile.ZipInfo) -> int:
 
 
 def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
-    """Return the contents of a file in a folder."""
     path = folder.locate(entry)
     try:
         return checked(map_part(path, 0, entry.size), entry, str(path))
@@ -171,11 +168,6 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 def checked(data: Data, entry: FileEntry, where: str) -> Data:
-    """Return data whose digest is the one that the manifest lists.
-
-    Raises:
-        ProgramError: if it is not.
-    """
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ProgramError(
             "a packaged program file is not the one that the manifest lists",
@@ -196,11 +188,6 @@ def unreadable(where: str, error: Exception) -> ProgramError:
 
 
 def wheel_members(wheel: Path) -> list[str]:
-    """Return the names of a wheel's members.
-
-    Raises:
-        ProgramError: if it cannot be read.
-    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.namelist()
@@ -209,11 +196,7 @@ def wheel_members(wheel: Path) -> list[str]:
 
 
 def read_member(wheel: Path, member: str) -> bytes:
-    """Return the bytes of a document in a wheel; one that is too large for a document is not inflated.
-
-    Raises:
-        ProgramError: if it cannot be read.
-    """
+    """Return the bytes of a document in a wheel; one that is too large for a document is not inflated."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             size = archive.getinfo(member).file_size
@@ -303,7 +286,6 @@ def wheel_text(path: Path) -> str:
 
 
 def find_distribution(name: str) -> Distribution:
-    """Return the installed distribution of that name, or that of the model `model` or `distribution:model`."""
     try:
         return Distribution.from_name(name)
     except (PackageNotFoundError, ValueError):

@@ -17,14 +17,7 @@ from hatch_lower.frozen import Frozen
 
 
 class BuildContext(Frozen):
-    """What one build works with.
-
-    Args:
-        view: what the models' code sees of its project.
-        work: an empty folder for the files of this build; it must live until they are in the wheel.
-        reporter: is told of the stages; what the models' code and the backends print are notes of the stage `output`.
-        environment: of the child processes.
-    """
+    """What one build works with."""
 
     settings: Settings
     view: ProjectView
@@ -40,7 +33,6 @@ class BuildContext(Frozen):
 
 
 def build_context(settings: Settings, view: ProjectView, work: Path, store: Store, reporter: Reporter) -> BuildContext:
-    """Return what a build in this process's environment works with."""
     capability = cpu_capability(CPU_INFORMATION)
     environment = child_environment(os.environ, settings.pass_env, sys.path, work / "temporary", capability)
     return BuildContext(settings, view, work, store, reporter, environment)
@@ -70,7 +62,6 @@ class CacheNotes:
             self._reporter.report(Event("cache", "note", self._project, detail=line))
 
     def report_to(self, reporter: Reporter) -> None:
-        """Report to this one from now on, first what was kept."""
         self._reporter = reporter
         early, self._early = self._early, []
         for line in early:

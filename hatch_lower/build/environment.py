@@ -60,13 +60,7 @@ def child_environment(
     temporary: Path,
     instruction_sets: str = "",
 ) -> dict[str, str]:
-    """Return a child's environment.
-
-    Args:
-        search_path: the caller's `sys.path`, so that the child imports what the caller would.
-        temporary: the folder for temporary files; it goes with the build, whatever the child leaves in it.
-        instruction_sets: of the processor, as `build.inputs.machine.cpu_capability` names them.
-    """
+    """Return a child's environment."""
     passed = {name: value for name, value in environment.items() if matches(name, PASSED) and name not in FRONTENDS}
     asked = {name: value for name, value in environment.items() if matches(name, pass_env)}
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in search_path if entry)}
@@ -75,7 +69,6 @@ def child_environment(
 
 
 def fixed_variables(instruction_sets: str) -> Mapping[str, str]:
-    """Return the variables that are the same in every build on processors with the given instruction sets."""
     return {**FIXED, **(AVX2 if {"avx2", "fma"} <= set(instruction_sets.split()) else {})}
 
 

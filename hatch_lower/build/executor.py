@@ -86,7 +86,6 @@ def export_models(
 
 
 def import_sbom_writer() -> None:
-    """Import what writes the SBOM at the end of the build."""
     # It takes 0.3 s (0.7 s on a busy machine), in which this process would only wait for its children.
     with contextlib.suppress(ImportError):  # the SBOM's own import will say so
         import hatch_lower.build.sbom.document  # noqa: F401
@@ -95,7 +94,6 @@ def import_sbom_writer() -> None:
 def record_results(
     context: BuildContext, known: Mapping[str, LookupResult], answers: Sequence[Answer]
 ) -> dict[str, ModelResult]:
-    """Return the results of exported models with reasons, and write the history that `hatch-lower explain` reads."""
     settings, store = context.settings, context.store
     before = read_history(store.directory, settings.root) if store.mode != "off" else None
     histories: dict[str, ModelHistory] = {}

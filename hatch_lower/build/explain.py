@@ -68,13 +68,7 @@ class ModelHistory:
 
 @dataclass(frozen=True, slots=True)
 class BuildHistory:
-    """The last build of a project that exported something and came to its end.
-
-    Args:
-        name: of the distribution.
-        version: of the distribution.
-        models: by name.
-    """
+    """The last build of a project that exported something and came to its end."""
 
     name: str
     version: str
@@ -88,17 +82,7 @@ Exported: TypeAlias = "ModelReport | ModelHistory"
 def explain_methods(
     before: Exported | None, after: Exported, changes: Sequence[str], read_blob: ReadBlob
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each method of `after` what changed; the first line is for the build's summary.
-
-    Args:
-        before: the nearest earlier build of this model; `None` if there is none.
-        after: this build.
-        changes: what level 1 saw change, in words.
-        read_blob: finds the stored forms of the exported graphs; without them a changed graph is only named as such.
-
-    Returns:
-        Method to lines; there is always at least one.
-    """
+    """Return for each method of `after` what changed; the first line is for the build's summary."""
     names = dict.fromkeys([*after.methods, *(row.method for row in after.rows)])
     if before is None:
         return dict.fromkeys(names, (FIRST_BUILD,))
@@ -116,7 +100,6 @@ def explain_methods(
 
 
 def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlob) -> list[str]:
-    """Return how one method's exports differ: graph, weights, names, example inputs."""
     lines: list[str] = []
     told = (before.graph, before.names) != (after.graph, after.names)
     old, new = (read_stored(each.form, read_blob) if told else None for each in (before, after))
@@ -142,18 +125,12 @@ def renamed(before: Form | None, after: Form | None) -> str:
 
 
 def read_stored(digest: str, read_blob: ReadBlob) -> Form | None:
-    """Return a stored form, if it is there and whole."""
     data = read_blob(digest) if digest else None
     return read_form(data) if data is not None and sha256_bytes(data) == digest else None
 
 
 def read_history(directory: Path, root: Path) -> BuildHistory | None:
-    """Return a project's last build, or `None` if nothing is known of one.
-
-    Args:
-        directory: the store's, `Store.directory`.
-        root: the project's folder.
-    """
+    """Return a project's last build, or `None` if nothing is known of one."""
     try:
         value = json.loads(read_file(history_path(directory, root)))
         if value["schema"] != SCHEMA:
@@ -165,13 +142,7 @@ def read_history(directory: Path, root: Path) -> BuildHistory | None:
 
 
 def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
-    """Remember a build that came to its end; a folder that cannot be written is left as it is.
-
-    Args:
-        directory: the store's, `Store.directory`; call this only if `Store.writes`.
-        root: the project's folder.
-        history: what was done.
-    """
+    """Remember a build that came to its end; a folder that cannot be written is left as it is."""
     path = history_path(directory, root)
     with contextlib.suppress(OSError):
         write_file(path, canonical_json({"schema": SCHEMA, "build": encode(history)}))

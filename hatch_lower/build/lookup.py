@@ -83,13 +83,7 @@ class LookupResult(Frozen):
 
 
 class ResultLookup:
-    """Looks for results that still hold. Every file is looked at once, for all models and all earlier results.
-
-    Args:
-        roots: by which the child's inputs are located.
-        environment: of the child process that would export.
-        project: what is recorded of the project's metadata where it is read.
-    """
+    """Looks for results that still hold. Every file is looked at once, for all models and all earlier results."""
 
     def __init__(
         self, store: Store, roots: Roots, environment: Mapping[str, str], project: Mapping[str, str] = {}
@@ -204,12 +198,7 @@ def add_entry(
     *,
     elsewhere: bool = False,
 ) -> None:
-    """Put an entry before those that are stored under a key.
-
-    Args:
-        components: what the record is described with.
-        elsewhere: whether the entries are those of the shared cache.
-    """
+    """Put an entry before those that are stored under a key."""
     entry = {"inputs": inputs.to_json(), "report": report_key}
 
     def add(known: Any) -> tuple[Any, tuple[str, ...]]:
@@ -256,11 +245,6 @@ def stats_path(store: Store) -> Path:
 
 
 def roots_of(root: Path, search_path: Sequence[Path], environment: Mapping[str, str], ignored: Sequence[Path]) -> Roots:
-    """Return the roots by which the child's inputs are located, the same in parent and child.
-
-    Args:
-        search_path: `sys.path` of the child process, without the folders that this build makes for it.
-        ignored: folders of this build, and the cache.
-    """
+    """Return the roots by which the child's inputs are located, the same in parent and child."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     return Roots(root, tuple(search_path), home, tuple(ignored))

@@ -36,8 +36,6 @@ REST_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A running child process."""
-
     request: Request
     process: subprocess.Popen[bytes]
     events: io.FileIO
@@ -109,7 +107,6 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
 
 
 def start(request: Request, environment: Mapping[str, str]) -> Child:
-    """Start a child in a session of its own, so that it can be ended together with the compilers that it runs."""
     read_end, write_end = os.pipe()
     try:
         request = replace(request, events=write_end)
@@ -189,7 +186,6 @@ def take_event(child: Child, line: bytes, reporter: Reporter) -> None:
 
 
 def tell_of_long_stage(child: Child, reporter: Reporter) -> None:
-    """Say every ten seconds which stage a child is still at."""
     now = time.monotonic()
     if child.open_stages and now - max(child.heard, child.told) >= LONG_SECONDS:
         child.told = now
@@ -242,7 +238,6 @@ def end(children: Sequence[Child]) -> None:
 
 
 def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, timeout: float) -> Answer | LowerError:
-    """Read the rest of a child's pipes, close them, and return its answer."""
     for descriptor in child.descriptors():
         if descriptor in selector.get_map():
             selector.unregister(descriptor)

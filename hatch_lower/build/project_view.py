@@ -55,13 +55,11 @@ class DistributedFile(Frozen):
 
 
 def find_import_roots(files: Iterable[DistributedFile]) -> tuple[Path, ...]:
-    """Return the directories from which the files' modules can be imported under their distributed names."""
     roots = (file.root() for file in files if file.is_python())
     return tuple(dict.fromkeys(root for root in roots if root is not None))
 
 
 def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
-    """Return the names of the top-level import packages in the wheel, sorted."""
     tops = {file.top() for file in files if file.is_python() and "/" in file.distributed}
     return tuple(sorted(top for top in tops if top.isidentifier()))
 

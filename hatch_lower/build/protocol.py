@@ -56,15 +56,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child process answers.
-
-    Args:
-        report: of its model.
-        unknown: reasons why what the export read is not known completely, so that the next build exports again.
-    """
+    """What a child process answers."""
 
     report: ModelReport
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # why the next build exports again whatever has changed
 
 
 def write_answer(folder: Path, answer: Answer | LowerError) -> None:

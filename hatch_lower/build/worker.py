@@ -42,7 +42,6 @@ from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 
 def main(arguments: list[str]) -> int:
-    """Lower the model of a request file; return the exit status."""
     request = read_record(Request, Path(arguments[0]))
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGTERM, leave)
@@ -122,7 +121,6 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
 
 
 def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:
-    """Find the model, capture its methods, and lower them, or say what they are."""
     model = next(model for model in request.settings.models if model.name == request.model)
     with stage(reporter, "discover", model.name):
         # What importing makes stays for good: collecting while it is made, and looking through it in every later
@@ -173,7 +171,6 @@ def enter_project(request: Request) -> None:
 
 
 def enter_folder(root: Path, model: str) -> None:
-    """Work in the project's folder again: the model's code may have entered another one, and removed it."""
     try:
         os.chdir(root)
     except OSError as error:

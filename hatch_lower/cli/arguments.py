@@ -33,7 +33,6 @@ def target_of(text: str, is_path: bool) -> str | Path:
 
 
 def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
-    """Return the one model that is asked for, or the only one."""
     every = [(contents, name) for contents in folders for name in contents.models]
     chosen = [each for each in every if model is None or each[1] == model]
     if len(chosen) != 1:
@@ -48,7 +47,6 @@ def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, 
 
 
 def choose_recipe(model: str, entry: ModelEntry, recipe: str | None) -> str:
-    """Return the recipe that is asked for, or the first in load order."""
     if recipe is not None and recipe not in entry.recipes:
         raise ProgramError("there is no such recipe", where=f"model `{model}`", found=nearest(recipe, entry.recipes))
     return recipe or entry.order[0]

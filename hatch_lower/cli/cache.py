@@ -251,7 +251,6 @@ def keygen() -> None:
 
 
 def open_here() -> Store:
-    """Return the store that the environment names; why it is not used goes to stderr."""
     return open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
 
 

@@ -90,11 +90,6 @@ def places_of(target: str | Path) -> Iterator[list[Place]]:
 
 
 def unpack(wheel: Path, work: Path) -> list[Place]:
-    """Unpack the lowered models of a wheel into a folder.
-
-    Raises:
-        ProgramError: if the wheel has none or cannot be read, or a manifest is damaged.
-    """
     members = wheel_members(wheel)
     refuse_incomplete(wheel, members)
     manifests = sorted(each for each in members if each.endswith(f"/{MANIFEST}"))
@@ -133,7 +128,6 @@ def refuse_incomplete(wheel: Path, members: Sequence[str]) -> None:
 
 
 def recorded_digests(wheel: Path, members: Sequence[str]) -> dict[str, str]:
-    """Return the sha256 of each member as the wheel's RECORD lists it."""
     digests: dict[str, str] = {}
     for member in members:
         if member.endswith(".dist-info/RECORD") and member.count("/") == 1:
@@ -174,11 +168,7 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
 
 
 def refuse_larger(wheel: Path, members: Mapping[str, tuple[int, FileEntry]], target: Path) -> None:
-    """Refuse files that would become larger than the manifest says, or than there is space for.
-
-    Raises:
-        ProgramError: before anything is unpacked.
-    """
+    """Refuse files that would become larger than the manifest says, or than there is space for."""
     for name, (size, entry) in members.items():
         if size > entry.size:
             raise ProgramError(
@@ -198,11 +188,6 @@ def refuse_larger(wheel: Path, members: Mapping[str, tuple[int, FileEntry]], tar
 
 
 def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -> None:
-    """Copy a member of an archive to a file.
-
-    Raises:
-        ProgramError: if the archive is damaged there, or the file cannot be written.
-    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(plain_member(archive, name)) as source, target.open("wb") as file:
@@ -217,7 +202,6 @@ def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -
 
 
 def placed(error: ProgramError, folder: str, place: str) -> ProgramError:
-    """Return an error about an unpacked file as one about the wheel."""
     return ProgramError(error.what, where=error.where.replace(folder, place), found=error.found, hint=error.hint)
 
 
@@ -247,7 +231,6 @@ def choose(
 def check_all(
     chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance
 ) -> list[CheckRow]:
-    """Check models; unpacked files are called by their place in the wheel."""
     from hatch_lower.runtime.check import check_model
 
     return [

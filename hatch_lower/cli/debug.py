@@ -139,7 +139,6 @@ def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
 
 
 def computing_order(entry: tuple[str, Sequence[int]]) -> tuple[int, list[tuple[int, str]]]:
-    """Return a sort key for a delegate's ids: handles follow the graph, so this is nearly how the delegate computes."""
     identifier, handles = entry
     return min(handles, default=0), natural_order(identifier)
 

@@ -49,7 +49,6 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
 
 
 def explain_report(project: Project, models: Sequence[str]) -> Report:
-    """Return the last build and what is known of the next one, as JSON-able values."""
     from hatch_lower.build.build import look_up
     from hatch_lower.build.context import build_context
     from hatch_lower.build.explain import read_history
@@ -73,7 +72,6 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
 
 
 def last_report(last: BuildHistory, models: Iterable[str]) -> Report:
-    """Return what the last build did with each model that it had."""
     return {
         "version": last.version,
         "models": {name: model_report(last.models[name]) for name in models if name in last.models},
@@ -81,7 +79,6 @@ def last_report(last: BuildHistory, models: Iterable[str]) -> Report:
 
 
 def model_report(model: ModelHistory) -> Report:
-    """Return what the last build did with one model."""
     return {
         "level": model.level,
         "changes": list(model.changes),
@@ -104,7 +101,6 @@ def model_report(model: ModelHistory) -> Report:
 
 
 def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report:
-    """Return whether a model's stored result holds, and all that has changed if it does not."""
     from hatch_lower.build.diff.settings import key_changes
 
     if known is None:  # the cache is off
@@ -120,7 +116,6 @@ def next_report(known: LookupResult | None, last: ModelHistory | None) -> Report
 
 
 def explain_lines(report: Report) -> Iterator[str]:
-    """Yield a report as lines for people."""
     yield f"{report['name']} {report['version']} in {report['root']}"
     last = report["last"]
     yield ""
@@ -140,7 +135,6 @@ def explain_lines(report: Report) -> Iterator[str]:
 
 
 def last_lines(name: str, model: Report) -> Iterator[str]:
-    """Yield what the last build did with one model."""
     yield f"  {name}: {LEVELS[model['level']]}"
     common = common_reasons(model["reasons"])
     yield from block("all methods" if len(model["reasons"]) > 1 else "why", common)
@@ -164,19 +158,12 @@ def last_lines(name: str, model: Report) -> Iterator[str]:
 
 
 def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the lines that every method has, in order."""
     first = next(iter(reasons.values()), [])
     return [line for line in first if all(line in reason for reason in reasons.values())]
 
 
 def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:
-    """Yield what the next build would do with one model.
-
-    Args:
-        name: the model's.
-        model: its report.
-        known: whether the last build had it.
-    """
+    """Yield what the next build would do with one model."""
     reasons = [*model["settings"], *model["changes"], *model["unknown"]]
     if model["unchanged"]:
         yield f"  {name}: unchanged, nothing will be run"
@@ -188,7 +175,6 @@ def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:
 
 
 def block(title: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield lines below a title, one alone beside it."""
     if len(lines) == 1:
         yield f"    {title}: {lines[0]}"
     elif lines:

@@ -110,7 +110,6 @@ def recipe_report(contents: Contents, recipe: RecipeEntry, plan: Plan) -> Report
 
 
 def delegate_reports(plan: Plan, method: MethodPlan, sizes: Mapping[str, int]) -> list[Report]:
-    """Return each delegate that a method calls, and how often its graphs call it."""
     calls = Counter(delegate_calls(method.graph))
     return [
         {

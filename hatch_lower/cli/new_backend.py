@@ -76,11 +76,7 @@ def new_backend(name: str, directory: Path | None) -> None:
 
 
 def check_name(name: str) -> Names:
-    """Return the names of a new backend.
-
-    Raises:
-        ConfigError: if it cannot be an id, a package and a distribution, or an installed backend has that id.
-    """
+    """Return the names of a new backend."""
     if NAME.fullmatch(name) is None or keyword.iskeyword(name):
         raise ConfigError(
             "a backend cannot have such a name",

@@ -43,7 +43,6 @@ def show_report(report: Any, as_json: bool, lines: Callable[[Any], Iterable[str]
 
 
 def show_error(error: Exception) -> None:
-    """Print why a command ends."""
     first, *rest = map(printable, str(error).split("\n"))
     click.echo("\n".join([f"{click.style('error:', fg='red', bold=True)} {first}", *rest]), err=True)
 

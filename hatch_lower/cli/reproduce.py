@@ -71,11 +71,7 @@ def reproduce(
 
 
 def prepare(keep: Path, wheel: Path) -> Path:
-    """Make the folder for the rebuilt wheel.
-
-    Raises:
-        PackageError: if it cannot be made, or has the wheel in it.
-    """
+    """Make the folder for the rebuilt wheel."""
     try:
         keep.mkdir(parents=True, exist_ok=True)
         if keep.samefile(wheel.parent):
@@ -92,11 +88,7 @@ def prepare(keep: Path, wheel: Path) -> Path:
 
 
 def keep_files(again: Rebuilt, target: Path) -> None:
-    """Copy the rebuilt wheel and what its build printed into a folder.
-
-    Raises:
-        PackageError: if they cannot be written.
-    """
+    """Copy the rebuilt wheel and what its build printed into a folder."""
     try:
         shutil.copyfile(again.wheel, target / again.wheel.name)
         (target / LOG).write_text(again.log, encoding="utf-8")

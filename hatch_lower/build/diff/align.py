@@ -58,13 +58,7 @@ def middle_pairs(before: Sequence[str], after: Sequence[str]) -> list[tuple[int,
 
 
 def walk_back(kept: Sequence[Sequence[int]], rows: int, columns: int) -> list[tuple[int, int]]:
-    """Return the pairs on the path that `middle_pairs` found.
-
-    Args:
-        kept: for each number of edits, what was reached with one fewer, on the diagonals -edits - 1 … edits + 1.
-        rows: the first sequence's length.
-        columns: the second sequence's length.
-    """
+    """Return the pairs on the path that `middle_pairs` found."""
     pairs = []
     row, column = rows, columns
     for edits in range(len(kept) - 1, -1, -1):
@@ -81,7 +75,6 @@ def walk_back(kept: Sequence[Sequence[int]], rows: int, columns: int) -> list[tu
 
 
 def gaps(pairs: Sequence[tuple[int, int]], rows: int, columns: int) -> list[Gap]:
-    """Return the stretches between pairs, in order."""
     stretches = []
     row, column = 0, 0
     for left, right in [*pairs, (rows, columns)]:

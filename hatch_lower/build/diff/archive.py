@@ -35,29 +35,16 @@ UNREADABLE = (EOFError, NotImplementedError, OSError, RuntimeError, UnicodeError
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel that has been read once.
-
-    Args:
-        path: the file.
-        members: name to entry in the directory, in its order; of two of one name the last.
-        digests: name to the sha256 of the contents.
-        repeated: names that are there more than once.
-        start: where the directory begins.
-    """
+    """A wheel that has been read once."""
 
     path: Path
-    members: Mapping[str, zipfile.ZipInfo]
+    members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; of two of one name the last
     digests: Mapping[str, str]
-    repeated: tuple[str, ...]
-    start: int
+    repeated: tuple[str, ...]  # names that are there more than once
+    start: int  # of the directory
 
 
 def read_wheel(path: Path) -> Wheel:
-    """Return a wheel, after reading all of it.
-
-    Raises:
-        PackageError: if it cannot be read, or is damaged.
-    """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -80,7 +67,6 @@ def unreadable(path: Path, error: BaseException) -> PackageError:
 
 
 def digest_of_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
-    """Return the sha256 of a member's contents, read in pieces; its checksum is looked at."""
     if entry.compress_type not in COMPRESSIONS:
         msg = f"compression method {entry.compress_type}, which is not one of a wheel's"
         raise NotImplementedError(msg)
@@ -92,11 +78,7 @@ def digest_of_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
 
 
 def map_member(wheel: Wheel, name: str) -> memoryview:
-    """Return a member's contents: a part of the wheel if it is stored, a temporary file otherwise.
-
-    Raises:
-        PackageError: if the wheel cannot be read.
-    """
+    """Return a member's contents: a part of the wheel if it is stored, a temporary file otherwise."""
     entry = wheel.members[name]
     if entry.compress_type == zipfile.ZIP_STORED:
         return map_part(wheel.path, member_start(wheel.path, entry), entry.file_size)
@@ -138,7 +120,6 @@ def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
 
 
 def compare_orders(first: Wheel, second: Wheel, common: list[str]) -> Iterator[Difference]:
-    """Yield whether the members that both wheels have lie in another order."""
     orders = [sorted(common, key=lambda name: wheel.members[name].header_offset) for wheel in (first, second)]
     for at, pair in enumerate(zip(*orders, strict=True)):
         if pair[0] != pair[1]:
@@ -148,7 +129,6 @@ def compare_orders(first: Wheel, second: Wheel, common: list[str]) -> Iterator[D
 
 
 def attributes_of(entry: zipfile.ZipInfo) -> dict[str, str]:
-    """Return what an archive's directory says of a member besides name, contents and place."""
     return {
         "date": "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*entry.date_time),
         "permissions": f"{entry.external_attr >> 16:o}",
@@ -160,7 +140,6 @@ def attributes_of(entry: zipfile.ZipInfo) -> dict[str, str]:
 
 
 def surplus_of(wheel: Wheel) -> str:
-    """Return what is in an archive's file before its first member and behind its directory."""
     size = wheel.path.stat().st_size
     with zipfile.ZipFile(wheel.path) as archive, wheel.path.open("rb") as file:
         comment = archive.comment

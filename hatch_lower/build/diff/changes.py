@@ -11,16 +11,9 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs.
+    """One thing that differs."""
 
-    Args:
-        place: the names that lead to it: `("models", "digits", "size")`.
-        first: the one value, as JSON has it; `None` if it is not there.
-        second: the other value.
-        lines: more about it, in words.
-    """
-
-    place: Path
+    place: Path  # the names that lead to it: `("models", "digits", "size")`
     first: Any
     second: Any
     lines: tuple[str, ...] = ()

@@ -59,7 +59,6 @@ class Known:
     stored: frozenset[str] = frozenset()
 
     def labelled(self, text: str, *, is_second: bool = False) -> str:
-        """Return a text of one wheel with the labels of differing members in the place of their digests."""
         return HEXADECIMAL.sub(lambda digest: self.labels[is_second].get(digest[0], digest[0]), text)
 
     def plain(self, value: Any, *, is_second: bool = False) -> Any:
@@ -80,5 +79,4 @@ def value_text(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text of at most 96 characters: its beginning and its end."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 33]} … {text[-30:]}"

@@ -15,21 +15,15 @@ MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field with two values; `MISSING` for none.
+    """A field with two values; `MISSING` for none."""
 
-    Args:
-        pointer: RFC 6901.
-        reason: why, as far as it is known.
-    """
-
-    pointer: str
+    pointer: str  # RFC 6901
     first: Any
     second: Any
     reason: str = ""
 
 
 def compare_documents(member: str, first: Any, second: Any, known: Known) -> list[Difference]:
-    """Return the fields in which two JSON values differ, but not only because members do that are told."""
     fields = list(compare_values("", known.plain(first), known.plain(second, is_second=True)))
     return [
         Difference(
@@ -44,12 +38,10 @@ def compare_documents(member: str, first: Any, second: Any, known: Known) -> lis
 
 
 def is_equal(first: Any, second: Any) -> bool:
-    """Return whether two JSON values are equal, numbers by their kind too."""
     return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 def compare_values(pointer: str, first: Any, second: Any) -> Iterator[Field]:
-    """Yield what differs at or below a pointer."""
     if isinstance(first, dict) and isinstance(second, dict):
         for key in sorted(first.keys() | second.keys()):
             inner = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -80,7 +72,6 @@ def compare_lists(pointer: str, first: list[Any], second: list[Any]) -> Iterator
 
 
 def explained_by_order(fields: list[Field]) -> list[Field]:
-    """Return fields with the order as their reason if they have the same values, at other places."""
     sides = [[field.first for field in fields], [field.second for field in fields]]
     if len(fields) < 2 or any(MISSING in side for side in sides) or not is_permutation(*sides):
         return fields
@@ -88,6 +79,5 @@ def explained_by_order(fields: list[Field]) -> list[Field]:
 
 
 def is_permutation(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Return whether two sequences have the same values in any order."""
     one, other = (sorted(json.dumps(value, sort_keys=True) for value in side) for side in (first, second))
     return one == other

@@ -47,7 +47,6 @@ class Form:
 
 
 def read_form(data: bytes) -> Form | None:
-    """Return the form in a blob of the store, or `None` if this version cannot read it."""
     try:
         stream = zlib.decompressobj()
         value = json.loads(stream.decompress(data, LARGEST_FORM))
@@ -82,14 +81,8 @@ def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
 
 
 def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *, alone: bool) -> Iterator[str]:
-    """Yield what differs between the outputs.
-
-    Args:
-        before: the earlier form.
-        after: the later form.
-        pairs: of nodes that are the same.
-        alone: whether no operator differs, so that another value is no consequence.
-    """
+    """Yield what differs between the outputs."""
+    # `alone`: no operator differs, so that another value is no consequence of that
     moved = dict(pairs)
     old = [[kind, follow(value, moved)] for kind, value, _ in before.outputs]
     new = [[kind, value] for kind, value, _ in after.outputs]
@@ -112,46 +105,30 @@ def follow(value: Any, moved: Mapping[int, int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One placeholder.
-
-    Args:
-        position: among the graph's nodes.
-        name: as the author wrote it; empty where it is not known.
-        row: its kind, and for a constant how it lies in memory.
-        value: dtype, shape, strides, device.
-    """
+    """One placeholder."""
 
     position: int
-    name: str
-    row: list[Any]
-    value: Any
+    name: str  # as the author wrote it; empty where it is not known
+    row: list[Any]  # its kind, and for a constant how it lies in memory
+    value: Any  # dtype, shape, strides, device
 
     def is_input(self) -> bool:
-        """Return whether a caller gives it."""
         return bool(self.row[0] == "USER_INPUT")
 
     def title(self, number: int) -> str:
-        """Return `input x`, or `input 0` where the name is not known."""
         return f"{'input' if self.is_input() else 'constant'} {self.name or number}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderChanges:
-    """What differs, and which placeholders are the same.
-
-    Args:
-        inputs: a line for each difference of the inputs.
-        constants: a line for each difference of parameters, buffers and other constants.
-        pairs: positions of those that stand for each other.
-    """
+    """What differs, and which placeholders are the same."""
 
     inputs: tuple[str, ...]
     constants: tuple[str, ...]
-    pairs: list[tuple[int, int]]
+    pairs: list[tuple[int, int]]  # positions of placeholders that stand for each other
 
 
 def compare_placeholders(before: Form, after: Form) -> PlaceholderChanges:
-    """Pair inputs by position and constants by name, and say how they differ."""
     old, new = read_placeholders(before), read_placeholders(after)
     old_inputs, inputs = (tuple(each for each in side if each.is_input()) for side in (old, new))
     old_constants, constants = (tuple(each for each in side if not each.is_input()) for side in (old, new))
@@ -194,7 +171,6 @@ def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matc
 
 
 def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pairs: Matches) -> Iterator[str]:
-    """Yield a line for each placeholder that was changed, added or removed."""
     paired = {id(each) for pair in pairs for each in pair}
     numbers = {id(each): at for side in (before, after) for at, each in enumerate(side)}
     for left, right in pairs:
@@ -207,7 +183,7 @@ def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pa
 
 
 def pair_changes(left: Placeholder, right: Placeholder, *, moved: bool) -> Iterator[str]:
-    """Yield how two placeholders differ; `moved` says that groups of overlapping constants have other numbers."""
+    # `moved`: groups of overlapping constants have other numbers
     if left.value != right.value:
         yield value_change(left.value, right.value)
     old, new = left.row, right.row

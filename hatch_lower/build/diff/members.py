@@ -17,14 +17,7 @@ OTHER_FORM = "the same values, written otherwise: by another version of what wri
 
 
 def compare_members(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference]:
-    """Return what differs in two members that are not equal; nothing if it follows from other members.
-
-    Args:
-        member: what to call them.
-        first: contents in the first wheel.
-        second: contents in the second wheel.
-        known: of the two wheels.
-    """
+    """Return what differs in two members that are not equal; nothing if it follows from other members."""
     try:
         differences = compare_parsed(member, first, second, known)
     except RecursionError:  # a document that nests deeper than Python goes
@@ -33,7 +26,6 @@ def compare_members(member: str, first: memoryview, second: memoryview, known: K
 
 
 def compare_parsed(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference] | None:
-    """Return what differs, or `None` if the two are not of one known format."""
     libraries = read_library(first), read_library(second)
     if libraries[0] is not None and libraries[1] is not None:
         return compare_libraries(member, libraries[0], libraries[1], known.places) or None
@@ -63,7 +55,6 @@ def compare_framed(
 
 
 def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> list[Difference] | None:
-    """Return what differs in JSON documents or texts, or `None` for other bytes."""
     try:
         texts = first.decode(), second.decode()
     except UnicodeDecodeError:

@@ -47,32 +47,19 @@ MOST_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared.
-
-    Args:
-        title: what to call it.
-        models: name to the folder that a model is in.
-        plans: model and recipe to the plan.
-        requirements: of the distribution; empty for a folder.
-        components: name to version in the SBOM; empty if there is none.
-    """
+    """One of the two that are compared."""
 
     title: str
     models: Mapping[str, Contents]
-    plans: Mapping[tuple[str, str], Plan]
+    plans: Mapping[tuple[str, str], Plan]  # by model and recipe
     requirements: Mapping[str, str]
-    components: Mapping[str, str]
+    components: Mapping[str, str]  # of the SBOM, name to version
 
     def entry(self, model: str) -> ModelEntry:
         return self.models[model].manifest.models[model]
 
 
 def read_side(target: str | Path) -> Side:
-    """Return what is at a path, or installed under a name.
-
-    Raises:
-        ProgramError: if there are no lowered models, or a file is damaged.
-    """
     found = find_contents(target)
     models = {name: contents for contents in found for name in contents.models}
     plans = {
@@ -115,17 +102,11 @@ def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
 
 
 def replace_specifier(requirement: Requirement) -> str:
-    """Return a requirement without the versions that it allows."""
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"{requirement.name}{extras}" + (f"; {requirement.marker}" if requirement.marker else "")
 
 
 def components_of(sbom: str, where: str) -> dict[str, str]:
-    """Return name and version of the components of an SBOM, and of its tools.
-
-    Raises:
-        ProgramError: if it is no document of CycloneDX.
-    """
     if not sbom:
         return {}
     try:
@@ -138,11 +119,7 @@ def components_of(sbom: str, where: str) -> dict[str, str]:
 
 
 def compare_models(first: Side, second: Side) -> list[Change]:
-    """Return what differs; nothing if every packaged file of the models has the same contents.
-
-    Raises:
-        ProgramError: if a file is damaged.
-    """
+    """Return what differs; nothing if every packaged file of the models has the same contents."""
     names = dict(zip(second.models, first.models, strict=True)) if len(first.models) == len(second.models) == 1 else {}
     return [
         replace(change, lines=tuple(itertools.islice(details(first, second, names, change.place), MOST_LINES)))
@@ -151,12 +128,7 @@ def compare_models(first: Side, second: Side) -> list[Change]:
 
 
 def facts_of(side: Side, names: Mapping[str, str]) -> Facts:
-    """Return what is compared of one side, as JSON.
-
-    Args:
-        side: the one side.
-        names: model to what to call it: a single model is compared with a single one whatever their names are.
-    """
+    """Return what is compared of one side, as JSON."""
     manifests = [contents.manifest for contents in side.models.values()]
     tools = {f"{name}": version for manifest in manifests for name, version in manifest.tools.items()}
     return {
@@ -206,7 +178,6 @@ def tensor_facts(plan: Plan) -> dict[str, Facts]:
 
 
 def file_facts(contents: Contents, file: FileEntry) -> Facts:
-    """Return size and digest of a packaged file, which has them."""
     contents.map(file)
     return {"size": file.size, "sha256": file.sha256}
 
@@ -233,7 +204,6 @@ def recipe_facts(contents: Contents, recipe: RecipeEntry, plan: Plan, model: Mod
 
 
 def recipe_files(recipe: RecipeEntry, plan: Plan) -> dict[str, FileEntry]:
-    """Return a recipe's files by what they are: delegates are called by digests, and so are numbered here."""
     labels = {file.file: f"data {name}" for delegate in plan.delegates for name, file in delegate.data.items()}
     labels |= {each.file: f"delegate {number} ({each.backend})" for number, each in enumerate(plan.delegates)}
     named = {labels.get(file.path, file.path): file for file in recipe.delegates}
@@ -241,7 +211,6 @@ def recipe_files(recipe: RecipeEntry, plan: Plan) -> dict[str, FileEntry]:
 
 
 def details(first: Side, second: Side, names: Mapping[str, str], place: tuple[str, ...]) -> Iterator[str]:
-    """Yield what more there is to say about one change."""
     original = {new: old for old, new in names.items()}
     match place:
         case ("models", model, "tensors", name):
@@ -264,7 +233,6 @@ def tensor_lines(first: Side, second: Side, model: str, counterpart: str, name: 
 
 
 def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] | None:
-    """Return dtype and bytes of the storage that a constant is a view of, or `None` if there is none."""
     entry = side.entry(model)
     plans = (side.plans[model, recipe] for recipe in entry.order)
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
@@ -295,7 +263,6 @@ def native_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[s
 
 
 def graph_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str]) -> Iterator[str]:
-    """Yield in what the graphs of the methods that both have differ."""
     sides: list[tuple[Mapping[str, MethodPlan], Mapping[str, MethodDebug]]] = []
     delegated: list[dict[str, int]] = []
     for side, key in ((first, one), (second, other)):

@@ -35,23 +35,15 @@ OTHER_LIBRARIES = "other libraries on the build machine, or other code or flags"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An ELF file.
+    """An ELF file."""
 
-    Args:
-        frame: machine, compiler, and the entries of the dynamic section that say what is loaded, and from where.
-        sections: name to contents; a name that comes again has a number.
-        sizes: name to size, for those without contents too.
-        functions: symbol to its code; a symbol that comes again has a number.
-    """
-
-    frame: Mapping[str, tuple[str, ...]]
+    frame: Mapping[str, tuple[str, ...]]  # machine, compiler, and what the dynamic section says of loading
     sections: Mapping[str, bytes]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # of sections, of those without contents too
     functions: Mapping[str, bytes]
 
 
 def read_library(data: memoryview) -> Library | None:
-    """Return what an ELF file holds, or `None` if it is none, or damaged."""
     if bytes(data[:4]) != MAGIC or len(data) > FILE_LIMIT:
         return None
     try:
@@ -100,7 +92,6 @@ def unique(name: str, counts: Counter[str]) -> str:
 
 
 def compare_libraries(member: str, first: Library, second: Library, places: Mapping[str, str]) -> list[Difference]:
-    """Return in which texts, sections and functions two ELF files differ."""
     differences = [*compare_frames(member, first, second, places), *compare_data(member, first, second, places)]
     sections = dict(compare_sections(first, second))
     functions = compare_functions(first, second)
@@ -142,7 +133,6 @@ def compare_data(member: str, first: Library, second: Library, places: Mapping[s
 
 
 def list_only(texts: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the texts that are not among the others, in their order."""
     there = frozenset(others)
     return [text for text in texts if text not in there]
 

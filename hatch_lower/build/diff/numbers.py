@@ -53,7 +53,6 @@ class NumberChange:
 
 
 def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> NumberChange:
-    """Return what differs between two tensors, which are read in pieces."""
     change = NumberChange(dtype)
     name = NAMES.get(dtype)
     if name is None:

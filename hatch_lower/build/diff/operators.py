@@ -26,25 +26,16 @@ Names = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node that computes something, or holds what an operator uses.
-
-    Args:
-        position: among the graph's nodes.
-        row: the node in canonical form.
-        name: in words.
-        arguments: by name, or by position where the name is not known.
-        source: its source line, or empty.
-    """
+    """A node that computes something, or holds what an operator uses."""
 
     position: int
     row: Any
     name: str
     arguments: Mapping[str, Any]
-    source: str
+    source: str  # its source line, or empty
 
     @property
     def holds(self) -> bool:
-        """Whether it computes nothing: it is a nested graph, or a constant in the code."""
         return bool(self.row[0] == "attribute")
 
     def token(self) -> str:
@@ -54,12 +45,10 @@ class Operator:
         return json.dumps([self.row[1], without_edges(self.row[2]), without_edges(self.row[3])], sort_keys=True)
 
     def line(self, text: str, *, was: bool = False) -> str:
-        """Return a line about it, with its source line."""
         return f"{text} ({'was ' if was else ''}{self.source})" if self.source else text
 
 
 def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> list[Operator]:
-    """Return the operators of a graph, in order."""
     operators = []
     for position, row in enumerate(rows):
         if row[0] in ("placeholder", "output"):
@@ -94,7 +83,6 @@ class Comparison:
         self._pairs = [(self._before[left], self._after[right]) for left, right in self._aligned or ()]
 
     def positions(self) -> list[tuple[int, int]]:
-        """Return the positions of operators that are equal but for edges."""
         return [(before.position, after.position) for before, after in self._pairs]
 
     def operator_lines(self) -> tuple[list[str], list[str]]:
@@ -112,7 +100,6 @@ class Comparison:
         return [line for name, line in lines if not name.startswith(CHECK)], checks
 
     def edge_lines(self, placeholders: Sequence[tuple[int, int]]) -> Iterator[str]:
-        """Yield a line for each operator that takes other values than before."""
         moved = dict([*self.positions(), *placeholders])
         for before, after in self._pairs:
             others = [
@@ -124,7 +111,6 @@ class Comparison:
                 yield after.line(f"{after.name} takes another value as {', '.join(others)}")
 
     def value_lines(self) -> Iterator[str]:
-        """Yield a line for each operator whose result has another type, shape or layout."""
         for before, after in self._pairs:
             if not before.holds and before.row[4] != after.row[4]:
                 yield after.line(f"{after.name} gives {value_change(before.row[4], after.row[4])}")
@@ -138,7 +124,6 @@ class Comparison:
         yield from (f"in a nested graph: {line}" for line in lines)
 
     def placeholders(self) -> list[tuple[int, int]]:
-        """Return the positions of the placeholders of both graphs, the first with the first."""
         places = ([at for at, row in enumerate(rows) if row[0] == "placeholder"] for rows in self._rows)
         return list(zip(*places))  # noqa: B905 - a graph may take one value more
 
@@ -187,7 +172,6 @@ def without_edges(value: Any) -> Any:
 
 
 def edges(value: Any) -> list[int]:
-    """Return the positions of the nodes in an argument, in order."""
     if not isinstance(value, list):
         return []
     if value and value[0] == "node":

@@ -51,7 +51,6 @@ def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str,
 
 
 def metadata_folder(wheel: Wheel) -> str:
-    """Return the folder `….dist-info/`, or what no name begins with."""
     folders = {f"{name.partition('/')[0]}/" for name in wheel.members if ".dist-info/" in name}
     return folders.pop() if len(folders) == 1 else "\0"
 
@@ -66,7 +65,6 @@ def digests_of(first: Wheel, second: Wheel, name: str, counterpart: str) -> dict
 
 
 def head_of(wheel: Wheel, name: str) -> bytes:
-    """Return a document's bytes, or those of the JSON value that another member begins with, after its length."""
     data = map_member(wheel, name)
     if name.endswith(".json"):
         return bytes(data) if len(data) <= DOCUMENT_LIMIT else b""
@@ -77,7 +75,6 @@ def head_of(wheel: Wheel, name: str) -> bytes:
 def known_of(
     first: Wheel, second: Wheel, pairs: Mapping[str, str], digests: Mapping[str, str], places: Mapping[str, str]
 ) -> Known:
-    """Return what the comparisons of single members need."""
     different = {name: other for name, other in pairs.items() if first.digests[name] != second.digests[other]}
     digests = {**digests, **{first.digests[name]: second.digests[other] for name, other in different.items()}}
     labels = {one: f"{LABEL}{number}" for number, one in enumerate(digests)}
@@ -117,14 +114,8 @@ def constant_names(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def record_rows(record: str, text: str, wheel: Wheel, pairs: Mapping[str, str]) -> list[str]:
-    """Return the rows of a RECORD that say something else than what the wheel has, and only the names of the rest.
-
-    Args:
-        record: its name.
-        text: its contents.
-        wheel: the wheel that it is in.
-        pairs: name of a member in this wheel to what to call it; rows of other members are left out.
-    """
+    """Return the rows of a RECORD that say something else than what the wheel has, and only the names of the rest."""
+    # rows of members that `pairs` does not name are left out
     rows = []
     for row in csv.reader(io.StringIO(text, newline="")):
         name = row[0] if row else ""

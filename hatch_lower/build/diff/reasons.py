@@ -71,13 +71,7 @@ UNSEEDED = (
 
 
 def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:
-    """Return why two texts may differ, or nothing.
-
-    Args:
-        first: one text.
-        second: the other.
-        places: paths that only one of the builds had, to what they are.
-    """
+    """Return why two texts may differ, or nothing."""
     for path, what in places.items():
         if (path in first) != (path in second):
             return f"{what} is in it; write paths relative to the project, or leave them out"
@@ -101,13 +95,8 @@ def reason_for_field(pointer: str, first: Any, second: Any, places: Mapping[str,
 
 
 def reason_for_numbers(share: float, largest: float, *, drawn: bool) -> str:
-    """Return why two tensors may differ.
-
-    Args:
-        share: of the elements that differ, from 0 to 1.
-        largest: relative difference of any two of them.
-        drawn: whether they are weights, not computed from weights.
-    """
+    """Return why two tensors may differ."""
+    # `drawn`: the tensors are weights, not computed from weights
     if largest < CLOSE:
         return LOW_BITS
     return UNSEEDED if drawn and share > 0.5 and largest > FAR else ""
@@ -122,5 +111,4 @@ def relative(first: float, second: float) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a JSON value is a number, which a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

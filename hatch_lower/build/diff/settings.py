@@ -62,7 +62,6 @@ def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def consequences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each part of the key that follows from others and differs."""
     return [text for name, text in CONSEQUENCES.items() if before.get(name) != after.get(name)]
 
 

@@ -20,13 +20,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A safetensors file.
-
-    Args:
-        entries: name to `dtype`, `shape` and `data_offsets`.
-        metadata: what the file says besides.
-        data: where the tensors' bytes are.
-    """
+    """A safetensors file."""
 
     entries: Mapping[str, Mapping[str, Any]]
     metadata: Any
@@ -45,7 +39,6 @@ def header_of(data: memoryview) -> tuple[Any, int] | None:
 
 
 def read_tensor_file(data: memoryview) -> TensorFile | None:
-    """Return a safetensors file, or `None` if it is none."""
     found = header_of(data)
     if found is None or not isinstance(found[0], dict):
         return None
@@ -57,7 +50,6 @@ def read_tensor_file(data: memoryview) -> TensorFile | None:
 
 
 def is_entry(entry: Any, size: int) -> bool:
-    """Return whether a value of a header describes a tensor in the `size` bytes behind it."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
@@ -70,15 +62,7 @@ def is_entry(entry: Any, size: int) -> bool:
 def compare_tensors(
     member: str, first: TensorFile, second: TensorFile, known: Known, *, drawn: bool
 ) -> list[Difference]:
-    """Return the tensors in which two files differ.
-
-    Args:
-        member: the file.
-        first: the file in one wheel.
-        second: the file in the other.
-        known: of the wheels.
-        drawn: whether the tensors are weights, not computed from weights.
-    """
+    """Return the tensors in which two files differ."""
     differences = compare_documents(member, metadata_of(first), metadata_of(second), known)
     ours = {known.labelled(name): name for name in first.entries}
     others = {known.labelled(name, is_second=True): entry for name, entry in second.entries.items()}
@@ -115,7 +99,6 @@ def form_of(entry: Mapping[str, Any] | None) -> str:
 def compare_contents(
     member: str, place: str, dtype: str, first: memoryview, second: memoryview, *, drawn: bool
 ) -> Iterator[Difference]:
-    """Yield a difference if two tensors of one dtype and shape have other contents."""
     if next(pieces(first, second), None) is None:
         return
     change = compare_numbers(dtype, first, second)

@@ -19,7 +19,6 @@ PRINTABLE = re.compile(rb"[\x20-\x7e]{6,}")
 
 
 def compare_texts(member: str, first: str, second: str, known: Known) -> Difference | None:
-    """Return in which lines two texts differ, or `None` if only because other members do."""
     first, second = known.labelled(first), known.labelled(second, is_second=True)
     if first == second:
         return None
@@ -50,7 +49,6 @@ def reason_for_lines(member: str, removed: list[str], added: list[str], known: K
 
 
 def compare_bytes(member: str, first: memoryview, second: memoryview, known: Known) -> Difference:
-    """Return where two files of no known format first differ."""
     start, one, other = next(pieces(first, second))
     at = first_difference(one, other)
     before = max(at - CONTEXT, 0)

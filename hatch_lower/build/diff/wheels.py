@@ -100,7 +100,6 @@ def compare_pair(
 
 
 def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> Difference | None:
-    """Return what two RECORDs say besides what the wheels have."""
     if any(key != value for key, value in pairs.items()):  # rows are in the order of names
         first, second = sorted(first), sorted(second)
     difference = compare_texts(name, "\n".join(first), "\n".join(second), Known())
@@ -125,12 +124,10 @@ def explained_by_others(differences: list[Difference]) -> list[Difference]:
 
 
 def is_program(member: str) -> bool:
-    """Return whether what a program computes depends on a member."""
     return "/_lowered/" in member and not member.endswith((CHECK_FILE, ".debug.json", "/manifest.json"))
 
 
 def compare_files(first: Path, second: Path, known: Known) -> Iterator[Difference]:
-    """Yield where the bytes of two archives differ that say the same."""
     one, other = (map_part(path, 0, path.stat().st_size) for path in (first, second))
     if next(pieces(one, other), None) is not None:
         yield replace(compare_bytes("", one, other, known), reason="another tool wrote the archive")

@@ -24,13 +24,7 @@ LAST_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A wheel that was built again.
-
-    Args:
-        wheel: the file, which is gone when the block ends.
-        log: what the build printed.
-        variation: what was other.
-    """
+    """A wheel that was built again."""
 
     wheel: Path
     log: str
@@ -42,11 +36,6 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
     """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment.
 
     Nothing is written into `project`. All that is built goes when the block ends.
-
-    Args:
-        project: the project's folder; not looked at if there is an `sdist`.
-        sdist: its source distribution.
-        environment: the caller's variables.
 
     Raises:
         ConfigError: if there is no project, or hatchling is not installed.
@@ -76,11 +65,6 @@ def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -
 
 
 def build(source: Path, target: Path, variation: Variation) -> str:
-    """Run a build to its end and return what it printed.
-
-    Raises:
-        ProcessError: if it fails; it quotes the end of what the build printed.
-    """
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
     with one_core():
         process = subprocess.Popen(

@@ -61,7 +61,6 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def paths_below(folder: Path, top: Path) -> Iterator[Path]:
-    """Yield files, links and empty folders below a folder."""
     with os.scandir(folder) as entries:
         found = list(entries)
     if not found and folder != top:
@@ -82,7 +81,6 @@ def is_left_out(folder: Path, top: Path) -> bool:
 
 
 def copy_entry(path: Path, copy: Path, source: Path, target: Path) -> None:
-    """Copy a file, a link or an empty folder; what is none of these (a socket, a pipe) is left out."""
     if path.is_symlink():
         copy.symlink_to(link_target(path, source, target))
     elif path.is_dir():
@@ -112,7 +110,6 @@ def copy_file(path: Path, copy: Path) -> None:
 
 
 def share(source: int, target: int) -> bool:
-    """Let one open file share the bytes of another until one is written to; return whether that can be done."""
     if sys.platform == "linux":
         with suppress(OSError):
             fcntl.ioctl(target, CLONE, source)

@@ -46,11 +46,6 @@ def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation
     """Return another environment for a build, and make the folders that it names.
 
     Nothing that was lowered before is used. SOURCE_DATE_EPOCH and all that is not named here stay as they are.
-
-    Args:
-        environment: the caller's.
-        work: a folder for the new home and for temporary files.
-        project: the folder of the sources in this build.
     """
     chosen = {name: first if environment.get(name) != first else second for name, (first, second) in CHOICES.items()}
     chosen["LANG"] = chosen["LC_ALL"]
@@ -74,7 +69,6 @@ def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation
 
 
 def current_umask() -> int:
-    """Return this process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

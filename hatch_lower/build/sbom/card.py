@@ -18,15 +18,7 @@ def dataset_ref(model: str, position: int) -> str:
 def model_card(
     model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the `modelCard` of a model's component.
-
-    Args:
-        model: its name.
-        card: from the settings.
-        architecture: name of its class; empty if it is not known.
-        methods: name to plan.
-        outputs: method name to what each leaf of its result is, in words.
-    """
+    """Return the `modelCard` of a model's component."""
     parameters = {
         "approach": {"type": card.approach} if card.approach else None,
         "task": card.task,

@@ -41,14 +41,6 @@ SERIAL = "urn:hatch-lower:sbom:sha256:"
 
 
 def document_text(subject: Subject) -> str:
-    """Return the document, ready to be written as UTF-8.
-
-    Args:
-        subject: what it describes. The plans of its models are read.
-
-    Raises:
-        ProgramError: if a plan is damaged.
-    """
     files = {file.path: file for file in subject.result.payload}
     bom, cards = Bom(), {}
     bom.metadata.component = root = distribution_component(subject)
@@ -78,7 +70,6 @@ def document_text(subject: Subject) -> str:
 
 
 def finished(document: dict[str, Any], cards: Mapping[str, Any], timestamp: int | None) -> str:
-    """Return a document as text, with its cards, and with a serial number and time that repeat."""
     for component in document["components"]:
         if card := cards.get(component["bom-ref"]):
             component["modelCard"] = card
@@ -133,15 +124,7 @@ def tool_components(subject: Subject) -> Iterator[Component]:
 def model_component(
     subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
 ) -> Component:
-    """Return the component of a model, with its files.
-
-    Args:
-        subject: what the document describes.
-        settings: of the model.
-        result: what lowering it came to.
-        files: path in the package's folder to the file in the wheel.
-        plan: of the first recipe in load order.
-    """
+    """Return the component of a model, with its files."""
     card, entry, architecture = settings.card, result.entry, result.origin["architecture"]
     facts = {
         "architecture": [architecture["name"]] if architecture["name"] else [],
@@ -176,7 +159,6 @@ def model_component(
 
 
 def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return what each file of a model is, and for which recipes, by its path in the package's folder."""
     roles: dict[str, tuple[str, tuple[str, ...]]] = {}
     for role, name in (("weights", "constants"), ("check data", "check")):
         if entry[name]:
@@ -232,7 +214,6 @@ def requirement_component(text: str) -> Component:
 
 
 def folder_of(settings: ModelSettings) -> str:
-    """Return the folder of the wheel that holds a model's package's files."""
     return f"{settings.package.replace('.', '/')}/_lowered"
 
 
