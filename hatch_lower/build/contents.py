@@ -29,7 +29,8 @@ from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, rec
 from hatch_lower.runtime.recorded import Recorded
 
 MANIFEST = "_lowered/manifest.json"
-SBOM = f".dist-info/{FOLDER}/{SBOM_FILE}"
+SBOM = f"{FOLDER}/{SBOM_FILE}"
+"""Of a folder `.dist-info`."""
 
 LOCAL_HEADER = 30
 MOST_BYTES = 1 << 26
@@ -256,33 +257,39 @@ def sbom_text(target: str | Path) -> str:
     Raises:
         ProgramError: if there is none, or the wheel cannot be read.
     """
-    if isinstance(target, Path):
-        if target.is_dir():
-            raise ProgramError(
-                "a folder has no SBOM: it is in the metadata of a wheel",
-                where=str(target),
-                hint="name the wheel, or the installed distribution",
-            )
-        return wheel_text(target)
-    installed = find_distribution(target)
-    text = installed.read_text(f"{FOLDER}/{SBOM_FILE}")
-    if text is None:
-        editable = '"editable":true' in "".join((installed.read_text("direct_url.json") or "").split())
-        raise missing(
-            f"the distribution `{installed.name}`",
-            "an editable install has none: install its wheel"
-            if editable
-            else "build its wheel again with a newer hatch-lower, and install that",
+    if isinstance(target, Path) and target.is_dir():
+        raise ProgramError(
+            "a folder has no SBOM: it is in the metadata of a wheel",
+            where=str(target),
+            hint="name the wheel, or the installed distribution",
         )
-    return text
+    text = metadata_text(target, SBOM)
+    if text is not None:
+        return text
+    if isinstance(target, Path):
+        where, hint = target.name, "build the wheel again with a newer hatch-lower"
+        find_contents(target)  # says so if it has no lowered models at all
+    else:
+        where = f"the distribution `{find_distribution(target).name}`"
+        origin = "".join((metadata_text(target, "direct_url.json") or "").split())
+        hint = "build its wheel again with a newer hatch-lower, and install that"
+        if '"editable":true' in origin:
+            hint = "an editable install has none: install its wheel"
+    raise ProgramError("there is no SBOM of lowered models", where=where, found=f"no `.dist-info/{SBOM}`", hint=hint)
 
 
-def wheel_text(path: Path) -> str:
-    members = [each for each in wheel_members(path) if each.endswith(SBOM) and each.count("/") == 2]
-    if not members:
-        find_contents(path)  # says so if it has no lowered models at all
-        raise missing(path.name, "build the wheel again with a newer hatch-lower")
-    return read_member(path, members[0]).decode(errors="replace")
+def metadata_text(target: str | Path, name: str) -> str | None:
+    """Return a file of the metadata of a wheel, or of what is installed; `None` if it is not there.
+
+    Raises:
+        ProgramError: if the wheel cannot be read, or nothing of that name is installed.
+    """
+    if isinstance(target, str):
+        return find_distribution(target).read_text(name)
+    for member in wheel_members(target):
+        if member.endswith(f".dist-info/{name}") and member.count("/") == name.count("/") + 1:
+            return read_member(target, member).decode(errors="replace")
+    return None
 
 
 def find_distribution(name: str) -> Distribution:
@@ -290,7 +297,3 @@ def find_distribution(name: str) -> Distribution:
         return Distribution.from_name(name)
     except (PackageNotFoundError, ValueError):
         return Distribution.from_name(find_model(name).distribution)
-
-
-def missing(where: str, hint: str) -> ProgramError:
-    return ProgramError("there is no SBOM of lowered models", where=where, found=f"no `{SBOM}`", hint=hint)

@@ -20,6 +20,7 @@ from hatch_lower.build.contents import (
     ARCHIVE_ERRORS,
     MANIFEST,
     find_contents,
+    metadata_text,
     plain_member,
     read_member,
     wheel_members,
@@ -90,34 +91,28 @@ def places_of(target: str | Path) -> Iterator[list[Place]]:
 
 
 def unpack(wheel: Path, work: Path) -> list[Place]:
-    members = wheel_members(wheel)
-    refuse_incomplete(wheel, members)
-    manifests = sorted(each for each in members if each.endswith(f"/{MANIFEST}"))
+    manifests = sorted(name for name in wheel_members(wheel) if name.endswith(f"/{MANIFEST}"))
     if not manifests:
-        find_contents(wheel)  # says so
-    digests = recorded_digests(wheel, members)
+        refuse_incomplete(wheel)
+        find_contents(wheel)  # says that there are none
     return [
-        unpack_folder(wheel, member, recorded_below(wheel, member, digests), work / str(position))
+        unpack_folder(wheel, member, recorded_below(wheel, member), work / str(position))
         for position, member in enumerate(manifests)
     ]
 
 
-def refuse_incomplete(wheel: Path, members: Sequence[str]) -> None:
-    """Refuse a wheel that says that it has lowered models and has none: its build was killed, or had no hooks."""
-    if any(each.endswith(f"/{MANIFEST}") for each in members):
-        return
+def refuse_incomplete(wheel: Path) -> None:
+    """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
+    lines = {
+        name: (metadata_text(wheel, name) or "").splitlines() for name in ("RECORD", "entry_points.txt", "METADATA")
+    }
     promise = ""
-    for member in members:
-        folder, _, file = member.partition("/")
-        if not folder.endswith(".dist-info"):
-            continue
-        lines = read_member(wheel, member).decode("utf-8", "replace").splitlines()
-        if file == "entry_points.txt" and f"[{MODEL_GROUP}]" in lines:
-            promise = f"entry points `{MODEL_GROUP}`"
-        elif file == "RECORD" and any(f"/{MANIFEST}," in line for line in lines):
-            promise = f"a RECORD that lists `{MANIFEST}`"
-        elif file == "METADATA" and any(line.startswith("Requires-Dist: hatch-lower") for line in lines):
-            promise = promise or "a requirement of `hatch-lower`"
+    if any(f"/{MANIFEST}," in line for line in lines["RECORD"]):
+        promise = f"a RECORD that lists `{MANIFEST}`"
+    elif f"[{MODEL_GROUP}]" in lines["entry_points.txt"]:
+        promise = f"entry points `{MODEL_GROUP}`"
+    elif any(line.startswith("Requires-Dist: hatch-lower") for line in lines["METADATA"]):
+        promise = "a requirement of `hatch-lower`"
     if promise:
         raise ProgramError(
             "the wheel is incomplete: it is without its lowered models",
@@ -127,17 +122,10 @@ def refuse_incomplete(wheel: Path, members: Sequence[str]) -> None:
         )
 
 
-def recorded_digests(wheel: Path, members: Sequence[str]) -> dict[str, str]:
-    digests: dict[str, str] = {}
-    for member in members:
-        if member.endswith(".dist-info/RECORD") and member.count("/") == 1:
-            text = read_member(wheel, member).decode("utf-8", "replace")
-            digests |= {row[0]: record_digest(row[1]) for row in csv.reader(text.splitlines()) if len(row) > 1}
-    return digests
-
-
-def recorded_below(wheel: Path, member: str, digests: Mapping[str, str]) -> Recorded | None:
+def recorded_below(wheel: Path, member: str) -> Recorded | None:
     """Return what a wheel's RECORD says of the folder of a manifest; `None` if it does not list that."""
+    rows = csv.reader((metadata_text(wheel, "RECORD") or "").splitlines())
+    digests = {row[0]: record_digest(row[1]) for row in rows if len(row) > 1}
     folder = member.removesuffix("manifest.json")
     listed = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
     return Recorded(f"`{wheel.name}`", listed) if member in digests else None

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from email.parser import HeaderParser
-from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from hatch_lower.build.contents import (
     SBOM,
     Contents,
     find_contents,
-    find_distribution,
-    read_member,
-    wheel_members,
+    metadata_text,
 )
 from hatch_lower.build.diff.changes import Change, changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
@@ -67,24 +64,11 @@ def read_side(target: str | Path) -> Side:
         for name, contents in models.items()
         for recipe, entry in contents.manifest.models[name].recipes.items()
     }
-    metadata, sbom = metadata_texts(target)
+    packed = isinstance(target, str) or not target.is_dir()  # a folder has no metadata
+    metadata, sbom = (metadata_text(target, name) or "" if packed else "" for name in ("METADATA", SBOM))
     title = f"{found[0].manifest.distribution} {found[0].manifest.version} ({target})"
     requires = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
     return Side(title, models, plans, by_requirement(map(str, requires)), components_of(sbom, str(target)))
-
-
-def metadata_texts(target: str | Path) -> tuple[str, str]:
-    """Return METADATA and the SBOM of a wheel or an installed distribution; a folder has none."""
-    if isinstance(target, str):
-        installed: Distribution = find_distribution(target)
-        return installed.read_text("METADATA") or "", installed.read_text(SBOM.partition("/")[2]) or ""
-    if target.is_dir():
-        return "", ""
-    texts = []
-    for ending, depth in ((".dist-info/METADATA", 1), (SBOM, 2)):
-        members = [name for name in wheel_members(target) if name.endswith(ending) and name.count("/") == depth]
-        texts.append(read_member(target, members[0]).decode(errors="replace") if members else "")
-    return texts[0], texts[1]
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
