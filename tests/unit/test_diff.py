@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from support.installed import update_entries
 from support.wheels import tensors
 
-from hatch_lower.build.diff.numbers import compare_numbers
+from hatch_lower.build.diff.tensors import compare_numbers
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
 from hatch_lower.format.arguments import ConstantName, Value

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.build.contents import map_part, member_start
-from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
-from hatch_lower.build.diff.reasons import ORDER
+from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.errors import PackageError
 

@@ -1,8 +1,9 @@
-"""What a comparison finds, and what the comparisons of single members are told of the two wheels."""
+"""What comparing two wheels finds, its likely reason, and what comparing a member is told of the wheels."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,3 +81,110 @@ def value_text(value: Any) -> str:
 
 def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 33]} … {text[-30:]}"
+
+
+ORDER = (
+    "the same values in another order: of a set, which follows the hash seed, or of a folder's files; "
+    "sort them where they are made"
+)
+OTHER_SOURCES = (
+    "the sources are not those of the wheel (another commit, local changes), or a build hook writes this file"
+)
+PATH = "the path of a folder is in it; write paths relative to the project, or leave them out"
+TIME = "a time stamp; leave it out, or take the time from SOURCE_DATE_EPOCH"
+MASKS = (
+    (re.compile(r"(?<![\w.])(?:/[\w.+@ -]*[\w.+@-]){2,}|(?<!\w)[A-Z]:\\[^\s:\"']+"), PATH),
+    (
+        re.compile(
+            r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
+            r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\w*,? )?"
+            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w* [ \d]?\d,? "
+            r"(?:\d\d:\d\d:\d\d )?\d{4}|\b\d\d:\d\d:\d\d(?:\.\d+)?\b"
+        ),
+        TIME,
+    ),
+    (re.compile(r"(?<![\w.])[12]\d{9}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w.])"), TIME),
+    (
+        re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE),
+        "a random identifier; derive it from contents",
+    ),
+    (
+        re.compile(r"0x[0-9a-fA-F]{5,}"),
+        "an address in memory, as in the `repr` of an object; write something that names the object",
+    ),
+    (re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9a-f])"), "a digest of other contents"),
+)
+"""What a difference looks like, and its reason if two texts are equal once it is taken out of both."""
+FIELDS = (
+    (
+        re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)"),
+        "other versions of what the wheel was built with; build with the same ones",
+    ),
+    (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
+    (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
+    (
+        re.compile(r".*/components/\d+/version"),
+        "other versions of what the wheel was built with; build with the same ones",
+    ),
+    (
+        re.compile(r".*/handles/\d+/source"),
+        "other source lines: the sources, or an installed package, are not the same",
+    ),
+    (re.compile(r"/version"), "another version of the project: its number comes from the commit or a clock, say"),
+)
+"""Patterns of JSON pointers whose values have one likely reason."""
+CLOSE = 1e-4
+"""Relative: numbers that differ by less are the same sum in another order."""
+FAR = 1e-2
+LOW_BITS = (
+    "the low bits of numbers: sums in another order, by another number of threads or other instructions, "
+    "if not by other versions"
+)
+UNSEEDED = (
+    "weights that are random each time: drawn or trained in the entry point from a seed that changes; "
+    "seed it there, or load them from a file"
+)
+
+
+def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:
+    """Return why two texts may differ, or nothing."""
+    for path, what in places.items():
+        if (path in first) != (path in second):
+            return f"{what} is in it; write paths relative to the project, or leave them out"
+    for pattern, reason in MASKS:
+        if pattern.sub("\0", first) == pattern.sub("\0", second):
+            return reason
+    return ""
+
+
+def reason_for_field(pointer: str, first: Any, second: Any, places: Mapping[str, str]) -> str:
+    for pattern, reason in FIELDS:
+        if pattern.fullmatch(pointer):
+            return reason
+    if isinstance(first, str) and isinstance(second, str):
+        return reason_for_texts(first, second, places)
+    if is_number(first) and is_number(second):
+        if isinstance(first, float) and isinstance(second, float) and relative(first, second) < CLOSE:
+            return LOW_BITS
+        return reason_for_texts(repr(first), repr(second), {})
+    return ""
+
+
+def reason_for_numbers(share: float, largest: float, *, drawn: bool) -> str:
+    """Return why two tensors may differ."""
+    # `drawn`: the tensors are weights, not computed from weights
+    if largest < CLOSE:
+        return LOW_BITS
+    return UNSEEDED if drawn and share > 0.5 and largest > FAR else ""
+
+
+def relative(first: float, second: float) -> float:
+    """Return the difference of two numbers by the larger; infinite if one of them is not finite."""
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return math.inf
+    largest = max(abs(first), abs(second))
+    return abs(first - second) / largest if largest else 0.0
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

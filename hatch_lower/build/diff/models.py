@@ -25,9 +25,8 @@ from hatch_lower.build.contents import (
 )
 from hatch_lower.build.diff.changes import Change, changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
-from hatch_lower.build.diff.numbers import compare_numbers
 from hatch_lower.build.diff.operators import Comparison
-from hatch_lower.build.diff.tensors import header_of, is_entry
+from hatch_lower.build.diff.tensors import compare_numbers, header_of, is_entry
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_lower.build.diff.difference import NOTHING, Difference, shortened
-from hatch_lower.build.diff.reasons import reason_for_texts
+from hatch_lower.build.diff.difference import NOTHING, Difference, reason_for_texts, shortened
 from hatch_lower.build.diff.texts import first_difference, printable
 
 MAGIC = b"\x7fELF"

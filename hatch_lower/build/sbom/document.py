@@ -28,13 +28,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
-from hatch_lower.build.sbom.card import dataset_ref, model_card
 from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.card import Dataset
+from hatch_lower.config.card import Card, Dataset
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.inputs import input_text
+from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
+from hatch_lower.format.tree import leaf_paths, tree_text
 
 PREFIX = "hatch-lower"
 SERIAL = "urn:hatch-lower:sbom:sha256:"
@@ -241,3 +242,43 @@ def documentation(url: str) -> ExternalReference:
 
 def properties(facts: Mapping[str, Iterable[str]]) -> list[Property]:
     return [Property(name=f"{PREFIX}:{name}", value=value) for name, values in facts.items() for value in values]
+
+
+def dataset_ref(model: str, position: int) -> str:
+    return f"dataset:{model}/{position}"
+
+
+def model_card(
+    model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the `modelCard` of a model's component."""
+    parameters = {
+        "approach": {"type": card.approach} if card.approach else None,
+        "task": card.task,
+        "architectureFamily": card.family,
+        "modelArchitecture": architecture,
+        "datasets": [{"ref": dataset_ref(model, position)} for position in range(len(card.datasets))],
+        "inputs": [{"format": text} for name, plan in methods.items() for text in input_formats(name, plan)],
+        "outputs": [{"format": output_format(name, plan, outputs.get(name))} for name, plan in methods.items()],
+    }
+    considerations = {
+        "useCases": list(card.intended_uses),
+        "technicalLimitations": list(card.limitations),
+        "ethicalConsiderations": [{"name": text} for text in card.ethical_considerations],
+    }
+    return given({"modelParameters": given(parameters), "considerations": given(considerations)})
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def input_formats(method: str, plan: MethodPlan) -> Iterator[str]:
+    paths = [path for parameter in plan.parameters for path in leaf_paths(parameter.tree, parameter.name)]
+    for path, each in zip(paths, plan.inputs, strict=True):
+        yield f"{method}: {path}: {input_text(each, plan.symbols)}"
+
+
+def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:
+    leaves = iter(outputs or ())
+    return f"{method}: {tree_text(plan.outputs, lambda: next(leaves, 'tensor'))}"
