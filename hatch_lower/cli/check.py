@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -228,7 +228,7 @@ def check_all(
     ]
 
 
-def row_json(row: CheckRow) -> dict[str, Any]:
+def row_json(row: CheckRow) -> dict[str, object]:
     infinite = row.largest_error is not None and not math.isfinite(row.largest_error)
     return asdict(row) | ({"largest_error": "inf"} if infinite else {})
 

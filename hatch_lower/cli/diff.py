@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -82,14 +82,14 @@ def titles(place: Sequence[str]) -> list[str]:
     return named
 
 
-def change_text(name: str, first: Any, second: Any) -> str:
+def change_text(name: str, first: object, second: object) -> str:
     one, other = (value_text(name, value) for value in (first, second))
     if first is None or second is None:
         return ": ".join(filter(None, ["added" if first is None else "removed", other if first is None else one]))
     return f"{one} → {other}" if one != other else f"{one}, other contents"
 
 
-def value_text(name: str, value: Any) -> str:
+def value_text(name: str, value: object) -> str:
     """Return a value in short: a tensor's dtype and shape, a file's size; nothing of a whole model."""
     match value:
         case {"dtype": dtype, "shape": shape}:

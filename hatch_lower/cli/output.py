@@ -31,7 +31,7 @@ def show_text(text: str) -> None:
     click.echo("\n".join(map(printable, text.split("\n"))), nl=False)
 
 
-def show_json(value: Any) -> None:
+def show_json(value: object) -> None:
     show(json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
 
 

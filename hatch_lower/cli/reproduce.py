@@ -110,7 +110,7 @@ def keep_diffoscope(wheel: Path, again: Path) -> None:
 
 def reproduce_report(
     wheel: tuple[Path, str], again: tuple[Rebuilt, str], differences: Sequence[Difference]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "wheel": wheel[0].name,
         "sha256": wheel[1],

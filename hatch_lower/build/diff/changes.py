@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 Path = tuple[str, ...]
 
@@ -14,12 +13,12 @@ class Change:
     """One thing that differs."""
 
     place: Path  # the names that lead to it: `("models", "digits", "size")`
-    first: Any
-    second: Any
+    first: object
+    second: object
     lines: tuple[str, ...] = ()
 
 
-def changes(place: Path, first: Any, second: Any) -> Iterator[Change]:
+def changes(place: Path, first: object, second: object) -> Iterator[Change]:
     """Yield the places at which two values differ, each as deep as both of them go.
 
     Lists of things with names are compared by name; an object that has a digest is one thing.
@@ -37,7 +36,7 @@ def changes(place: Path, first: Any, second: Any) -> Iterator[Change]:
         yield Change(place, list(old), list(new))
 
 
-def by_name(value: Any) -> dict[str, Any] | None:
+def by_name(value: object) -> dict[str, object] | None:
     """Return a mapping, a list of named things, or of rows that begin with a name, by name; else `None`."""
     if isinstance(value, Mapping):
         return dict(value)

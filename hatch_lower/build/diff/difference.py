@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 NOTHING = "(not there)"
 """What is shown for a side that lacks something."""
@@ -62,7 +61,7 @@ class Known:
     def labelled(self, text: str, *, is_second: bool = False) -> str:
         return HEXADECIMAL.sub(lambda digest: self.labels[is_second].get(digest[0], digest[0]), text)
 
-    def plain(self, value: Any, *, is_second: bool = False) -> Any:
+    def plain(self, value: object, *, is_second: bool = False) -> object:
         """Return a JSON value of one wheel without what only says that a member differs: its digest, name and size."""
         if isinstance(value, dict):
             left_out = ("size", "header_sha256") if str(value.get("sha256")) in self.labels[is_second] else ()
@@ -75,7 +74,7 @@ class Known:
         return SIZE if type(value) is int and value in self.sizes[is_second] else value
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     return shortened(json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
@@ -157,7 +156,7 @@ def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:
     return ""
 
 
-def reason_for_field(pointer: str, first: Any, second: Any, places: Mapping[str, str]) -> str:
+def reason_for_field(pointer: str, first: object, second: object, places: Mapping[str, str]) -> str:
     for pattern, reason in FIELDS:
         if pattern.fullmatch(pointer):
             return reason
@@ -186,5 +185,5 @@ def relative(first: float, second: float) -> float:
     return abs(first - second) / largest if largest else 0.0
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -96,7 +96,7 @@ def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *,
                 yield f"output {at} is {'written to an input' if left[1] == right[1] else 'another value'}"
 
 
-def follow(value: Any, moved: Mapping[int, int]) -> Any:
+def follow(value: object, moved: Mapping[int, int]) -> object:
     return ["node", moved.get(value[1])] if isinstance(value, list) and value[0] == "node" else value
 
 
@@ -110,7 +110,7 @@ class Placeholder:
     position: int
     name: str  # as the author wrote it; empty where it is not known
     row: list[Any]  # its kind, and for a constant how it lies in memory
-    value: Any  # dtype, shape, strides, device
+    value: object  # dtype, shape, strides, device
 
     def is_input(self) -> bool:
         return bool(self.row[0] == "USER_INPUT")

@@ -26,7 +26,7 @@ from hatch_lower.build.contents import (
 from hatch_lower.build.diff.changes import Change, changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
-from hatch_lower.build.diff.tensors import compare_numbers, header_of, is_entry
+from hatch_lower.build.diff.tensors import compare_numbers, read_tensor_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug
@@ -221,15 +221,10 @@ def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] |
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
     if not keys or entry.constants is None:
         return None
-    data = side.models[model].map(entry.constants)
-    header = header_of(data)
-    if header is None or not isinstance(header[0], dict):
+    file = read_tensor_file(side.models[model].map(entry.constants))
+    if file is None or keys[0] not in file.entries:
         return None
-    value: Any = header[0].get(keys[0])
-    if not is_entry(value, len(data) - header[1]):
-        return None
-    begin, end = value["data_offsets"]
-    return value["dtype"], data[header[1] + begin : header[1] + end]
+    return file.entries[keys[0]]["dtype"], file.contents(keys[0])
 
 
 def native_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str], label: str) -> Iterator[str]:
@@ -288,7 +283,7 @@ def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tupl
     return rows, sources
 
 
-def argument_json(value: Argument, places: Mapping[int, int]) -> Any:
+def argument_json(value: Argument, places: Mapping[int, int]) -> object:
     """Return an argument of a plan as the canonical form of a graph has it; `places` are those of values by slot."""
     match value:
         case Value(slot):

@@ -31,7 +31,7 @@ class Operator:
     position: int
     row: Any
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     source: str  # its source line, or empty
 
     @property
@@ -55,7 +55,7 @@ def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> l
             continue
         source = sources[position] if position < len(sources) else ""
         name = "a nested graph" if row[1][0] == GRAPH else "a constant in the code"
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         if row[0] != "attribute":
             known = names.get(row[1], ())
             given = {known[at] if at < len(known) else f"argument {at}": value for at, value in enumerate(row[2][1])}
@@ -160,7 +160,7 @@ def argument_changes(before: Operator, after: Operator) -> Iterator[str]:
             yield f"{name} {change_text(left, right)}"
 
 
-def without_edges(value: Any) -> Any:
+def without_edges(value: object) -> object:
     """Return an argument without the positions of nodes and the example's sizes in it."""
     if isinstance(value, dict):
         return {key: without_edges(part) for key, part in value.items()}
@@ -171,7 +171,7 @@ def without_edges(value: Any) -> Any:
     return value[:2] if value and value[0] == "symbolic" else [without_edges(part) for part in value]
 
 
-def edges(value: Any) -> list[int]:
+def edges(value: object) -> list[int]:
     if not isinstance(value, list):
         return []
     if value and value[0] == "node":

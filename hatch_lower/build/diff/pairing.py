@@ -97,7 +97,7 @@ def known_of(
     )
 
 
-def parsed(data: bytes) -> Any:
+def parsed(data: bytes) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

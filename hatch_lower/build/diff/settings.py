@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from hatch_lower.build.diff.changes import Path, changes
 from hatch_lower.build.diff.words import change_text
@@ -43,7 +42,7 @@ PARTS = {"cpu": "the processor's instruction sets", "libc": "C library", "python
 DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 
 
-def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return a line for each setting and tool that differs, settings first.
 
     What only one of the two keys has differs too.
@@ -61,11 +60,11 @@ def key_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return list(dict.fromkeys([*settings, *tools]))
 
 
-def consequences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     return [text for name, text in CONSEQUENCES.items() if before.get(name) != after.get(name)]
 
 
-def tool_line(path: Path, before: Any, after: Any) -> str:
+def tool_line(path: Path, before: object, after: object) -> str:
     name = " ".join([TOOLS[path[0]], *(PARTS.get(each, each) for each in path[1:])]).strip()
     old, new = (version_text(each) for each in (before, after))
     if old == new or len(old) + len(new) > 80:
@@ -73,13 +72,13 @@ def tool_line(path: Path, before: Any, after: Any) -> str:
     return f"{name} {change_text(old, new)}"
 
 
-def version_text(value: Any) -> str:
+def version_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(version_text, value))
     return "none" if value is None else DIGEST.sub("", str(value)).strip()
 
 
-def setting_line(path: Path, before: Any, after: Any) -> str:
+def setting_line(path: Path, before: object, after: object) -> str:
     """Return `recipe default, backend aoti: option isa "native" → "x86-64-v3"`."""
     if path[0] in NAMES_ALONE:
         parts = path[1:] if path[0] == "variables" else ()
@@ -98,5 +97,5 @@ def setting_line(path: Path, before: Any, after: Any) -> str:
     return f"{where}: {change}" if where else change
 
 
-def setting_text(value: Any) -> str:
+def setting_text(value: object) -> str:
     return "default" if value is None else json.dumps(value, ensure_ascii=False)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason_for_numbers
 from hatch_lower.build.diff.texts import compare_documents, pieces
@@ -17,18 +17,32 @@ HEADER_LIMIT = 100_000_000
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
+class TensorEntry(TypedDict):
+    """A tensor in a header; `data_offsets` count from the header's end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorFile:
     """A safetensors file."""
 
-    entries: Mapping[str, Mapping[str, Any]]
-    metadata: Any
+    entries: Mapping[str, TensorEntry]
+    metadata: object
     data: memoryview
 
+    def contents(self, name: str) -> memoryview:
+        return self.data[slice(*self.entries[name]["data_offsets"])]
 
-def header_of(data: memoryview) -> tuple[Any, int] | None:
-    """Return the JSON value that a file begins with, after eight bytes of its length, and where it ends."""
-    size = int.from_bytes(data[:8], "little")
+
+Header = tuple[object, int]
+"""The JSON value that a file begins with, and where it ends."""
+
+
+def header_of(data: memoryview) -> Header | None:
+    size = int.from_bytes(data[:8], "little")  # safetensors, and delegates that begin as they do
     if len(data) < 10 or not 2 <= size <= min(len(data) - 8, HEADER_LIMIT):
         return None
     try:
@@ -38,23 +52,22 @@ def header_of(data: memoryview) -> tuple[Any, int] | None:
 
 
 def read_tensor_file(data: memoryview) -> TensorFile | None:
-    found = header_of(data)
-    if found is None or not isinstance(found[0], dict):
+    header, end = header_of(data) or (None, 0)
+    if not isinstance(header, dict):
         return None
-    entries = {name: entry for name, entry in found[0].items() if name != "__metadata__"}
-    size = len(data) - found[1]
-    if not all(is_entry(each, size) for each in entries.values()):
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if not all(is_entry(entry, len(data) - end) for entry in entries.values()):
         return None
-    return TensorFile(entries, found[0].get("__metadata__"), data[found[1] :])
+    return TensorFile(entries, header.get("__metadata__"), data[end:])
 
 
-def is_entry(entry: Any, size: int) -> bool:
+def is_entry(entry: object, size: int) -> TypeGuard[TensorEntry]:
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         return False
-    natural = all(type(each) is int and each >= 0 for each in [*shape, *offsets])
+    natural = all(type(number) is int and number >= 0 for number in [*shape, *offsets])
     return natural and offsets[0] <= offsets[1] <= size
 
 
@@ -64,10 +77,11 @@ def compare_tensors(
     """Return the tensors in which two files differ."""
     differences = compare_documents(member, metadata_of(first), metadata_of(second), known)
     ours = {known.labelled(name): name for name in first.entries}
-    others = {known.labelled(name, is_second=True): entry for name, entry in second.entries.items()}
+    others = {known.labelled(name, is_second=True): name for name in second.entries}
     for label in sorted(ours.keys() | others.keys()):
-        name = ours.get(label, label)
-        one, other = first.entries.get(name), others.get(label)
+        name, counterpart = ours.get(label, label), others.get(label, label)
+        one = first.entries[name] if label in ours else None
+        other = second.entries[counterpart] if label in others else None
         place = f"tensor {known.names.get(name, name)}"
         if one is None or other is None:
             differences.append(Difference(member, place, form_of(one), form_of(other)))
@@ -78,8 +92,8 @@ def compare_tensors(
                 Difference(member, place, form_of(one), form_of(other), "another model, or other settings")
             )
         else:
-            contents = (file.data[slice(*entry["data_offsets"])] for file, entry in ((first, one), (second, other)))
-            differences += compare_contents(member, place, str(one["dtype"]), *contents, drawn=drawn)
+            contents = first.contents(name), second.contents(counterpart)
+            differences += compare_contents(member, place, one["dtype"], *contents, drawn=drawn)
     if not differences and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
         differences.append(
             Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries))
@@ -87,11 +101,11 @@ def compare_tensors(
     return differences
 
 
-def metadata_of(file: TensorFile) -> dict[str, Any]:
+def metadata_of(file: TensorFile) -> dict[str, object]:
     return {} if file.metadata is None else {"__metadata__": file.metadata}
 
 
-def form_of(entry: Mapping[str, Any] | None) -> str:
+def form_of(entry: TensorEntry | None) -> str:
     return NOTHING if entry is None else f"{entry['dtype']} {entry['shape']}"
 
 

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hatch_lower.build.diff.difference import (
     LABEL,
@@ -97,12 +96,12 @@ class Field:
     """A field with two values; `MISSING` for none."""
 
     pointer: str  # RFC 6901
-    first: Any
-    second: Any
+    first: object
+    second: object
     reason: str = ""
 
 
-def compare_documents(member: str, first: Any, second: Any, known: Known) -> list[Difference]:
+def compare_documents(member: str, first: object, second: object, known: Known) -> list[Difference]:
     fields = list(compare_values("", known.plain(first), known.plain(second, is_second=True)))
     return [
         Difference(
@@ -116,11 +115,11 @@ def compare_documents(member: str, first: Any, second: Any, known: Known) -> lis
     ]
 
 
-def is_equal(first: Any, second: Any) -> bool:
+def is_equal(first: object, second: object) -> bool:
     return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
-def compare_values(pointer: str, first: Any, second: Any) -> Iterator[Field]:
+def compare_values(pointer: str, first: object, second: object) -> Iterator[Field]:
     if isinstance(first, dict) and isinstance(second, dict):
         for key in sorted(first.keys() | second.keys()):
             inner = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -131,7 +130,7 @@ def compare_values(pointer: str, first: Any, second: Any) -> Iterator[Field]:
         yield Field(pointer, first, second)
 
 
-def compare_lists(pointer: str, first: list[Any], second: list[Any]) -> Iterator[Field]:
+def compare_lists(pointer: str, first: list[object], second: list[object]) -> Iterator[Field]:
     """Yield what differs in two lists: one field if it is the order or the length."""
     fields = [
         field
@@ -157,6 +156,6 @@ def explained_by_order(fields: list[Field]) -> list[Field]:
     return [replace(field, reason=field.reason or ORDER) for field in fields]
 
 
-def is_permutation(first: Sequence[Any], second: Sequence[Any]) -> bool:
+def is_permutation(first: Sequence[object], second: Sequence[object]) -> bool:
     one, other = (sorted(json.dumps(value, sort_keys=True) for value in side) for side in (first, second))
     return one == other

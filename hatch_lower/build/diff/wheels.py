@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -15,7 +14,7 @@ from hatch_lower.build.diff.archive import Wheel, compare_archives, map_member, 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known
 from hatch_lower.build.diff.native import CODE, compare_libraries, read_library
 from hatch_lower.build.diff.pairing import DOCUMENT_LIMIT, known_of, pair_members, record_rows
-from hatch_lower.build.diff.tensors import compare_tensors, header_of, read_tensor_file
+from hatch_lower.build.diff.tensors import Header, compare_tensors, header_of, read_tensor_file
 from hatch_lower.build.diff.texts import compare_bytes, compare_documents, compare_texts, is_equal, pieces
 
 FOLLOWS = "computed from weights or by code that differs too"
@@ -166,7 +165,10 @@ def compare_parsed(member: str, first: memoryview, second: memoryview, known: Kn
 
 
 def compare_framed(
-    member: str, contents: tuple[memoryview, memoryview], headers: tuple[tuple[Any, int], tuple[Any, int]], known: Known
+    member: str,
+    contents: tuple[memoryview, memoryview],
+    headers: tuple[Header, Header],
+    known: Known,
 ) -> list[Difference]:
     """Return what differs in files that are a JSON value after its length, and something else behind it."""
     differences = compare_documents(member, headers[0][0], headers[1][0], known)

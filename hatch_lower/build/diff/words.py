@@ -22,7 +22,7 @@ def operator_text(target: str) -> str:
     return f"{name}.{schema['overload']}" if schema["overload"] not in ("", "default") else name
 
 
-def literal_text(value: Any) -> str:
+def literal_text(value: object) -> str:
     text = plain_text(value)
     return text if len(text) <= LONGEST_LITERAL else f"{text[: LONGEST_LITERAL - 1]}…"
 
@@ -41,11 +41,11 @@ def plain_text(value: Any) -> str:
             return "a value"
         case ["symbolic", text, _]:
             return str(text)
-        case ["list", items]:
+        case ["list", [*items]]:
             return f"[{', '.join(map(plain_text, items))}]"
         case ["dict", items]:
             return f"{{{', '.join(f'{key}: {plain_text(each)}' for key, each in items)}}}"
-        case ["slice", parts]:
+        case ["slice", [*parts]]:
             return ":".join("" if part is None else plain_text(part) for part in parts)
         case ["dtype", text]:
             return str(text).removeprefix("torch.")
@@ -55,11 +55,11 @@ def plain_text(value: Any) -> str:
             return str(value)
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     match value:
-        case ["tensor", dtype, sizes, *_]:
+        case ["tensor", dtype, [*sizes], *_]:
             return f"{dtype}[{', '.join(map(literal_text, sizes))}]"
-        case ["list", items]:
+        case ["list", [*items]]:
             return f"({', '.join(map(value_text, items))})"
         case _:
             return literal_text(value)

@@ -70,7 +70,7 @@ def document_text(subject: Subject) -> str:
     return finished(json.loads(JsonV1Dot6(bom).output_as_string()), cards, subject.timestamp)
 
 
-def finished(document: dict[str, Any], cards: Mapping[str, Any], timestamp: int | None) -> str:
+def finished(document: dict[str, Any], cards: Mapping[str, object], timestamp: int | None) -> str:
     for component in document["components"]:
         if card := cards.get(component["bom-ref"]):
             component["modelCard"] = card
@@ -250,7 +250,7 @@ def dataset_ref(model: str, position: int) -> str:
 
 def model_card(
     model: str, card: Card, architecture: str, methods: Mapping[str, MethodPlan], outputs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the `modelCard` of a model's component."""
     parameters = {
         "approach": {"type": card.approach} if card.approach else None,
@@ -269,7 +269,7 @@ def model_card(
     return given({"modelParameters": given(parameters), "considerations": given(considerations)})
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
+def given(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value}
 
 
