@@ -144,7 +144,7 @@ def other_locale() -> str:
 
 def stale_error(stale: Mapping[str, Sequence[str]], plain: Mapping[str, Sequence[str]], root: Path) -> CacheError:
     wrong = {model: lines for model, lines in plain.items() if lines}
-    lines = [f"{model}.{line}" for model, each in (wrong or stale).items() for line in each]
+    lines = [f"{model}.{line}" for model, reasons in (wrong or stale).items() for line in reasons]
     if wrong:
         what = "a build would take results that do not hold"
         hint = (

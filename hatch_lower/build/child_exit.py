@@ -110,12 +110,12 @@ def signal_name(number: int) -> str:
 
 def without_errors(answers: Sequence[Answer | LowerError]) -> list[Answer]:
     """Return the answers, or raise the first error with the others listed in it."""
-    errors = [each for each in answers if isinstance(each, LowerError)]
+    errors = [answer for answer in answers if isinstance(answer, LowerError)]
     if not errors:
-        return [each for each in answers if isinstance(each, Answer)]
+        return [answer for answer in answers if isinstance(answer, Answer)]
     first, *others = errors
     if not others:
         raise first
-    listed = "\n".join(f"{each.what} ({each.where})" for each in others)
+    listed = "\n".join(f"{other.what} ({other.where})" for other in others)
     found = f"{first.found}\nother models failed too:\n{listed}".strip()
     raise type(first)(first.what, where=first.where, found=found, hint=first.hint)

@@ -104,7 +104,7 @@ def folders_below(path: Path) -> Iterator[Contents]:
 
 def folders_in_wheel(path: Path) -> Iterator[Contents]:
     """Yield each `_lowered` folder of a wheel, read straight from the archive."""
-    for member in sorted(each for each in wheel_members(path) if each.endswith(f"/{MANIFEST}")):
+    for member in sorted(member for member in wheel_members(path) if member.endswith(f"/{MANIFEST}")):
         place = f"{path.name}: {member.removesuffix('/manifest.json')}"
         manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
         folder = member.removesuffix("/manifest.json")
@@ -225,7 +225,7 @@ def installed_contents(name: str) -> list[Contents]:
     """Return the installed models called `model` or `distribution:model`, or all of a `distribution`."""
     for owner, distribution in recording().items():
         if canonicalize_name(owner) == canonicalize_name(name):
-            sources = {id(each.source): each.source for each in models_of(owner, distribution).values()}
+            sources = {id(model.source): model.source for model in models_of(owner, distribution).values()}
             folders = [contents_of(source) for source in sources.values() if isinstance(source, PackagedFolder)]
             if folders:
                 return folders

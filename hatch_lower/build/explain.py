@@ -102,7 +102,7 @@ def explain_methods(
 def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlob) -> list[str]:
     lines: list[str] = []
     told = (before.graph, before.names) != (after.graph, after.names)
-    old, new = (read_stored(each.form, read_blob) if told else None for each in (before, after))
+    old, new = (read_stored(method.form, read_blob) if told else None for method in (before, after))
     if before.graph != after.graph:
         lines += (differences(old, new) if old and new else []) or ["the exported graph"]
     changed = [name for name, digest in after.state.items() if before.state.get(name, digest) != digest]
@@ -151,7 +151,7 @@ def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
 
 def forget_oldest(folder: Path) -> None:
     """Delete the files of the projects that were built longest ago, so that few are left."""
-    ages = sorted((each.stat().st_mtime_ns, each.name) for each in folder.glob("*.*"))
+    ages = sorted((path.stat().st_mtime_ns, path.name) for path in folder.glob("*.*"))
     for _, name in ages[:-MOST_FILES]:
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()

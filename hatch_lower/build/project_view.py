@@ -90,7 +90,7 @@ def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]
 
 
 def link_folder(folder: str, folders: dict[str, set[Path]], renamed: dict[str, Path]) -> Iterator[tuple[str, Path]]:
-    below = [each for each in sorted(folders) if f"{each}/".startswith(f"{folder}/")]
+    below = [path for path in sorted(folders) if f"{path}/".startswith(f"{folder}/")]
     special = [path for path in sorted(renamed) if path.startswith(f"{folder}/")]
     sources = sorted(folders.get(folder, ()))
     if len(sources) == 1 and not special and all(folders[path] == {under(sources[0], folder, path)} for path in below):

@@ -34,11 +34,11 @@ def target_of(text: str, is_path: bool) -> str | Path:
 
 def choose_model(folders: list[Contents], model: str | None) -> tuple[Contents, str, ModelEntry]:
     every = [(contents, name) for contents in folders for name in contents.models]
-    chosen = [each for each in every if model is None or each[1] == model]
+    chosen = [row for row in every if model is None or row[1] == model]
     if len(chosen) != 1:
         raise ProgramError(
             "there is no such model" if model and not chosen else "there is more than one model",
-            where=", ".join(each.place for each in folders),
+            where=", ".join(folder.place for folder in folders),
             found=nearest(model or "", [name for _, name in every]),
             hint="name one with `--model`",
         )

@@ -24,7 +24,7 @@ from hatch_lower.errors import CacheError
 
 if TYPE_CHECKING:
     from hatch_lower.build.audit import Audit
-    from hatch_lower.cache.contents import Survey
+    from hatch_lower.cache.contents import Entry, Survey
     from hatch_lower.config.tables import CacheSettings
 
 VERSION_FOLDER = re.compile(r"v\d+")
@@ -62,7 +62,9 @@ def info(root: Path | None, as_json: bool) -> None:
 
 
 def info_report(store: Store, contents: Survey, limits: CacheSettings) -> dict[str, Any]:
-    kinds = {each.kind: [entry for entry in contents.entries if entry.kind == each.kind] for each in contents.entries}
+    kinds: dict[str, list[Entry]] = {}
+    for entry in sorted(contents.entries, key=lambda entry: entry.kind):
+        kinds.setdefault(entry.kind, []).append(entry)
     return {
         "directory": str(store.directory.parent),
         "mode": store.mode,
@@ -70,7 +72,8 @@ def info_report(store: Store, contents: Survey, limits: CacheSettings) -> dict[s
         "entries": len(contents.entries),
         "blobs": contents.blobs,
         "kinds": {
-            kind: {"entries": len(each), "size": sum(one.size for one in each)} for kind, each in sorted(kinds.items())
+            kind: {"entries": len(entries), "size": sum(entry.size for entry in entries)}
+            for kind, entries in kinds.items()
         },
         "damaged": sum(not entry.whole for entry in contents.entries),
         "unreferenced": contents.unreferenced,
@@ -98,13 +101,13 @@ def info_lines(report: dict[str, Any]) -> Iterator[str]:
         ("limits", f"{report['max_gigabytes']:g} GB, {count(report['max_days'], 'day')} without use"),
         ("last used", time_text(report["last_used"])),
         ("longest unused", f"since {time_text(report['longest_unused'])}" if report["entries"] else ""),
-        ("to be trimmed", ", ".join(count(number, one, more) for number, one, more in left if number)),
+        ("to be trimmed", ", ".join(count(number, noun, plural) for number, noun, plural in left if number)),
     ]
     yield from (f"{name:<15} {text}" for name, text in rows if text)
     if report["kinds"]:
         yield ""
         table: list[Sequence[str]] = [("kind", "results", "with blobs")]
-        table += [(kind, str(each["entries"]), size_text(each["size"])) for kind, each in report["kinds"].items()]
+        table += [(kind, str(facts["entries"]), size_text(facts["size"])) for kind, facts in report["kinds"].items()]
         yield from table_lines(table, right=[1, 2])
 
 
@@ -153,7 +156,7 @@ def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -
         (done.blobs, "blob", "blobs"),
         (done.leftovers, "unfinished file", "unfinished files"),
     ]
-    removed = ", ".join(count(number, one, more) for number, one, more in parts if number) or "nothing"
+    removed = ", ".join(count(number, noun, plural) for number, noun, plural in parts if number) or "nothing"
     show([f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left"])
 
 
@@ -163,8 +166,8 @@ def clear() -> None:
     from hatch_lower.cache.trim import clear as clear_store
 
     with changing() as directory:
-        folders = [each for each in version_folders(directory.parent) if each != directory]
-        freed = sum(tree_size(each) for each in (directory, *folders))
+        folders = [folder for folder in version_folders(directory.parent) if folder != directory]
+        freed = sum(tree_size(folder) for folder in (directory, *folders))
         clear_store(directory)
         for folder in folders:
             shutil.rmtree(folder)

@@ -144,7 +144,7 @@ def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: P
     except ProgramError as error:
         raise placed(error, str(target), place) from error
     with zipfile.ZipFile(wheel) as archive:
-        sizes = {each.filename: each.file_size for each in archive.infolist()}
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
         listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
         refuse_larger(wheel, {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}, target)
         for name, entry in listed.items():
@@ -210,7 +210,7 @@ def choose(
         return chosen
     entries: list[ModelEntry] = [folder.manifest.models[known] for _, folder, known in chosen]
     if not any(recipe in entry.recipes for entry in entries):
-        recipes = sorted({each for entry in entries for each in entry.recipes})
+        recipes = sorted({name for entry in entries for name in entry.recipes})
         hint = "name one with `--recipe`"
         raise ProgramError("there is no such recipe", where=name, found=nearest(recipe, recipes), hint=hint)
     return [row for row, entry in zip(chosen, entries, strict=True) if recipe in entry.recipes]
@@ -242,7 +242,7 @@ def row_lines(rows: Sequence[CheckRow]) -> Iterator[str]:
     yield from table_lines(table)
     for row in rows:
         if row.is_wrong:
-            name = ", ".join(each for each in (row.model, row.recipe, row.method) if each)
+            name = ", ".join(part for part in (row.model, row.recipe, row.method) if part)
             yield ""
             yield from f"{name}: {row.detail}".split("\n")
     yield ""

@@ -105,7 +105,7 @@ def debug_lines(rows: Sequence[Row]) -> Iterator[str]:
             continue
         for row in group:
             headings.setdefault(len(cells), []).append(f"{row['instruction']}  delegate of `{row['backend']}`")
-            for labels, listed in folded((each["id"], each["origins"]) for each in row["map"]):
+            for labels, listed in folded((part["id"], part["origins"]) for part in row["map"]):
                 headings.setdefault(len(cells), []).append(f"   {labels}")
                 cells += origin_cells("", listed)
             if not row["map"]:
@@ -135,7 +135,7 @@ def origin_cells(label: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple
 
 def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
     found = [debug.handles.get(handle, Origin("unknown")) for handle in handles]
-    return [{"op": each.op, "module": each.module, "source": each.source} for each in found]
+    return [{"op": origin.op, "module": origin.module, "source": origin.source} for origin in found]
 
 
 def computing_order(entry: tuple[str, Sequence[int]]) -> tuple[int, list[tuple[int, str]]]:

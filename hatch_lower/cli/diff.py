@@ -83,10 +83,10 @@ def titles(place: Sequence[str]) -> list[str]:
 
 
 def change_text(name: str, first: object, second: object) -> str:
-    one, other = (value_text(name, value) for value in (first, second))
+    left, right = (value_text(name, value) for value in (first, second))
     if first is None or second is None:
-        return ": ".join(filter(None, ["added" if first is None else "removed", other if first is None else one]))
-    return f"{one} → {other}" if one != other else f"{one}, other contents"
+        return ": ".join(filter(None, ["added" if first is None else "removed", right if first is None else left]))
+    return f"{left} → {right}" if left != right else f"{left}, other contents"
 
 
 def value_text(name: str, value: object) -> str:

@@ -41,7 +41,7 @@ def explain(model: str | None, root: Path, as_json: bool) -> None:
     from hatch_lower.hatch.outside import open_project
 
     project = open_project(root)
-    names = [each.name for each in project.settings.models]
+    names = [model.name for model in project.settings.models]
     if model is not None and model not in names:
         raise ConfigError("the project has no such model", where=f"`{model}`", found=nearest(model, names))
     report = explain_report(project, names if model is None else [model])

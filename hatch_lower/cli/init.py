@@ -93,7 +93,7 @@ def new_lines(model: str, export: str, backends: Sequence[str]) -> Iterator[str]
 
 
 def quoted(texts: Sequence[str]) -> str:
-    return ", ".join(json.dumps(each, ensure_ascii=False) for each in texts)
+    return ", ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 def append(path: Path, lines: Sequence[str]) -> None:
@@ -133,14 +133,14 @@ def next_steps(table: Mapping[str, Any], export: str, backends: Sequence[str]) -
         needed = [f"{OWN_NAME}>={__version__}"]
     else:
         extras = sorted(set(backends) & set(metadata.get_all("Provides-Extra") or []))
-        torch = [each for each in metadata.get_all("Requires-Dist") or [] if Requirement(each).name == "torch"]
+        torch = [text for text in metadata.get_all("Requires-Dist") or [] if Requirement(text).name == "torch"]
         chosen = f"[{','.join(extras)}]" if extras else ""
         needed = [f"{OWN_NAME}{chosen}>={__version__}", *torch[:1]]
     for where, listed in (
         ("[build-system] requires", table["build-system"].get("requires", [])),
         ("[project] dependencies", table["project"].get("dependencies", [])),
     ):
-        missing = [each for each in needed if not any(is_covered(each, other) for other in listed)]
+        missing = [text for text in needed if not any(is_covered(text, other) for other in listed)]
         if missing:
             yield f"let `{where}` contain {quoted(missing)}"
     module, _, function = export.partition(":")

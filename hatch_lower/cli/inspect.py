@@ -82,7 +82,7 @@ def method_report(name: str, method: MethodPlan) -> Report:
     paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
     return {
         "signature": signature_text(name, method),
-        "inputs": {path: input_text(each, method.symbols) for path, each in zip(paths, method.inputs, strict=True)},
+        "inputs": {path: input_text(value, method.symbols) for path, value in zip(paths, method.inputs, strict=True)},
         "symbols": {symbol.label: {"min": symbol.minimum, "max": symbol.maximum} for symbol in method.symbols.values()},
         "outputs": tree_text(method.outputs, lambda: "tensor"),
     }
@@ -189,7 +189,7 @@ def delegates_text(delegates: Sequence[Report]) -> str:
     """Return a method's delegates in short; of many, the first and what the rest comes to."""
     shown = [delegate_text(delegate) for delegate in delegates[:SHOWN]]
     if rest := delegates[SHOWN:]:
-        shown.append(f"{len(rest)} more of {size_text(sum(each['size'] for each in rest))}")
+        shown.append(f"{len(rest)} more of {size_text(sum(delegate['size'] for delegate in rest))}")
     return ", ".join(shown) or "none"
 
 
@@ -200,7 +200,7 @@ def delegate_text(delegate: Report) -> str:
     """
     digest = delegate["file"].rpartition("/")[2].removeprefix("sha256_")[:8]
     again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
-    files = {each["file"]: each["size"] for each in delegate["data"].values()}
+    files = {data["file"]: data["size"] for data in delegate["data"].values()}
     data = f" with {size_text(sum(files.values()))} of named data" if files else ""
     return f"{delegate['backend']} {size_text(delegate['size'])} ({digest}{again}){data}"
 

@@ -20,7 +20,9 @@ Report = list[dict[str, Any]]
 @json_option
 def list_models(as_json: bool) -> None:
     """List the installed models, and which of their recipes can run here."""
-    report = [row for owner, each in sorted(recording().items()) for row in distribution_report(owner, each)]
+    report = [
+        row for owner, distribution in sorted(recording().items()) for row in distribution_report(owner, distribution)
+    ]
     show_report(report, as_json, list_lines)
 
 

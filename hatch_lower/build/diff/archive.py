@@ -47,9 +47,9 @@ def read_wheel(path: Path) -> Wheel:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-            counts = Counter(each.filename for each in entries)
-            members = {each.filename: each for each in entries}
-            digests = {name: digest_of_member(archive, each) for name, each in members.items()}
+            counts = Counter(entry.filename for entry in entries)
+            members = {entry.filename: entry for entry in entries}
+            digests = {name: digest_of_member(archive, entry) for name, entry in members.items()}
             repeated = tuple(sorted(name for name, number in counts.items() if number > 1))
             return Wheel(path, members, digests, repeated, archive.start_dir)
     except UNREADABLE as error:
@@ -97,8 +97,8 @@ def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
     What else may differ (flags, versions, fields that nobody reads) is told by the bytes of the archives.
     """
     for name in sorted({*first.repeated, *second.repeated}):
-        one, other = ("several times" if name in each.repeated else "at most once" for each in (first, second))
-        yield Difference(name, "", one, other, "another tool wrote the archive")
+        left, right = ("several times" if name in wheel.repeated else "at most once" for wheel in (first, second))
+        yield Difference(name, "", left, right, "another tool wrote the archive")
     common = [name for name in first.members if name in second.members]
     yield from compare_orders(first, second, common)
     changes: dict[tuple[str, str, str], list[str]] = {}
@@ -108,22 +108,22 @@ def compare_archives(first: Wheel, second: Wheel) -> Iterator[Difference]:
             same_contents = first.digests[name] == second.digests[name]
             if sides[0][kind] != sides[1][kind] and (same_contents or kind != "compressed size"):
                 changes.setdefault((kind, sides[0][kind], sides[1][kind]), []).append(name)
-    for (kind, one, other), names in changes.items():
+    for (kind, left, right), names in changes.items():
         which = ", ".join(names[:MEMBERS]) + f" and {len(names) - MEMBERS} more" * (len(names) > MEMBERS)
         lines = ("each member in both wheels" if len(names) == len(common) > 1 else f"of {which}",)
-        yield Difference("", kind, one, other, REASONS.get(kind, ""), lines)
-    one, other = surplus_of(first), surplus_of(second)
-    if one != other:
+        yield Difference("", kind, left, right, REASONS.get(kind, ""), lines)
+    left, right = surplus_of(first), surplus_of(second)
+    if left != right:
         reason = "something was added to the wheel after the build, or another tool wrote it"
-        yield Difference("", "bytes outside the members", one, other, reason)
+        yield Difference("", "bytes outside the members", left, right, reason)
 
 
 def compare_orders(first: Wheel, second: Wheel, common: list[str]) -> Iterator[Difference]:
     orders = [sorted(common, key=lambda name: wheel.members[name].header_offset) for wheel in (first, second)]
     for at, pair in enumerate(zip(*orders, strict=True)):
         if pair[0] != pair[1]:
-            one, other = (f"{at + 1}. {name}" for name in pair)
-            yield Difference("", "order of the members", one, other, ORDER)
+            left, right = (f"{at + 1}. {name}" for name in pair)
+            yield Difference("", "order of the members", left, right, ORDER)
             return
 
 

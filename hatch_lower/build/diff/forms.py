@@ -130,8 +130,10 @@ class PlaceholderChanges:
 
 def compare_placeholders(before: Form, after: Form) -> PlaceholderChanges:
     old, new = read_placeholders(before), read_placeholders(after)
-    old_inputs, inputs = (tuple(each for each in side if each.is_input()) for side in (old, new))
-    old_constants, constants = (tuple(each for each in side if not each.is_input()) for side in (old, new))
+    old_inputs, inputs = (tuple(placeholder for placeholder in side if placeholder.is_input()) for side in (old, new))
+    old_constants, constants = (
+        tuple(placeholder for placeholder in side if not placeholder.is_input()) for side in (old, new)
+    )
     same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
     return PlaceholderChanges(
         inputs=tuple(change_lines(old_inputs, inputs, same_inputs)),
@@ -151,7 +153,7 @@ def read_placeholders(form: Form) -> list[Placeholder]:
 
 def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
     """Return the inputs that stand for each other: by position, or by name if there are more or fewer than before."""
-    if len(before) == len(after) or not all(each.name for each in (*before, *after)):
+    if len(before) == len(after) or not all(placeholder.name for placeholder in (*before, *after)):
         return list(zip(before, after))  # noqa: B905 - those that are left over were added or removed
     return by_name(before, after)
 
@@ -159,20 +161,21 @@ def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> 
 def pair_constants(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
     """Return the constants that stand for each other: by name, then those left over that look the same, in order."""
     pairs = by_name(before, after)
-    seen = {id(each) for pair in pairs for each in pair}
-    old, new = ([each for each in side if id(each) not in seen] for side in (before, after))
-    same = align([json.dumps(each.row[:3]) for each in old], [json.dumps(each.row[:3]) for each in new]) or []
+    seen = {id(placeholder) for pair in pairs for placeholder in pair}
+    old, new = ([constant for constant in side if id(constant) not in seen] for side in (before, after))
+    looks = ([json.dumps(constant.row[:3]) for constant in side] for side in (old, new))
+    same = align(*looks) or []
     return pairs + [(old[left], new[right]) for left, right in same]
 
 
 def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
-    named = {each.name: each for each in before if each.name}
-    return [(named[each.name], each) for each in after if each.name in named]
+    named = {placeholder.name: placeholder for placeholder in before if placeholder.name}
+    return [(named[placeholder.name], placeholder) for placeholder in after if placeholder.name in named]
 
 
 def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pairs: Matches) -> Iterator[str]:
-    paired = {id(each) for pair in pairs for each in pair}
-    numbers = {id(each): at for side in (before, after) for at, each in enumerate(side)}
+    paired = {id(placeholder) for pair in pairs for placeholder in pair}
+    numbers = {id(placeholder): at for side in (before, after) for at, placeholder in enumerate(side)}
     for left, right in pairs:
         for text in pair_changes(left, right, moved=len(before) != len(after)):
             yield f"{right.title(numbers[id(right)])}: {text}"

@@ -188,7 +188,9 @@ def recipe_facts(contents: Contents, recipe: RecipeEntry, plan: Plan, model: Mod
 
 def recipe_files(recipe: RecipeEntry, plan: Plan) -> dict[str, FileEntry]:
     labels = {file.file: f"data {name}" for delegate in plan.delegates for name, file in delegate.data.items()}
-    labels |= {each.file: f"delegate {number} ({each.backend})" for number, each in enumerate(plan.delegates)}
+    labels |= {
+        delegate.file: f"delegate {number} ({delegate.backend})" for number, delegate in enumerate(plan.delegates)
+    }
     named = {labels.get(file.path, file.path): file for file in recipe.delegates}
     return {"plan": recipe.plan, "debug map": recipe.debug, **dict(sorted(named.items()))}
 
@@ -208,11 +210,11 @@ def details(first: Side, second: Side, names: Mapping[str, str], place: tuple[st
 
 def tensor_lines(first: Side, second: Side, model: str, counterpart: str, name: str) -> Iterator[str]:
     """Yield by how much the numbers of a tensor differ, if there are as many on both sides."""
-    one, other = stored_tensor(first, model, name), stored_tensor(second, counterpart, name)
-    if one is None or other is None or one[0] != other[0] or len(one[1]) != len(other[1]):
+    left, right = stored_tensor(first, model, name), stored_tensor(second, counterpart, name)
+    if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
         return
-    if one[1] != other[1]:
-        yield compare_numbers(*one, other[1]).text()
+    if left[1] != right[1]:
+        yield compare_numbers(*left, right[1]).text()
 
 
 def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] | None:

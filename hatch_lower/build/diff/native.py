@@ -97,10 +97,10 @@ def compare_libraries(member: str, first: Library, second: Library, places: Mapp
     is_told = any(difference.place == COMPILER or difference.place.startswith("text ") for difference in differences)
     code = "" if is_told or not (functions or ".text" in sections) else CODE
     if sections:
-        one, other = (f"{sum(side.sizes.values())} bytes" for side in (first, second))
+        left, right = (f"{sum(side.sizes.values())} bytes" for side in (first, second))
         reason = IDENTIFIER if [*sections] == [BUILD_ID] else code
         lines = tuple(f"{name}: {what}" for name, what in sections.items())
-        differences.append(Difference(member, "sections", one, other, reason, lines))
+        differences.append(Difference(member, "sections", left, right, reason, lines))
     differences += [Difference(member, *function, code) for function in functions[:FUNCTIONS]]
     if len(functions) > FUNCTIONS:
         differences.append(
@@ -165,4 +165,4 @@ def compare_sections(first: Library, second: Library) -> Iterator[tuple[str, str
             yield name, f"{first.sizes[name]} and {second.sizes[name]} bytes"
         elif first.sections.get(name) != second.sections.get(name):
             pair = zip(first.sections.get(name, b""), second.sections.get(name, b""), strict=False)
-            yield name, f"{sum(one != other for one, other in pair)} of {first.sizes[name]} bytes differ"
+            yield name, f"{sum(left != right for left, right in pair)} of {first.sizes[name]} bytes differ"

@@ -37,15 +37,15 @@ def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str,
     pairs = {name: name for name in first.members if name in second.members}
     folders = [metadata_folder(wheel) for wheel in (first, second)]
     lone = {name: f"{folders[1]}{name.removeprefix(folders[0])}" for name in first.members if name not in pairs}
-    pairs |= {name: other for name, other in lone.items() if name.startswith(folders[0]) and other in second.members}
+    pairs |= {name: right for name, right in lone.items() if name.startswith(folders[0]) and right in second.members}
     digests: dict[str, str] = {}
     documents = [name for name in sorted(pairs) if FOLDER in name and name.endswith(".json")]
     for name in sorted(documents, key=lambda name: name.endswith(MANIFEST)):  # whose lists are sorted by digest
         digests = digests_of(first, second, name, name) | digests
-    for one, other in digests.items():
+    for left, right in digests.items():
         for name in lone:
-            if one in name and name.replace(one, other) in second.members:
-                pairs[name] = name.replace(one, other)
+            if left in name and name.replace(left, right) in second.members:
+                pairs[name] = name.replace(left, right)
                 digests = digests_of(first, second, name, pairs[name]) | digests
     return pairs, digests
 
@@ -75,10 +75,10 @@ def head_of(wheel: Wheel, name: str) -> bytes:
 def known_of(
     first: Wheel, second: Wheel, pairs: Mapping[str, str], digests: Mapping[str, str], places: Mapping[str, str]
 ) -> Known:
-    different = {name: other for name, other in pairs.items() if first.digests[name] != second.digests[other]}
-    digests = {**digests, **{first.digests[name]: second.digests[other] for name, other in different.items()}}
-    labels = {one: f"{LABEL}{number}" for number, one in enumerate(digests)}
-    sizes = [(first.members[name].file_size, second.members[other].file_size) for name, other in different.items()]
+    different = {name: right for name, right in pairs.items() if first.digests[name] != second.digests[right]}
+    digests = {**digests, **{first.digests[name]: second.digests[right] for name, right in different.items()}}
+    labels = {left: f"{LABEL}{number}" for number, left in enumerate(digests)}
+    sizes = [(first.members[name].file_size, second.members[right].file_size) for name, right in different.items()]
     sizes = [pair for pair in sizes if pair[0] != pair[1] and min(pair) >= LEAST_SIZE]
     names: dict[str, str] = {}
     stored: set[str] = set()
@@ -90,7 +90,7 @@ def known_of(
                 stored |= document.keys()
     return Known(
         places,
-        (labels, {other: labels[one] for one, other in digests.items()}),
+        (labels, {right: labels[left] for left, right in digests.items()}),
         (frozenset(pair[0] for pair in sizes), frozenset(pair[1] for pair in sizes)),
         names,
         frozenset(stored),

@@ -65,8 +65,8 @@ def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> l
 
 
 def tool_line(path: Path, before: object, after: object) -> str:
-    name = " ".join([TOOLS[path[0]], *(PARTS.get(each, each) for each in path[1:])]).strip()
-    old, new = (version_text(each) for each in (before, after))
+    name = " ".join([TOOLS[path[0]], *(PARTS.get(part, part) for part in path[1:])]).strip()
+    old, new = (version_text(version) for version in (before, after))
     if old == new or len(old) + len(new) > 80:
         return name
     return f"{name} {change_text(old, new)}"

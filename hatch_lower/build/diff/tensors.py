@@ -80,20 +80,20 @@ def compare_tensors(
     others = {known.labelled(name, is_second=True): name for name in second.entries}
     for label in sorted(ours.keys() | others.keys()):
         name, counterpart = ours.get(label, label), others.get(label, label)
-        one = first.entries[name] if label in ours else None
-        other = second.entries[counterpart] if label in others else None
+        left = first.entries[name] if label in ours else None
+        right = second.entries[counterpart] if label in others else None
         place = f"tensor {known.names.get(name, name)}"
-        if one is None or other is None:
-            differences.append(Difference(member, place, form_of(one), form_of(other)))
+        if left is None or right is None:
+            differences.append(Difference(member, place, form_of(left), form_of(right)))
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS):
             continue  # said of the file of constants
-        elif (one["dtype"], one["shape"]) != (other["dtype"], other["shape"]):
+        elif (left["dtype"], left["shape"]) != (right["dtype"], right["shape"]):
             differences.append(
-                Difference(member, place, form_of(one), form_of(other), "another model, or other settings")
+                Difference(member, place, form_of(left), form_of(right), "another model, or other settings")
             )
         else:
             contents = first.contents(name), second.contents(counterpart)
-            differences += compare_contents(member, place, one["dtype"], *contents, drawn=drawn)
+            differences += compare_contents(member, place, left["dtype"], *contents, drawn=drawn)
     if not differences and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
         differences.append(
             Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries))
@@ -116,8 +116,8 @@ def compare_contents(
         return
     change = compare_numbers(dtype, first, second)
     if not change.different:
-        one, other = (bytes(side[:16]).hex(" ") for side in (first, second))
-        yield Difference(member, place, one, other, "", (change.text(),))
+        left, right = (bytes(side[:16]).hex(" ") for side in (first, second))
+        yield Difference(member, place, left, right, "", (change.text(),))
         return
     share = change.different / change.total
     reason = reason_for_numbers(share, change.relative, drawn=drawn) if dtype in FLOATS else ""
@@ -162,8 +162,8 @@ class NumberChange:
 
     def sides(self) -> tuple[str, str]:
         more = ", …" * (self.different > SHOWN)
-        one, other = (", ".join(f"{value:.9g}" for value in side) + more for side in (self.first, self.second))
-        return one, other
+        left, right = (", ".join(f"{value:.9g}" for value in side) + more for side in (self.first, self.second))
+        return left, right
 
 
 def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> NumberChange:
@@ -175,9 +175,9 @@ def compare_numbers(dtype: str, first: memoryview, second: memoryview) -> Number
     end = min(len(first), len(second)) // size * size
     change.total = end // size
     for start in range(0, end, PIECE):
-        one, other = (bytearray(side[start : min(start + PIECE, end)]) for side in (first, second))
-        if one != other:
-            compare_piece(name, one, other, change)
+        left, right = (bytearray(side[start : min(start + PIECE, end)]) for side in (first, second))
+        if left != right:
+            compare_piece(name, left, right, change)
     return change
 
 
@@ -185,19 +185,19 @@ def compare_piece(name: str, first: bytearray, second: bytearray, change: Number
     import torch  # only where numbers differ, and once all else is known
 
     exact = [torch.frombuffer(side, dtype=getattr(torch, name)) for side in (first, second)]
-    one, other = (side.to(torch.float64) for side in exact)
-    different = (one != other) & ~(one.isnan() & other.isnan())
+    left, right = (side.to(torch.float64) for side in exact)
+    different = (left != right) & ~(left.isnan() & right.isnan())
     if name in ("int64", "uint64"):  # float64 has not all of them
         different = exact[0] != exact[1]
-    one, other = one[different], other[different]
-    if not len(one):
+    left, right = left[different], right[different]
+    if not len(left):
         return
-    change.different += len(one)
+    change.different += len(left)
     missing = SHOWN - len(change.first)
-    change.first += tuple(one[:missing].tolist())
-    change.second += tuple(other[:missing].tolist())
-    distance = (one - other).abs()
-    larger = torch.maximum(one.abs(), other.abs())
+    change.first += tuple(left[:missing].tolist())
+    change.second += tuple(right[:missing].tolist())
+    distance = (left - right).abs()
+    larger = torch.maximum(left.abs(), right.abs())
     # a number that is not finite is infinitely far from every other
     change.largest = max(change.largest, float(distance.nan_to_num(math.inf, math.inf).max()))
     change.relative = max(change.relative, float((distance / larger).nan_to_num(math.inf, math.inf).max()))

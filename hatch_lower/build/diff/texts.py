@@ -64,16 +64,16 @@ def compare_bytes(member: str, first: memoryview, second: memoryview, known: Kno
     start, one, other = next(pieces(first, second))
     at = first_difference(one, other)
     before = max(at - CONTEXT, 0)
-    left, right = (" ".join(printable(each[before : at + CONTEXT])) for each in (one, other))
+    left, right = (" ".join(printable(piece[before : at + CONTEXT])) for piece in (one, other))
     sizes = "" if len(first) == len(second) else f"; {len(first)} and {len(second)} bytes in all"
-    shown = [each[at : at + 16].hex(" ") or "(the end)" for each in (one, other)]
+    shown = [piece[at : at + 16].hex(" ") or "(the end)" for piece in (one, other)]
     reason = reason_for_texts(left, right, known.places) if left != right else ""
     return Difference(member, f"byte {start + at}{sizes}", shown[0], shown[1], reason)
 
 
 def first_difference(first: bytes, second: bytes) -> int:
     pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next((at for at, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
 def printable(data: bytes) -> list[str]:
@@ -83,9 +83,9 @@ def printable(data: bytes) -> list[str]:
 def pieces(first: memoryview, second: memoryview) -> Iterator[tuple[int, bytes, bytes]]:
     """Yield the position and the two pieces of 1 MiB wherever two files differ, the longer one's rest included."""
     for start in range(0, max(len(first), len(second)), PIECE):
-        one, other = (bytes(side[start : start + PIECE]) for side in (first, second))
-        if one != other:
-            yield start, one, other
+        left, right = (bytes(side[start : start + PIECE]) for side in (first, second))
+        if left != right:
+            yield start, left, right
 
 
 MISSING = object()
@@ -134,13 +134,13 @@ def compare_lists(pointer: str, first: list[object], second: list[object]) -> It
     """Yield what differs in two lists: one field if it is the order or the length."""
     fields = [
         field
-        for position, (one, other) in enumerate(zip(first, second, strict=False))
-        for field in compare_values(f"{pointer}/{position}", one, other)
+        for position, (left, right) in enumerate(zip(first, second, strict=False))
+        for field in compare_values(f"{pointer}/{position}", left, right)
     ]
     if len(first) != len(second):
         at = min(len(first), len(second))  # behind an item too many every other one is at another place
-        one, other = (side[at] if at < len(side) else MISSING for side in (first, second))
-        yield fields[0] if fields else Field(f"{pointer}/{at}", one, other)
+        left, right = (side[at] if at < len(side) else MISSING for side in (first, second))
+        yield fields[0] if fields else Field(f"{pointer}/{at}", left, right)
         yield Field(f"{pointer} (number of items)", len(first), len(second))
     elif fields and is_permutation(first, second):
         if LABEL not in json.dumps(first):  # else it is sorted by the digests of members that differ
@@ -157,5 +157,5 @@ def explained_by_order(fields: list[Field]) -> list[Field]:
 
 
 def is_permutation(first: Sequence[object], second: Sequence[object]) -> bool:
-    one, other = (sorted(json.dumps(value, sort_keys=True) for value in side) for side in (first, second))
-    return one == other
+    left, right = (sorted(json.dumps(value, sort_keys=True) for value in side) for side in (first, second))
+    return left == right

@@ -28,24 +28,22 @@ def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None =
     in plans, names of delegates.
 
     Args:
-        first: one wheel.
-        second: the other.
         places: paths that only one of the builds had, to what they are: `the rebuild's HOME`.
 
     Raises:
         PackageError: if one cannot be read.
     """
-    one, other = read_wheel(first), read_wheel(second)
-    pairs, keys = pair_members(one, other)
-    known = known_of(one, other, pairs, keys, places or {})
+    left, right = read_wheel(first), read_wheel(second)
+    pairs, keys = pair_members(left, right)
+    known = known_of(left, right, pairs, keys, places or {})
     differences = [
         *compare_names(first.name, second.name),
-        *compare_archives(one, other),
-        *lone_members(one, other, pairs),
+        *compare_archives(left, right),
+        *lone_members(left, right, pairs),
     ]
     for name, counterpart in sorted(pairs.items(), key=order_of):
-        if one.digests[name] != other.digests[counterpart]:
-            differences += compare_pair(one, other, name, counterpart, pairs, known)
+        if left.digests[name] != right.digests[counterpart]:
+            differences += compare_pair(left, right, name, counterpart, pairs, known)
     return tuple(explained_by_others(differences)) or tuple(compare_files(first, second, known))
 
 
@@ -59,10 +57,10 @@ def compare_names(first: str, second: str) -> Iterator[Difference]:
         return
     reason = ""
     try:
-        one, other = parse_wheel_filename(first), parse_wheel_filename(second)
-        if one[1] != other[1]:
+        left, right = parse_wheel_filename(first), parse_wheel_filename(second)
+        if left[1] != right[1]:
             reason = "another version of the project: its number comes from the commit or a clock, say"
-        elif one[3] != other[3]:
+        elif left[3] != right[3]:
             reason = "built for another platform or with another compiler, or the wheel was renamed or retagged"
     except InvalidWheelFilename:
         reason = "the wheel was renamed"
@@ -90,10 +88,10 @@ def reason_for_lone(name: str) -> str:
 def compare_pair(
     first: Wheel, second: Wheel, name: str, counterpart: str, pairs: Mapping[str, str], known: Known
 ) -> list[Difference]:
-    one, other = map_member(first, name), map_member(second, counterpart)
+    left, right = map_member(first, name), map_member(second, counterpart)
     if not name.endswith(".dist-info/RECORD"):
-        return compare_members(name, one, other, known)
-    texts = [bytes(side).decode("utf-8", "replace") for side in (one, other)]
+        return compare_members(name, left, right, known)
+    texts = [bytes(side).decode("utf-8", "replace") for side in (left, right)]
     back = {value: key for key, value in pairs.items()}
     rows = record_rows(name, texts[0], first, {key: key for key in pairs})
     difference = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
@@ -129,9 +127,9 @@ def is_program(member: str) -> bool:
 
 
 def compare_files(first: Path, second: Path, known: Known) -> Iterator[Difference]:
-    one, other = (map_part(path, 0, path.stat().st_size) for path in (first, second))
-    if next(pieces(one, other), None) is not None:
-        yield replace(compare_bytes("", one, other, known), reason="another tool wrote the archive")
+    left, right = (map_part(path, 0, path.stat().st_size) for path in (first, second))
+    if next(pieces(left, right), None) is not None:
+        yield replace(compare_bytes("", left, right, known), reason="another tool wrote the archive")
 
 
 CHECK_FILE = "/check.safetensors"

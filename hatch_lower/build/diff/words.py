@@ -44,7 +44,7 @@ def plain_text(value: Any) -> str:
         case ["list", [*items]]:
             return f"[{', '.join(map(plain_text, items))}]"
         case ["dict", items]:
-            return f"{{{', '.join(f'{key}: {plain_text(each)}' for key, each in items)}}}"
+            return f"{{{', '.join(f'{key}: {plain_text(part)}' for key, part in items)}}}"
         case ["slice", [*parts]]:
             return ":".join("" if part is None else plain_text(part) for part in parts)
         case ["dtype", text]:

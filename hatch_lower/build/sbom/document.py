@@ -55,7 +55,7 @@ def document_text(subject: Subject) -> str:
         own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
         plan = first_plan(result.entry, own)
         model = model_component(subject, settings, result, own, plan)
-        datasets = [dataset_component(settings.name, i, each) for i, each in enumerate(settings.card.datasets)]
+        datasets = [dataset_component(settings.name, i, dataset) for i, dataset in enumerate(settings.card.datasets)]
         requirements = [needed.setdefault(text, requirement_component(text)) for text in requirements_of(result.entry)]
         bom.components.update([model, *datasets])
         bom.register_dependency(model, [*datasets, *requirements])
