@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -52,30 +52,59 @@ class Data:
         return torch.randint(limit, shape, generator=self._generator)
 
 
-def once(make: Callable[[Data], tuple[Any, ...]]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
-    """Return a function that draws the arguments of two calls."""
-    return lambda data: (make(data), make(data))
+class Program(torch.nn.Module):
+    """A module of the kit; its attributes are those that `module` was given."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
-def sizes(*shapes: tuple[tuple[int, ...], ...]) -> Callable[[Data], tuple[tuple[Any, ...], ...]]:
-    """Return a function that draws the arguments of one call for each tuple of shapes."""
-    return lambda data: tuple(tuple(data.draw(*shape) for shape in call) for call in shapes)
+Make = Callable[[Data], Program]
+Calls = Callable[[Data], tuple[tuple[Any, ...], ...]]
 
 
-def module(forward: Callable[..., Any], /, **state: Any) -> torch.nn.Module:
+def module(forward: Callable[..., object], /, **state: Any) -> Program:
     """Return a module with the given `forward(self, …)`.
 
     Args:
         forward: the method.
         state: attributes; a tensor whose name begins with `buffer` is registered as a buffer.
     """
-    made: torch.nn.Module = type("Program", (torch.nn.Module,), {"forward": forward})()
+    program: Program = type("Program", (Program,), {"forward": forward})()
     for name, value in state.items():
         if name.startswith("buffer"):
-            made.register_buffer(name, value)
+            program.register_buffer(name, value)
         else:
-            setattr(made, name, value)
-    return made.eval()
+            setattr(program, name, value)
+    return program.eval()
+
+
+def plain(forward: Callable[..., object]) -> Make:
+    """Return what makes a module without state."""
+    return lambda data: module(forward)
+
+
+def weighted(forward: Callable[..., object], low: float = -3, high: float = 3, **shapes: tuple[int, ...]) -> Make:
+    """Return what makes a module with a parameter of each shape."""
+    return lambda data: module(
+        forward, **{name: torch.nn.Parameter(data.draw(*shape, low=low, high=high)) for name, shape in shapes.items()}
+    )
+
+
+def twice(make: Callable[[Data], tuple[Any, ...]]) -> Calls:
+    """Return a function that draws the arguments of two calls."""
+    return lambda data: (make(data), make(data))
+
+
+def sizes(*calls: tuple[tuple[int, ...], ...], **drawing: Any) -> Calls:
+    """Return a function that draws the arguments of one call for each tuple of shapes."""
+    return lambda data: tuple(tuple(data.draw(*shape, **drawing) for shape in shapes) for shapes in calls)
+
+
+def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: Any) -> Calls:
+    """Return a function that draws tensors of these shapes for each call; `drawing` goes to `Data.draw`."""
+    return sizes(*[shapes] * calls, **drawing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +119,11 @@ class Case:
     """
 
     name: str
-    make: Callable[[Data], torch.nn.Module]
-    calls: Callable[[Data], tuple[tuple[Any, ...], ...]]
-    dynamic: Any = field(default=None)
+    make: Make
+    calls: Calls
+    dynamic: Any = None
 
-    def module(self) -> torch.nn.Module:
+    def module(self) -> Program:
         return self.make(Data(self.name))
 
     def arguments(self) -> tuple[tuple[Any, ...], ...]:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.testing.bench import Bench, quiet
-from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, module
+from hatch_lower.backends.testing.case import Case, Data, Fault, NotClaimedError, Program, module
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
@@ -80,7 +80,7 @@ def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
     return f"{counts[0]}, {counts[1]} and {counts[2]} steps for 1, 2 and 4 times a program"
 
 
-def long(self: Any, x: Tensor, count: int) -> Tensor:
+def long(self: Program, x: Tensor, count: int) -> Tensor:
     """Compute what many backends take, with something in between that few do."""
     for _ in range(count):
         x = torch.relu(x * self.scale + x) + 1
@@ -92,7 +92,7 @@ def long(self: Any, x: Tensor, count: int) -> Tensor:
 def steps_for(bench: Bench, count: int) -> int:
     """Return how many steps the interpreter takes in partitioning a program of so many parts."""
 
-    def make(data: Data) -> torch.nn.Module:
+    def make(data: Data) -> Program:
         weights = {"scale": torch.nn.Parameter(data.draw(4)), "weight": torch.nn.Parameter(data.draw(4, 4))}
         return module(lambda self, x: long(self, x, count), **weights)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hatch_lower.backends.testing.case import DTYPES, Case, Data, module
+from hatch_lower.backends.testing.case import DTYPES, Case, Data, Program, drawn, module, plain, twice, weighted
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
-def arithmetic(self: Any, x: Tensor, y: Tensor) -> object:
+def arithmetic(self: Program, x: Tensor, y: Tensor) -> object:
     return x + y, x - y, x * y, x + 2, 3 - x, torch.neg(y), torch.add(x, y, alpha=2), x * x
 
 
-def division(self: Any, x: Tensor, y: Tensor) -> object:
+def division(self: Program, x: Tensor, y: Tensor) -> object:
     return (
         x / y,
         torch.div(x, y, rounding_mode="floor"),
@@ -30,20 +30,20 @@ def division(self: Any, x: Tensor, y: Tensor) -> object:
     )
 
 
-def comparison(self: Any, x: Tensor, y: Tensor) -> object:
+def comparison(self: Program, x: Tensor, y: Tensor) -> object:
     compared = x == y, x != y, x < y, x >= 1, torch.maximum(x, y), torch.minimum(x, y), torch.where(x > y, x, y)
     return *compared, torch.clamp(x, -1, 2), torch.clamp(x, min=0), torch.clamp_max(y, 1), x.sign(), x.abs()
 
 
-def logic(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def logic(self: Program, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x & y, x | y, x ^ y, ~x, torch.logical_and(x, y), torch.logical_not(x), x.any(), x.all(0)
 
 
-def bits(self: Any, x: Tensor, y: Tensor) -> object:
+def bits(self: Program, x: Tensor, y: Tensor) -> object:
     return *logic(self, x, y), x << 1, x >> 1, x & 3, x | 8
 
 
-def activations(self: Any, x: Tensor) -> object:
+def activations(self: Program, x: Tensor) -> object:
     return (
         F.relu(x),
         torch.sigmoid(x),
@@ -59,7 +59,7 @@ def activations(self: Any, x: Tensor) -> object:
     )
 
 
-def functions(self: Any, x: Tensor, y: Tensor) -> object:
+def functions(self: Program, x: Tensor, y: Tensor) -> object:
     positive = x.abs() + 0.5
     return (
         torch.exp(x),
@@ -81,23 +81,23 @@ def functions(self: Any, x: Tensor, y: Tensor) -> object:
     )
 
 
-def sums(self: Any, x: Tensor) -> object:
+def sums(self: Program, x: Tensor) -> object:
     return x.sum(), x.sum(-1), x.sum((0, 1), keepdim=True), x.prod(1), torch.cumsum(x, 1)
 
 
-def extremes(self: Any, x: Tensor) -> object:
+def extremes(self: Program, x: Tensor) -> object:
     return x.amax(-1), x.amin(0, keepdim=True), x.max(), torch.argmax(x, 1), torch.argmin(x, -1, keepdim=True)
 
 
-def moments(self: Any, x: Tensor) -> object:
+def moments(self: Program, x: Tensor) -> object:
     return x.mean(), x.mean(-1, keepdim=True), x.var(1), x.std(0, correction=0), torch.linalg.vector_norm(x, dim=1)
 
 
-def products(self: Any, x: Tensor, y: Tensor, z: Tensor) -> object:
+def products(self: Program, x: Tensor, y: Tensor, z: Tensor) -> object:
     return x @ y, torch.addmm(z, x, y), torch.matmul(x, y[:, 0]), torch.bmm(x[None], y[None])
 
 
-def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> object:
+def selection(self: Program, x: Tensor, rows: Tensor, columns: Tensor) -> object:
     return (
         torch.index_select(x, 0, rows),
         torch.gather(x, 1, columns),
@@ -112,17 +112,17 @@ def selection(self: Any, x: Tensor, rows: Tensor, columns: Tensor) -> object:
     )
 
 
-def ordering(self: Any, x: Tensor) -> object:
+def ordering(self: Program, x: Tensor) -> object:
     values, places = torch.topk(x, 2, 1)
     ordered, order = torch.sort(x, dim=1, descending=True, stable=True)
     return values, places, ordered, order
 
 
-def embedding(self: Any, places: Tensor) -> object:
+def embedding(self: Program, places: Tensor) -> object:
     return F.embedding(places, self.table)
 
 
-def convolution(self: Any, image: Tensor) -> object:
+def convolution(self: Program, image: Tensor) -> object:
     return (
         F.relu(F.conv2d(image, self.weight, self.bias, padding=1)),
         F.conv2d(image, self.weight, stride=2),
@@ -132,7 +132,7 @@ def convolution(self: Any, image: Tensor) -> object:
     )
 
 
-def pooling(self: Any, image: Tensor) -> object:
+def pooling(self: Program, image: Tensor) -> object:
     return (
         F.max_pool2d(image, 2),
         F.avg_pool2d(image, 3, stride=1, padding=1),
@@ -141,7 +141,7 @@ def pooling(self: Any, image: Tensor) -> object:
     )
 
 
-def normalisation(self: Any, image: Tensor) -> object:
+def normalisation(self: Program, image: Tensor) -> object:
     return (
         F.batch_norm(image, self.mean, self.deviation, self.scale, self.shift),
         F.layer_norm(image, (5,), self.last),
@@ -149,28 +149,24 @@ def normalisation(self: Any, image: Tensor) -> object:
     )
 
 
-def softmax(self: Any, x: Tensor) -> object:
+def softmax(self: Program, x: Tensor) -> object:
     return torch.softmax(x, -1), torch.log_softmax(x, 0), torch.logsumexp(x, 1)
 
 
-def attention(self: Any, x: Tensor, mask: Tensor) -> object:
+def attention(self: Program, x: Tensor, mask: Tensor) -> object:
     return F.scaled_dot_product_attention(x, x * 2, x), F.scaled_dot_product_attention(x, x, x, mask)
 
 
-def perceptron(self: Any, x: Tensor) -> object:
+def perceptron(self: Program, x: Tensor) -> object:
     return F.relu(x @ self.first + self.shift) @ self.second
 
 
-def conversion(self: Any, x: Tensor, names: tuple[str, ...]) -> object:
-    return tuple(x.to(DTYPES[name]) for name in names)
-
-
-def mixing(self: Any, x: Tensor, whole: Tensor, flags: Tensor) -> object:
-    """Dtypes that meet: what eager promotes, and numbers that do not change a tensor's dtype."""
+def mixing(self: Program, x: Tensor, whole: Tensor, flags: Tensor) -> object:
+    # dtypes that meet: what eager promotes, and numbers that do not change a tensor's dtype
     return x + whole, whole * 0.5, flags + whole, x * flags, whole / 2, flags.sum()
 
 
-def creation(self: Any, x: Tensor) -> object:
+def creation(self: Program, x: Tensor) -> object:
     return (
         torch.zeros_like(x) + x,
         torch.full((2, 3), 7.0) * x,
@@ -180,30 +176,27 @@ def creation(self: Any, x: Tensor) -> object:
     )
 
 
-def fused(self: Any, image: Tensor) -> object:
-    """What `docs/demo_backend` fuses and splits."""
-    found = F.relu(F.conv2d(image, self.weight, self.bias, padding=1))
-    return torch.tan(found * 0.25) * self.scale
+def fused(self: Program, image: Tensor) -> object:
+    # what `docs/demo_backend` fuses and splits
+    activated = F.relu(F.conv2d(image, self.weight, self.bias, padding=1))
+    return torch.tan(activated * 0.25) * self.scale
 
 
-def stateless(forward: Callable[..., Any]) -> Callable[[Data], torch.nn.Module]:
-    return lambda data: module(forward)
+def conversion_to(names: Iterable[str]) -> Callable[..., object]:
+    """Return a method that converts a tensor to several dtypes."""
+    return lambda self, x: tuple(x.to(DTYPES[name]) for name in names)
 
 
-def drawn(dtype: str, *shapes: tuple[int, ...], low: float = -3, high: float = 3) -> Callable[[Data], Any]:
-    """Return a function that draws the arguments of two calls."""
-
-    def draw(data: Data) -> tuple[tuple[Any, ...], ...]:
-        return tuple(
-            tuple(data.draw(*shape, dtype=DTYPES[dtype], low=low, high=high) for shape in shapes) for _ in range(2)
-        )
-
-    return draw
+def selected(dtype: str, data: Data) -> tuple[Tensor, ...]:
+    """Draw a tensor, rows of it, and columns of each row."""
+    return data.draw(3, 4, dtype=DTYPES[dtype]), data.indices(3, 2), data.indices(4, 3, 1)
 
 
-def of_dtype(name: str, dtypes: tuple[str, ...], forward: Callable[..., Any], *shapes: Any, **range_: Any) -> Any:
+def of_dtype(
+    name: str, dtypes: tuple[str, ...], forward: Callable[..., object], *shapes: tuple[int, ...], **drawing: Any
+) -> Iterator[Case]:
     for dtype in dtypes:
-        yield Case(f"operators/{name} {dtype}", stateless(forward), drawn(dtype, *shapes, **range_))
+        yield Case(f"operators/{name} {dtype}", plain(forward), drawn(*shapes, dtype=DTYPES[dtype], **drawing))
 
 
 def operator_cases() -> Iterator[Case]:
@@ -221,67 +214,32 @@ def operator_cases() -> Iterator[Case]:
     yield from of_dtype("moments", ("float32", "float64"), moments, (3, 4))
     yield from of_dtype("products", (*FLOATS, "int64"), products, (3, 4), (4, 2), (3, 2))
     for dtype in ("float32", "int64"):
-        yield Case(f"operators/selection {dtype}", stateless(selection), partial(selected, dtype))
+        yield Case(f"operators/selection {dtype}", plain(selection), twice(partial(selected, dtype)))
     yield from of_dtype("ordering", ("float32", "int64"), ordering, (3, 5), low=-99, high=99)
+    yield Case("operators/embedding", weighted(embedding, table=(7, 3)), twice(lambda data: (data.indices(7, 4),)))
+    convolve = weighted(convolution, weight=(3, 4, 3, 3), bias=(3,), deep=(4, 2, 2, 2), line=(2, 4, 3), up=(4, 2, 2, 2))
+    images = (1, 4, 7, 7)
+    yield Case("operators/convolution", convolve, drawn(images))
     yield Case(
-        "operators/embedding",
-        lambda data: module(embedding, table=torch.nn.Parameter(data.draw(7, 3))),
-        lambda data: ((data.indices(7, 4),), (data.indices(7, 4),)),
+        "operators/convolution float64", lambda data: convolve(data).double(), drawn(images, dtype=torch.float64)
     )
-    yield Case("operators/convolution", make_convolution, drawn("float32", (1, 4, 7, 7)))
-    yield Case("operators/convolution float64", lambda data: make_convolution(data).double(), drawn("float64", IMAGE))
-    yield Case("operators/fused", make_fused, drawn("float32", (1, 4, 6, 6)))
+    fuse = weighted(fused, weight=(3, 4, 3, 3), bias=(3,), scale=(6,), low=-0.2, high=0.2)
+    yield Case("operators/fused", fuse, drawn((1, 4, 6, 6)))
     yield from of_dtype("pooling", ("float32",), pooling, (2, 4, 6, 6))
-    yield Case("operators/normalisation", make_normalisation, drawn("float32", (2, 4, 3, 5)))
+    yield Case("operators/normalisation", make_normalisation, drawn((2, 4, 3, 5)))
     yield from of_dtype("softmax", ("float32", "float16"), softmax, (3, 5))
-    yield Case(
-        "operators/attention",
-        stateless(attention),
-        lambda data: tuple((data.draw(1, 2, 5, 4), data.draw(5, 5)) for _ in range(2)),
-    )
-    yield Case("operators/perceptron", make_perceptron, drawn("float32", (3, 6)))
+    yield Case("operators/attention", plain(attention), drawn((1, 2, 5, 4), (5, 5)))
+    yield Case("operators/perceptron", weighted(perceptron, first=(6, 8), shift=(8,), second=(8, 2)), drawn((3, 6)))
     for source in ("float32", "int64", "bool"):
-        convert = conversion_to(tuple(name for name in DTYPES if name not in (source, "complex64")))
-        yield Case(f"operators/conversion from {source}", stateless(convert), drawn(source, (3, 4), low=0, high=9))
-    yield Case(
-        "operators/mixed dtypes",
-        stateless(mixing),
-        lambda data: tuple(tuple(data.draw(3, 2, dtype=DTYPES[each]) for each in MIXED) for _ in range(2)),
-    )
+        convert = conversion_to([name for name in DTYPES if name not in (source, "complex64")])
+        numbers = drawn((3, 4), dtype=DTYPES[source], low=0, high=9)
+        yield Case(f"operators/conversion from {source}", plain(convert), numbers)
+    mixed = twice(lambda data: tuple(data.draw(3, 2, dtype=DTYPES[name]) for name in ("float32", "int64", "bool")))
+    yield Case("operators/mixed dtypes", plain(mixing), mixed)
     yield from of_dtype("creation", ("float32",), creation, (2, 3))
 
 
-IMAGE = (1, 4, 7, 7)
-MIXED = ("float32", "int64", "bool")
-
-
-def conversion_to(names: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a method that converts a tensor to several dtypes."""
-
-    def forward(self: Any, x: Tensor) -> Any:
-        return conversion(self, x, names)
-
-    return forward
-
-
-def selected(dtype: str, data: Data) -> tuple[tuple[Any, ...], ...]:
-    """Draw a tensor, rows of it, and columns of each row."""
-    return tuple((data.draw(3, 4, dtype=DTYPES[dtype]), data.indices(3, 2), data.indices(4, 3, 1)) for _ in range(2))
-
-
-def make_convolution(data: Data) -> torch.nn.Module:
-    shapes = {"weight": (3, 4, 3, 3), "bias": (3,), "deep": (4, 2, 2, 2), "line": (2, 4, 3), "up": (4, 2, 2, 2)}
-    return module(convolution, **{name: torch.nn.Parameter(data.draw(*shape)) for name, shape in shapes.items()})
-
-
-def make_fused(data: Data) -> torch.nn.Module:
-    shapes = {"weight": (3, 4, 3, 3), "bias": (3,), "scale": (6,)}
-    return module(
-        fused, **{name: torch.nn.Parameter(data.draw(*shape, low=-0.2, high=0.2)) for name, shape in shapes.items()}
-    )
-
-
-def make_normalisation(data: Data) -> torch.nn.Module:
+def make_normalisation(data: Data) -> Program:
     names = ("mean", "scale", "shift")
     return module(
         normalisation,
@@ -289,8 +247,3 @@ def make_normalisation(data: Data) -> torch.nn.Module:
         last=torch.nn.Parameter(data.draw(5)),
         **{name: torch.nn.Parameter(data.draw(4), requires_grad=False) for name in names},
     )
-
-
-def make_perceptron(data: Data) -> torch.nn.Module:
-    shapes = {"first": (6, 8), "shift": (8,), "second": (8, 2)}
-    return module(perceptron, **{name: torch.nn.Parameter(data.draw(*shape)) for name, shape in shapes.items()})
