@@ -27,6 +27,7 @@ from hatch_lower.build.diff.changes import Change, changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.tensors import compare_numbers, read_tensor_file
+from hatch_lower.build.diff.words import change_text
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug
@@ -42,32 +43,60 @@ MOST_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
+class Recipe:
+    """One recipe of a model, with its plan and its debug map."""
+
+    entry: RecipeEntry
+    plan: Plan
+    debug: Mapping[str, MethodDebug]
+
+    def method_debug(self, name: str) -> MethodDebug:
+        return self.debug.get(name, MethodDebug())
+
+    def files(self) -> dict[str, FileEntry]:
+        """Return the files by what they are: delegates are called by their digests, and so are numbered here."""
+        delegates = self.plan.delegates
+        labels = {file.file: f"data {name}" for delegate in delegates for name, file in delegate.data.items()}
+        labels |= {delegate.file: f"delegate {at} ({delegate.backend})" for at, delegate in enumerate(delegates)}
+        named = {labels.get(file.path, file.path): file for file in self.entry.delegates}
+        return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model, and its recipes in load order."""
+
+    name: str
+    contents: Contents
+    entry: ModelEntry
+    recipes: Mapping[str, Recipe]
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """One of the two that are compared."""
 
     title: str
-    models: Mapping[str, Contents]
-    plans: Mapping[tuple[str, str], Plan]  # by model and recipe
+    models: Mapping[str, Model]
     requirements: Mapping[str, str]
     components: Mapping[str, str]  # of the SBOM, name to version
 
-    def entry(self, model: str) -> ModelEntry:
-        return self.models[model].manifest.models[model]
-
 
 def read_side(target: str | Path) -> Side:
-    found = find_contents(target)
-    models = {name: contents for contents in found for name in contents.models}
-    plans = {
-        (name, recipe): contents.plan(entry)
-        for name, contents in models.items()
-        for recipe, entry in contents.manifest.models[name].recipes.items()
-    }
+    folders = find_contents(target)
     packed = isinstance(target, str) or not target.is_dir()  # a folder has no metadata
     metadata, sbom = (metadata_text(target, name) or "" if packed else "" for name in ("METADATA", SBOM))
-    title = f"{found[0].manifest.distribution} {found[0].manifest.version} ({target})"
+    title = f"{folders[0].manifest.distribution} {folders[0].manifest.version} ({target})"
     requires = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
-    return Side(title, models, plans, by_requirement(map(str, requires)), components_of(sbom, str(target)))
+    models = {name: read_model(contents, name) for contents in folders for name in contents.models}
+    return Side(title, models, by_requirement(map(str, requires)), components_of(sbom, str(target)))
+
+
+def read_model(contents: Contents, name: str) -> Model:
+    entry = contents.manifest.models[name]
+    listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
+    recipes = {recipe: Recipe(row, contents.plan(row), contents.debug(row).methods) for recipe, row in listed}
+    return Model(name, contents, entry, recipes)
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
@@ -103,47 +132,41 @@ def components_of(sbom: str, where: str) -> dict[str, str]:
 
 def compare_models(first: Side, second: Side) -> list[Change]:
     """Return what differs; nothing if every packaged file of the models has the same contents."""
-    names = dict(zip(second.models, first.models, strict=True)) if len(first.models) == len(second.models) == 1 else {}
+    if len(first.models) == len(second.models) == 1:  # these are compared whatever their names are
+        second = replace(second, models=dict(zip(first.models, second.models.values(), strict=True)))
     return [
-        replace(change, lines=tuple(itertools.islice(details(first, second, names, change.place), MOST_LINES)))
-        for change in changes((), facts_of(first, {}), facts_of(second, names))
+        replace(change, lines=tuple(itertools.islice(details(first, second, change.place), MOST_LINES)))
+        for change in changes((), facts_of(first), facts_of(second))
     ]
 
 
-def facts_of(side: Side, names: Mapping[str, str]) -> Facts:
+def facts_of(side: Side) -> Facts:
     """Return what is compared of one side, as JSON."""
-    manifests = [contents.manifest for contents in side.models.values()]
-    tools = {f"{name}": version for manifest in manifests for name, version in manifest.tools.items()}
+    manifests = [model.contents.manifest for model in side.models.values()]
+    tools = {name: version for manifest in manifests for name, version in manifest.tools.items()}
     return {
         "distribution": {"name": manifests[0].distribution, "version": manifests[0].version},
         "tools": {"hatch-lower": manifests[0].hatch_lower, "torch": manifests[0].torch, **tools},
         "requirements": side.requirements,
         "components": side.components,
-        "models": {names.get(name, name): model_facts(side, name) for name in side.models},
+        "models": {name: model_facts(model) for name, model in side.models.items()},
     }
 
 
-def model_facts(side: Side, name: str) -> Facts:
-    contents, entry = side.models[name], side.entry(name)
-    plans = {recipe: side.plans[name, recipe] for recipe in entry.order}
-    shared = {
-        "weights": entry.constants,
-        "check data": entry.check,
-        **{f"asset {k}": v for k, v in entry.assets.items()},
-    }
-    first = plans[entry.order[0]]
+def model_facts(model: Model) -> Facts:
+    entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
+    assets = {f"asset {name}": file for name, file in entry.assets.items()}
+    shared = {"weights": entry.constants, "check data": entry.check, **assets}
     return {
-        "name": name,
+        "name": model.name,
         "order": list(entry.order),
         "methods": {
             method: {"signature": signature_text(method, plan), "outputs": tree_text(plan.outputs, lambda: "tensor")}
-            for method, plan in first.methods.items()
+            for method, plan in plans[0].methods.items()
         },
-        "tensors": {tensor: facts for plan in plans.values() for tensor, facts in tensor_facts(plan).items()},
-        "files": {label: file_facts(contents, file) for label, file in shared.items() if file is not None},
-        "recipes": {
-            recipe: recipe_facts(contents, entry.recipes[recipe], plan, entry) for recipe, plan in plans.items()
-        },
+        "tensors": {name: facts for plan in plans for name, facts in tensor_facts(plan).items()},
+        "files": {label: file_facts(model.contents, file) for label, file in shared.items() if file is not None},
+        "recipes": {name: recipe_facts(model.contents, recipe) for name, recipe in model.recipes.items()},
     }
 
 
@@ -161,100 +184,84 @@ def tensor_facts(plan: Plan) -> dict[str, Facts]:
 
 
 def file_facts(contents: Contents, file: FileEntry) -> Facts:
-    contents.map(file)
+    contents.map(file)  # which refuses a file that has another digest
     return {"size": file.size, "sha256": file.sha256}
 
 
-def recipe_facts(contents: Contents, recipe: RecipeEntry, plan: Plan, model: ModelEntry) -> Facts:
-    debug = contents.debug(recipe)
-    files = {label: file_facts(contents, file) for label, file in recipe_files(recipe, plan).items()}
+def recipe_facts(contents: Contents, recipe: Recipe) -> Facts:
+    entry = recipe.entry
+    files = {label: file_facts(contents, file) for label, file in recipe.files().items()}
     return {
-        "backends": list(recipe.backends),
-        "requirements": by_requirement(recipe.requirements),
-        "target": recipe.target and asdict(recipe.target),
-        "imports": list(recipe.imports),
+        "backends": list(entry.backends),
+        "requirements": by_requirement(entry.requirements),
+        "target": entry.target and asdict(entry.target),
+        "imports": list(entry.imports),
         "size": sum(file["size"] for file in files.values()),
         "files": files,
         "methods": {
             name: {
-                **asdict(entry),
-                "share": round(entry.delegated / entry.nodes, 4) if entry.nodes else 0.0,
-                "operations": dict(Counter(o.op for o in debug.methods.get(name, MethodDebug()).handles.values())),
+                **asdict(method),
+                "share": round(method.delegated / method.nodes, 4) if method.nodes else 0.0,
+                "operations": dict(Counter(origin.op for origin in recipe.method_debug(name).handles.values())),
             }
-            for name, entry in recipe.methods.items()
+            for name, method in entry.methods.items()
         },
     }
 
 
-def recipe_files(recipe: RecipeEntry, plan: Plan) -> dict[str, FileEntry]:
-    labels = {file.file: f"data {name}" for delegate in plan.delegates for name, file in delegate.data.items()}
-    labels |= {
-        delegate.file: f"delegate {number} ({delegate.backend})" for number, delegate in enumerate(plan.delegates)
-    }
-    named = {labels.get(file.path, file.path): file for file in recipe.delegates}
-    return {"plan": recipe.plan, "debug map": recipe.debug, **dict(sorted(named.items()))}
+def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
+    """Yield what more there is to say about one change."""
+    if place[:1] != ("models",) or len(place) < 4:
+        return
+    models = first.models[place[1]], second.models[place[1]]
+    match place[2:]:
+        case ("tensors", name):
+            yield from tensor_lines(*models, name)
+        case ("recipes", recipe, "files", "plan"):
+            yield from graph_lines(models[0].recipes[recipe], models[1].recipes[recipe])
+        case ("recipes", recipe, "files", label) if label.startswith("delegate "):
+            yield from native_lines(*models, recipe, label)
 
 
-def details(first: Side, second: Side, names: Mapping[str, str], place: tuple[str, ...]) -> Iterator[str]:
-    original = {new: old for old, new in names.items()}
-    match place:
-        case ("models", model, "tensors", name):
-            yield from tensor_lines(first, second, model, original.get(model, model), name)
-        case ("models", model, "recipes", recipe, "files", label):
-            keys = (model, recipe), (original.get(model, model), recipe)
-            if label == "plan":
-                yield from graph_lines(first, second, *keys)
-            elif label.startswith("delegate "):
-                yield from native_lines(first, second, *keys, label)
-
-
-def tensor_lines(first: Side, second: Side, model: str, counterpart: str, name: str) -> Iterator[str]:
+def tensor_lines(first: Model, second: Model, name: str) -> Iterator[str]:
     """Yield by how much the numbers of a tensor differ, if there are as many on both sides."""
-    left, right = stored_tensor(first, model, name), stored_tensor(second, counterpart, name)
+    left, right = stored_tensor(first, name), stored_tensor(second, name)
     if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
         return
     if left[1] != right[1]:
         yield compare_numbers(*left, right[1]).text()
 
 
-def stored_tensor(side: Side, model: str, name: str) -> tuple[str, memoryview] | None:
-    entry = side.entry(model)
-    plans = (side.plans[model, recipe] for recipe in entry.order)
+def stored_tensor(model: Model, name: str) -> tuple[str, memoryview] | None:
+    """Return dtype and bytes of the storage that a constant is a view of, or `None` if there is none."""
+    plans = (recipe.plan for recipe in model.recipes.values())
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
-    if not keys or entry.constants is None:
+    if not keys or model.entry.constants is None:
         return None
-    file = read_tensor_file(side.models[model].map(entry.constants))
+    file = read_tensor_file(model.contents.map(model.entry.constants))
     if file is None or keys[0] not in file.entries:
         return None
     return file.entries[keys[0]]["dtype"], file.contents(keys[0])
 
 
-def native_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str], label: str) -> Iterator[str]:
-    libraries = []
-    for side, (model, recipe) in ((first, one), (second, other)):
-        contents, entry = side.models[model], side.entry(model).recipes[recipe]
-        file = recipe_files(entry, side.plans[model, recipe]).get(label)
-        libraries.append(None if file is None else read_library(contents.map(file)))
-    if libraries[0] is not None and libraries[1] is not None:
-        for found in compare_libraries("", libraries[0], libraries[1], {}):
-            sides = f": {found.first} → {found.second}" if found.first or found.second else ""
-            yield f"{found.place}{sides}"
-            yield from (f"  {line}" for line in found.lines)
+def native_lines(first: Model, second: Model, recipe: str, label: str) -> Iterator[str]:
+    files = [(model, model.recipes[recipe].files().get(label)) for model in (first, second)]
+    left, right = (None if file is None else read_library(model.contents.map(file)) for model, file in files)
+    if left is not None and right is not None:
+        for difference in compare_libraries("", left, right, {}):
+            values = (difference.first, difference.second)
+            yield f"{difference.place}: {change_text(*values)}" if any(values) else difference.place
+            yield from (f"  {line}" for line in difference.lines)
 
 
-def graph_lines(first: Side, second: Side, one: tuple[str, str], other: tuple[str, str]) -> Iterator[str]:
-    sides: list[tuple[Mapping[str, MethodPlan], Mapping[str, MethodDebug]]] = []
-    delegated: list[dict[str, int]] = []
-    for side, key in ((first, one), (second, other)):
-        delegated.append({name: entry.delegated for name, entry in side.entry(key[0]).recipes[key[1]].methods.items()})
-        debug = side.models[key[0]].debug(side.entry(key[0]).recipes[key[1]])
-        sides.append((side.plans[key].methods, debug.methods))
-    (old, old_debug), (new, new_debug) = sides
+def graph_lines(first: Recipe, second: Recipe) -> Iterator[str]:
+    """Yield in what the graphs of the methods that both have differ."""
+    old, new = first.plan.methods, second.plan.methods
     for name in sorted(old.keys() & new.keys()):
         # the arguments of what one side delegates are not known: to show the other side's would look like a change
-        alike = delegated[0][name] == delegated[1][name]
-        rows, sources = operations(old[name], old_debug.get(name, MethodDebug()), arguments=alike)
-        new_rows, new_sources = operations(new[name], new_debug.get(name, MethodDebug()), arguments=alike)
+        alike = first.entry.methods[name].delegated == second.entry.methods[name].delegated
+        rows, sources = operations(old[name], first.method_debug(name), arguments=alike)
+        new_rows, new_sources = operations(new[name], second.method_debug(name), arguments=alike)
         compared = Comparison(rows, new_rows, sources, new_sources)
         operators, checks = compared.operator_lines()
         prefix = f"{name}: " if len(old) > 1 or len(new) > 1 else ""
