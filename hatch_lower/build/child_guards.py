@@ -22,7 +22,6 @@ LONGEST_SOCKET = 107
 SOCKET_NAME = len("/pymp-12345678/listener-12345678")
 """What `multiprocessing` adds to the path of the temporary folder."""
 LIFELINE = "lifeline"
-ENDED = "the model's code or a backend tried to end the build process"
 ENDING = frozenset(
     getattr(signal, name)
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
@@ -88,14 +87,18 @@ def refuse_signals(model: str) -> None:
         target, number = arguments
         if target not in targets or number not in ENDING or threading.current_thread().name == LIFELINE:
             return
-        raise ProcessError(
-            ENDED,
-            where=f"model `{model}`",
-            found=f"{event}({target}, {signal.Signals(number).name})",
-            hint="let it raise an exception that says what is wrong",
-        )
+        raise ended_error(model, f"{event}({target}, {signal.Signals(number).name})")
 
     sys.addaudithook(hear)
+
+
+def ended_error(model: str, found: str) -> ProcessError:
+    return ProcessError(
+        "the model's code or a backend tried to end the build process",
+        where=f"model `{model}`",
+        found=found,
+        hint="let it raise an exception that says what is wrong",
+    )
 
 
 def shorten_sockets(folder: str) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hatch_lower.build.child_guards import ENDED, PipeReporter, end_with_parent, refuse_signals, shorten_sockets
+from hatch_lower.build.child_guards import PipeReporter, end_with_parent, ended_error, refuse_signals, shorten_sockets
 from hatch_lower.build.inputs.record import shareable
 from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
@@ -199,12 +199,7 @@ def error_of(request: Request, error: BaseException) -> LowerError:
     if is_out_of_memory(error):
         return out_of_memory_error(f"model `{request.model}`", describe_exception(error))
     if not isinstance(error, Exception):
-        return ProcessError(
-            ENDED,
-            where=f"model `{request.model}`",
-            found=describe_exception(error),
-            hint="let it raise an exception that says what is wrong",
-        )
+        return ended_error(request.model, describe_exception(error))
     refused = refused_error(error, str(request.folder))
     if refused is not None:
         return refused

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from hatch_lower.build.contents import Contents
+from hatch_lower.cache.store import Store, open_store
+from hatch_lower.cli.output import show
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry
 
@@ -50,3 +52,8 @@ def choose_recipe(model: str, entry: ModelEntry, recipe: str | None) -> str:
     if recipe is not None and recipe not in entry.recipes:
         raise ProgramError("there is no such recipe", where=f"model `{model}`", found=nearest(recipe, entry.recipes))
     return recipe or entry.order[0]
+
+
+def open_here() -> Store:
+    # why the cache is not used goes to stderr
+    return open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))

@@ -18,7 +18,7 @@ import click
 
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.store import Store, open_store
-from hatch_lower.cli.arguments import json_option
+from hatch_lower.cli.arguments import json_option, open_here
 from hatch_lower.cli.output import count, show, show_json, show_report, size_text, table_lines
 from hatch_lower.errors import CacheError
 
@@ -210,7 +210,6 @@ def audit(root: Path, rate: float, seed: int) -> None:
     """
     from hatch_lower.build.audit import audit as run_audit
     from hatch_lower.build.context import build_context
-    from hatch_lower.cache.store import open_store
     from hatch_lower.events import LineReporter
     from hatch_lower.hatch.outside import open_project
 
@@ -251,10 +250,6 @@ def keygen() -> None:
             f'public-keys = ["{pair.public}"]',
         ]
     )
-
-
-def open_here() -> Store:
-    return open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
 
 
 def limits_here(root: Path | None) -> CacheSettings:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hatch_lower.cli.arguments import json_option
-from hatch_lower.cli.output import count, show, show_report, table_lines
+from hatch_lower.cli.arguments import json_option, open_here
+from hatch_lower.cli.output import count, show_report, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from hatch_lower.build.explain import BuildHistory, ModelHistory
+    from hatch_lower.build.explain import ModelHistory
     from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
 Report = dict[str, Any]
 
+ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds")
+"""What is reported of a row of the build's summary."""
 LEVELS = {
     0: "lowered",
     1: "unchanged, nothing was run",
@@ -52,11 +53,10 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
     from hatch_lower.build.build import look_up
     from hatch_lower.build.context import build_context
     from hatch_lower.build.explain import read_history
-    from hatch_lower.cache.store import open_store
     from hatch_lower.events import NullReporter
 
     settings = project.settings
-    store = open_store(os.environ, lambda line: show([f"hatch-lower: {line}"], err=True))
+    store = open_here()
     with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
         known = look_up(build_context(settings, project.view, Path(work), store, NullReporter()))
     last = read_history(store.directory, settings.root)
@@ -66,15 +66,12 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
         "version": settings.version,
         "root": str(settings.root),
         "cache": store.mode,
-        "last": None if last is None else last_report(last, models),
+        "last": last
+        and {
+            "version": last.version,
+            "models": {name: model_report(histories[name]) for name in models if name in histories},
+        },
         "next": {name: next_report(known.get(name), histories.get(name)) for name in models},
-    }
-
-
-def last_report(last: BuildHistory, models: Iterable[str]) -> Report:
-    return {
-        "version": last.version,
-        "models": {name: model_report(last.models[name]) for name in models if name in last.models},
     }
 
 
@@ -84,19 +81,7 @@ def model_report(model: ModelHistory) -> Report:
         "changes": list(model.changes),
         "unknown": list(model.unknown),
         "reasons": {name: list(lines) for name, lines in model.reasons.items()},
-        "rows": [
-            {
-                "method": row.method,
-                "recipe": row.recipe,
-                "level": row.level,
-                "nodes": row.nodes,
-                "delegated": row.delegated,
-                "partitions": row.partitions,
-                "reused": row.reused,
-                "seconds": row.seconds,
-            }
-            for row in model.rows
-        ],
+        "rows": [{name: getattr(row, name) for name in ROW} for row in model.rows],
     }
 
 

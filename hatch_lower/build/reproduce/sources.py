@@ -9,13 +9,9 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from hatch_lower.errors import ConfigError, PackageError
-
-if sys.platform == "linux":
-    import fcntl
 
 CACHE_MARK = "CACHEDIR.TAG"
 ENVIRONMENT_MARK = "pyvenv.cfg"
@@ -23,8 +19,6 @@ LEFT_OUT = frozenset(
     {"__pycache__", ".mypy_cache", ".nox", ".pytest_cache", ".ruff_cache", ".tox", ".venv", "node_modules"}
 )
 LEFT_OUT_AT_TOP = frozenset({"build", "dist"})
-CLONE = 0x40049409
-"""Linux's request to share the blocks of another file until one is written to (`FICLONE`)."""
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -62,10 +56,10 @@ def copy_tree(source: Path, target: Path) -> None:
 
 def paths_below(folder: Path, top: Path) -> Iterator[Path]:
     with os.scandir(folder) as entries:
-        found = list(entries)
-    if not found and folder != top:
+        listed = list(entries)
+    if not listed and folder != top:
         yield folder
-    for entry in found:
+    for entry in listed:
         path = Path(entry.path)
         if not entry.is_dir(follow_symlinks=False):
             yield path
@@ -100,21 +94,11 @@ def link_target(link: Path, source: Path, target: Path) -> str:
 
 
 def copy_file(path: Path, copy: Path) -> None:
-    """Copy a file's bytes, and whether it can be run; nothing is copied where the file system can share the bytes."""
-    with path.open("rb") as reading, copy.open("xb") as writing:
-        if not share(reading.fileno(), writing.fileno()):
-            shutil.copyfileobj(reading, writing, 1 << 20)
+    """Copy a file's bytes, and whether it can be run: other permissions are as the umask of this build says."""
+    shutil.copyfile(path, copy)
     mode = stat.S_IMODE(copy.stat().st_mode)
     if path.stat().st_mode & stat.S_IXUSR:
         copy.chmod(mode | (mode & 0o444) >> 2)
-
-
-def share(source: int, target: int) -> bool:
-    if sys.platform == "linux":
-        with suppress(OSError):
-            fcntl.ioctl(target, CLONE, source)
-            return True
-    return False
 
 
 def unpack_sdist(sdist: Path, target: Path) -> Path:
