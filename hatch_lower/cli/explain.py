@@ -14,7 +14,7 @@ from hatch_lower.cli.output import count, show_report, table_lines
 from hatch_lower.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from hatch_lower.build.explain import ModelHistory
+    from hatch_lower.build.explain import BuildHistory, ModelHistory
     from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
 
@@ -66,13 +66,14 @@ def explain_report(project: Project, models: Sequence[str]) -> Report:
         "version": settings.version,
         "root": str(settings.root),
         "cache": store.mode,
-        "last": last
-        and {
-            "version": last.version,
-            "models": {name: model_report(histories[name]) for name in models if name in histories},
-        },
+        "last": None if last is None else last_report(last, models),
         "next": {name: next_report(known.get(name), histories.get(name)) for name in models},
     }
+
+
+def last_report(last: BuildHistory, models: Sequence[str]) -> Report:
+    known = [name for name in models if name in last.models]
+    return {"version": last.version, "models": {name: model_report(last.models[name]) for name in known}}
 
 
 def model_report(model: ModelHistory) -> Report:

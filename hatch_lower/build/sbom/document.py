@@ -104,13 +104,12 @@ def tool_components(subject: Subject) -> Iterator[Component]:
     programs |= {name: version for result in results for name, version in result.tools.items()}
     for name, version in programs.items():
         yield Component(type=ComponentType.APPLICATION, name=name, version=version, bom_ref=f"tool:{name}")
-    backends = {backend["name"]: dict[str, str]() for result in results for backend in result.origin["backends"]}
-    brought = {}
-    for each in (backend for result in results for backend in result.origin["backends"]):
-        backends[each["name"]] |= each["fingerprint"]
-        brought[each["name"]] = each
-    for name, fingerprint in backends.items():
-        distribution, version = brought[name]["distribution"], brought[name]["version"]
+    backends: dict[str, dict[str, Any]] = {}
+    for backend in (backend for result in results for backend in result.origin["backends"]):
+        fingerprint = backends.get(backend["name"], {}).get("fingerprint", {})  # models may use other parts of one
+        backends[backend["name"]] = {**backend, "fingerprint": {**fingerprint, **backend["fingerprint"]}}
+    for name, backend in backends.items():
+        distribution, version = backend["distribution"], backend["version"]
         yield Component(
             type=ComponentType.LIBRARY,
             name=name,
@@ -118,7 +117,7 @@ def tool_components(subject: Subject) -> Iterator[Component]:
             bom_ref=f"backend:{name}",
             purl=package_url(distribution, version) if distribution else None,
             description="backend of hatch-lower",
-            properties=properties({f"fingerprint:{key}": [text] for key, text in fingerprint.items()}),
+            properties=properties({f"fingerprint:{key}": [text] for key, text in backend["fingerprint"].items()}),
         )
 
 
@@ -167,10 +166,10 @@ def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]
     for asset in entry.get("assets", {}).values():
         roles[asset["path"]] = ("asset", ())
     for recipe in entry["order"]:
-        each = entry["recipes"][recipe]
-        found = [("plan", each["plan"]), ("debug map", each["debug"])]
-        found += [("delegate", delegate) for delegate in each["delegates"]]
-        for role, file in found:
+        parts = entry["recipes"][recipe]
+        listed = [("plan", parts["plan"]), ("debug map", parts["debug"])]
+        listed += [("delegate", delegate) for delegate in parts["delegates"]]
+        for role, file in listed:
             _, recipes = roles.get(file["path"], (role, ()))
             roles[file["path"]] = (role, (*recipes, recipe))
     return roles
@@ -275,8 +274,8 @@ def given(values: Mapping[str, object]) -> dict[str, object]:
 
 def input_formats(method: str, plan: MethodPlan) -> Iterator[str]:
     paths = [path for parameter in plan.parameters for path in leaf_paths(parameter.tree, parameter.name)]
-    for path, each in zip(paths, plan.inputs, strict=True):
-        yield f"{method}: {path}: {input_text(each, plan.symbols)}"
+    for path, value in zip(paths, plan.inputs, strict=True):
+        yield f"{method}: {path}: {input_text(value, plan.symbols)}"
 
 
 def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:
