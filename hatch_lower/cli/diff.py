@@ -46,7 +46,7 @@ def diff(context: click.Context, first: str, second: str, is_path: bool, as_json
         "equal": not changes,
         "changes": [asdict(change) for change in changes],
     }
-    show_report(report, as_json, lambda report: report_lines(report["first"], report["second"], changes))
+    show_report(report, as_json, lambda _: report_lines(sides[0].title, sides[1].title, changes))
     context.exit(1 if changes else 0)
 
 

@@ -15,11 +15,10 @@ from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
-from hatch_lower.format.inputs import input_text
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.format.signature import signature_text
-from hatch_lower.format.tree import leaf_paths, tree_text
+from hatch_lower.format.signature import input_texts, signature_text
+from hatch_lower.format.tree import tree_text
 
 Report = dict[str, Any]
 
@@ -79,10 +78,9 @@ def model_report(contents: Contents, model: ModelEntry) -> Report:
 
 
 def method_report(name: str, method: MethodPlan) -> Report:
-    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
     return {
         "signature": signature_text(name, method),
-        "inputs": {path: input_text(value, method.symbols) for path, value in zip(paths, method.inputs, strict=True)},
+        "inputs": input_texts(method),
         "symbols": {symbol.label: {"min": symbol.minimum, "max": symbol.maximum} for symbol in method.symbols.values()},
         "outputs": tree_text(method.outputs, lambda: "tensor"),
     }

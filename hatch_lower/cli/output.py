@@ -6,9 +6,11 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import click
+
+Report = TypeVar("Report")
 
 
 def printable(text: str) -> str:
@@ -35,7 +37,7 @@ def show_json(value: object) -> None:
     show(json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
 
 
-def show_report(report: Any, as_json: bool, lines: Callable[[Any], Iterable[str]]) -> None:
+def show_report(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> None:
     if as_json:
         show_json(report)
     else:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -61,12 +61,20 @@ def reproduce(
         other = sha256_file(again.wheel)
         equal = digest == other and wheel.name == again.wheel.name
         differences = () if equal else compare_wheels(wheel, again.wheel, again.variation.places)
-        report = reproduce_report((wheel, digest), (again, other), differences)
+        report = {
+            "wheel": wheel.name,
+            "sha256": digest,
+            "rebuilt": again.wheel.name,
+            "rebuilt_sha256": other,
+            "equal": not differences,
+            "varied": dict(again.variation.told),
+            "differences": [asdict(difference) for difference in differences],
+        }
         if target is not None:
             keep_files(again, target)
             if not equal:
                 keep_diffoscope(wheel, target / again.wheel.name)
-    show_report(report, as_json, report_lines)
+    show_report(report, as_json, lambda _: report_lines(wheel, digest, differences))
     context.exit(0 if equal else 1)
 
 
@@ -108,48 +116,34 @@ def keep_diffoscope(wheel: Path, again: Path) -> None:
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
-def reproduce_report(
-    wheel: tuple[Path, str], again: tuple[Rebuilt, str], differences: Sequence[Difference]
-) -> dict[str, object]:
-    return {
-        "wheel": wheel[0].name,
-        "sha256": wheel[1],
-        "rebuilt": again[0].wheel.name,
-        "rebuilt_sha256": again[1],
-        "equal": not differences,
-        "varied": dict(again[0].variation.told),
-        "differences": [asdict(difference) for difference in differences],
-    }
-
-
-def report_lines(report: dict[str, Any]) -> Iterator[str]:
-    if report["equal"]:
-        yield f"{report['wheel']} is reproducible: sha256 {report['sha256']}"
+def report_lines(wheel: Path, digest: str, differences: Sequence[Difference]) -> Iterator[str]:
+    if not differences:
+        yield f"{wheel.name} is reproducible: sha256 {digest}"
         return
-    members = {difference["member"] for difference in report["differences"]} - {""}
+    members = {difference.member for difference in differences} - {""}
     what = f": {count(len(members), 'file')} differ{'s' if len(members) == 1 else ''}" if members else ""
-    yield f"{report['wheel']} is not reproducible{what}"
+    yield f"{wheel.name} is not reproducible{what}"
     yield "  in the wheel (-) and as rebuilt (+)"
-    for member, group in itertools.groupby(report["differences"], key=lambda each: each["member"]):
-        differences = list(group)
+    for member, group in itertools.groupby(differences, key=lambda difference: difference.member):
+        listed = list(group)
         yield ""
         yield member or "the wheel as a whole"
         reason = ""
-        for each in differences[:SHOWN]:
-            if reason and each["reason"] != reason:
+        for difference in listed[:SHOWN]:
+            if reason and difference.reason != reason:
                 yield f"  likely reason: {reason}"
-            reason = each["reason"]
-            yield from difference_lines(each)
-        if len(differences) > SHOWN:
-            yield f"  … and {len(differences) - SHOWN} more"
+            reason = difference.reason
+            yield from difference_lines(difference)
+        if len(listed) > SHOWN:
+            yield f"  … and {len(listed) - SHOWN} more"
         if reason:
             yield f"  likely reason: {reason}"
 
 
-def difference_lines(difference: dict[str, Any]) -> Iterator[str]:
-    if difference["place"]:
-        yield f"  {difference['place']}"
-    if difference["first"] or difference["second"]:
-        yield f"    - {difference['first']}"
-        yield f"    + {difference['second']}"
-    yield from (f"      {line}" for line in difference["lines"])
+def difference_lines(difference: Difference) -> Iterator[str]:
+    if difference.place:
+        yield f"  {difference.place}"
+    if difference.first or difference.second:
+        yield f"    - {difference.first}"
+        yield f"    + {difference.second}"
+    yield from (f"      {line}" for line in difference.lines)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hatch_lower.format.expression import symbols_in
 from hatch_lower.format.inputs import Input, Symbol, SymbolInput, TensorInput, input_text
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.format.tree import tree_text
+from hatch_lower.format.tree import leaf_paths, tree_text
 
 
 def signature_text(name: str, method: MethodPlan) -> str:
@@ -21,6 +21,12 @@ def signature_text(name: str, method: MethodPlan) -> str:
     used = frozenset[str]().union(*(_symbols_of(each) for each in method.inputs))
     ranges = [_range_text(method.symbols[symbol]) for symbol in sorted(used)]
     return "; ".join([f"{name}({', '.join(texts)})", *ranges])
+
+
+def input_texts(method: MethodPlan) -> dict[str, str]:
+    """Return a method's inputs in words, by the paths that lead to them: `image`, `boxes[0]`."""
+    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
+    return {path: input_text(value, method.symbols) for path, value in zip(paths, method.inputs, strict=True)}
 
 
 def _symbols_of(entry: Input) -> Iterator[str]:

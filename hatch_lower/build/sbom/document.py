@@ -32,10 +32,10 @@ from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.card import Card, Dataset
 from hatch_lower.config.settings import ModelSettings
-from hatch_lower.format.inputs import input_text
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
-from hatch_lower.format.tree import leaf_paths, tree_text
+from hatch_lower.format.signature import input_texts
+from hatch_lower.format.tree import tree_text
 
 PREFIX = "hatch-lower"
 SERIAL = "urn:hatch-lower:sbom:sha256:"
@@ -257,7 +257,11 @@ def model_card(
         "architectureFamily": card.family,
         "modelArchitecture": architecture,
         "datasets": [{"ref": dataset_ref(model, position)} for position in range(len(card.datasets))],
-        "inputs": [{"format": text} for name, plan in methods.items() for text in input_formats(name, plan)],
+        "inputs": [
+            {"format": f"{name}: {path}: {text}"}
+            for name, plan in methods.items()
+            for path, text in input_texts(plan).items()
+        ],
         "outputs": [{"format": output_format(name, plan, outputs.get(name))} for name, plan in methods.items()],
     }
     considerations = {
@@ -270,12 +274,6 @@ def model_card(
 
 def given(values: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in values.items() if value}
-
-
-def input_formats(method: str, plan: MethodPlan) -> Iterator[str]:
-    paths = [path for parameter in plan.parameters for path in leaf_paths(parameter.tree, parameter.name)]
-    for path, value in zip(paths, plan.inputs, strict=True):
-        yield f"{method}: {path}: {input_text(value, plan.symbols)}"
 
 
 def output_format(method: str, plan: MethodPlan, outputs: Any) -> str:
