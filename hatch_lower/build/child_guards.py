@@ -40,20 +40,20 @@ class PipeReporter:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # a compiler must not keep it open
         self._descriptor = descriptor
-        self._pipe = identity(descriptor)
+        self._pipe = file_identity(descriptor)
         self._lock = threading.Lock()
 
     def report(self, event: Event) -> None:
         with self._lock, contextlib.suppress(Exception):  # while the model's code runs, `json` and `os` may be its own
             line = memoryview(json.dumps(event.to_json()).encode() + b"\n")
-            while line and identity(self._descriptor) == self._pipe:
+            while line and file_identity(self._descriptor) == self._pipe:
                 line = line[os.write(self._descriptor, line) :]
 
     def close(self) -> None:
         """Do nothing: the pipe closes with the process."""
 
 
-def identity(descriptor: int) -> tuple[int, int]:
+def file_identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 

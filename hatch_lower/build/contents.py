@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
-from hatch_lower.build.sbom.subject import FOLDER
+from hatch_lower.build.sbom import FOLDER
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.debug_map import DebugMap, read_debug

@@ -107,7 +107,7 @@ def record_results(
             changes = tuple(key_changes(earlier.manifest, key)) if earlier.manifest else ()
             changes = changes or earlier.unknown
         reasons = explain_methods(earlier, report, changes, store.read_blob) if store.mode != "off" else {}
-        rows = tuple(replace(row, note=shortened(reasons.get(row.method, ()))) for row in report.rows)
+        rows = tuple(replace(row, note=summary_note(reasons.get(row.method, ()))) for row in report.rows)
         level = min((row.level for row in rows), default=0)
         histories[report.model] = ModelHistory(
             level, changes, answer.unknown, reasons, report.methods, report.key, rows, key
@@ -130,6 +130,6 @@ def record_results(
     return results
 
 
-def shortened(reasons: Sequence[str]) -> str:
+def summary_note(reasons: Sequence[str]) -> str:
     more = len(reasons) - SHOWN
     return "; ".join([*reasons[:SHOWN], *([f"{more} more, see `hatch-lower explain`"] if more > 0 else [])])

@@ -63,7 +63,7 @@ def report_lines(first: str, second: str, changes: Sequence[Change]) -> Iterator
                 yield f"{INDENT * depth}{heading}"
         shown = headings
         indent = INDENT * len(headings)
-        yield f"{indent}{last}: {change_text(last, change.first, change.second)}"
+        yield f"{indent}{last}: {change_line(last, change.first, change.second)}"
         yield from (f"{indent}{INDENT}{line}" for line in change.lines)
 
 
@@ -82,14 +82,14 @@ def titles(place: Sequence[str]) -> list[str]:
     return named
 
 
-def change_text(name: str, first: object, second: object) -> str:
-    left, right = (value_text(name, value) for value in (first, second))
+def change_line(name: str, first: object, second: object) -> str:
+    left, right = (short_value(name, value) for value in (first, second))
     if first is None or second is None:
         return ": ".join(filter(None, ["added" if first is None else "removed", right if first is None else left]))
     return f"{left} → {right}" if left != right else f"{left}, other contents"
 
 
-def value_text(name: str, value: object) -> str:
+def short_value(name: str, value: object) -> str:
     """Return a value in short: a tensor's dtype and shape, a file's size; nothing of a whole model."""
     match value:
         case {"dtype": dtype, "shape": shape}:

@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.__about__ import __version__ as hatchling_version
 
 from hatch_lower.build.inputs.distributions import find_distributions
-from hatch_lower.build.sbom.subject import Subject
+from hatch_lower.build.sbom import Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError

@@ -14,8 +14,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from hatch_lower.build.sbom import Subject
 from hatch_lower.build.sbom.document import document_text
-from hatch_lower.build.sbom.subject import Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings

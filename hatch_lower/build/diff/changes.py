@@ -18,7 +18,7 @@ class Change:
     lines: tuple[str, ...] = ()
 
 
-def changes(place: Path, first: object, second: object) -> Iterator[Change]:
+def document_changes(place: Path, first: object, second: object) -> Iterator[Change]:
     """Yield the places at which two values differ, each as deep as both of them go.
 
     Lists of things with names are compared by name; an object that has a digest is one thing.
@@ -31,7 +31,7 @@ def changes(place: Path, first: object, second: object) -> Iterator[Change]:
         yield Change(place, first, second)
         return
     for name in {**old, **new}:
-        yield from changes((*place, name), old.get(name), new.get(name))
+        yield from document_changes((*place, name), old.get(name), new.get(name))
     if isinstance(first, list) and old.keys() == new.keys() and list(old) != list(new):
         yield Change(place, list(old), list(new))
 

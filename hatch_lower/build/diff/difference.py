@@ -74,7 +74,7 @@ class Known:
         return SIZE if type(value) is int and value in self.sizes[is_second] else value
 
 
-def value_text(value: object) -> str:
+def json_text(value: object) -> str:
     return shortened(json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 

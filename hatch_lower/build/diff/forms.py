@@ -61,13 +61,15 @@ def differences(before: Form, after: Form) -> list[str]:
 
     The lines name source lines of `after`, but for what is only in `before`.
     """
-    placed = compare_placeholders(before, after)
-    sizes = list(range_lines(before.symbols, after.symbols))
+    (old_inputs, old_constants), (inputs, constants) = read_placeholders(before), read_placeholders(after)
+    same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
+    places = [(left.position, right.position) for left, right in [*same_inputs, *same_constants]]
     compared = Comparison(before.graph, after.graph, before.sources, after.sources, after.arguments or before.arguments)
     operators, checks = compared.operator_lines()
-    lines = [*placed.inputs, *sizes, *operators, *placed.constants, *checks]
-    lines += output_lines(before, after, [*compared.positions(), *placed.pairs], alone=not operators)
-    lines = lines or list(compared.edge_lines(placed.pairs)) or list(compared.value_lines())
+    lines = [*change_lines(old_inputs, inputs, same_inputs), *range_lines(before.symbols, after.symbols), *operators]
+    lines += [*change_lines(old_constants, constants, same_constants), *checks]
+    lines += output_lines(before, after, [*compared.positions(), *places], alone=not operators)
+    lines = lines or list(compared.edge_lines(places)) or list(compared.value_lines())
     return [line if times == 1 else f"{line}, {times} times" for line, times in Counter(lines).items()]
 
 
@@ -108,47 +110,25 @@ class Placeholder:
     """One placeholder."""
 
     position: int
+    title: str  # `input x`, or `input 0` where the name is not known
     name: str  # as the author wrote it; empty where it is not known
     row: list[Any]  # its kind, and for a constant how it lies in memory
     value: object  # dtype, shape, strides, device
-
-    def is_input(self) -> bool:
-        return bool(self.row[0] == "USER_INPUT")
-
-    def title(self, number: int) -> str:
-        return f"{'input' if self.is_input() else 'constant'} {self.name or number}"
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceholderChanges:
-    """What differs, and which placeholders are the same."""
-
-    inputs: tuple[str, ...]
-    constants: tuple[str, ...]
-    pairs: list[tuple[int, int]]  # positions of placeholders that stand for each other
-
-
-def compare_placeholders(before: Form, after: Form) -> PlaceholderChanges:
-    old, new = read_placeholders(before), read_placeholders(after)
-    old_inputs, inputs = (tuple(placeholder for placeholder in side if placeholder.is_input()) for side in (old, new))
-    old_constants, constants = (
-        tuple(placeholder for placeholder in side if not placeholder.is_input()) for side in (old, new)
-    )
-    same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
-    return PlaceholderChanges(
-        inputs=tuple(change_lines(old_inputs, inputs, same_inputs)),
-        constants=tuple(change_lines(old_constants, constants, same_constants)),
-        pairs=[(left.position, right.position) for left, right in [*same_inputs, *same_constants]],
-    )
 
 
 Matches = list[tuple[Placeholder, Placeholder]]
 
 
-def read_placeholders(form: Form) -> list[Placeholder]:
+def read_placeholders(form: Form) -> tuple[list[Placeholder], list[Placeholder]]:
+    """Return what a caller gives, and the constants."""
     rows = [(at, row) for at, row in enumerate(form.graph) if row[0] == "placeholder"]
     names = form.names if len(form.names) == len(rows) else [""] * len(rows)
-    return [Placeholder(at, name, spec, row[4]) for (at, row), name, spec in zip(rows, names, form.inputs, strict=True)]
+    inputs: list[Placeholder] = []
+    constants: list[Placeholder] = []
+    for (at, row), name, spec in zip(rows, names, form.inputs, strict=True):
+        kind, listed = ("input", inputs) if spec[0] == "USER_INPUT" else ("constant", constants)
+        listed.append(Placeholder(at, f"{kind} {name or len(listed)}", name, spec, row[4]))
+    return inputs, constants
 
 
 def pair_inputs(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matches:
@@ -175,14 +155,13 @@ def by_name(before: Sequence[Placeholder], after: Sequence[Placeholder]) -> Matc
 
 def change_lines(before: Sequence[Placeholder], after: Sequence[Placeholder], pairs: Matches) -> Iterator[str]:
     paired = {id(placeholder) for pair in pairs for placeholder in pair}
-    numbers = {id(placeholder): at for side in (before, after) for at, placeholder in enumerate(side)}
     for left, right in pairs:
         for text in pair_changes(left, right, moved=len(before) != len(after)):
-            yield f"{right.title(numbers[id(right)])}: {text}"
+            yield f"{right.title}: {text}"
     for verb, side in (("removed", before), ("added", after)):
-        for each in side:
-            if id(each) not in paired:
-                yield f"{each.title(numbers[id(each)])} {verb}: {value_text(each.value)}"
+        for placeholder in side:
+            if id(placeholder) not in paired:
+                yield f"{placeholder.title} {verb}: {value_text(placeholder.value)}"
 
 
 def pair_changes(left: Placeholder, right: Placeholder, *, moved: bool) -> Iterator[str]:

@@ -23,7 +23,7 @@ from hatch_lower.build.contents import (
     find_contents,
     metadata_text,
 )
-from hatch_lower.build.diff.changes import Change, changes
+from hatch_lower.build.diff.changes import Change, document_changes
 from hatch_lower.build.diff.native import compare_libraries, read_library
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.tensors import compare_numbers, read_tensor_file
@@ -136,7 +136,7 @@ def compare_models(first: Side, second: Side) -> list[Change]:
         second = replace(second, models=dict(zip(first.models, second.models.values(), strict=True)))
     return [
         replace(change, lines=tuple(itertools.islice(details(first, second, change.place), MOST_LINES)))
-        for change in changes((), facts_of(first), facts_of(second))
+        for change in document_changes((), facts_of(first), facts_of(second))
     ]
 
 

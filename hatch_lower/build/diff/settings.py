@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from hatch_lower.build.diff.changes import Path, changes
+from hatch_lower.build.diff.changes import Path, document_changes
 from hatch_lower.build.diff.words import change_text
 
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
@@ -52,7 +52,7 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
     for name in {**before, **after}:
         if name in EXPORTED or name in CONSEQUENCES:
             continue
-        for change in changes((name,), before.get(name), after.get(name)):
+        for change in document_changes((name,), before.get(name), after.get(name)):
             if name in TOOLS:
                 tools.append(tool_line(change.place, change.first, change.second))
             else:

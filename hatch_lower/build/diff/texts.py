@@ -15,10 +15,10 @@ from hatch_lower.build.diff.difference import (
     OTHER_SOURCES,
     Difference,
     Known,
+    json_text,
     reason_for_field,
     reason_for_texts,
     shortened,
-    value_text,
 )
 
 PIECE = 1 << 20
@@ -107,8 +107,8 @@ def compare_documents(member: str, first: object, second: object, known: Known) 
         Difference(
             member,
             field.pointer,
-            NOTHING if field.first is MISSING else value_text(field.first),
-            NOTHING if field.second is MISSING else value_text(field.second),
+            NOTHING if field.first is MISSING else json_text(field.first),
+            NOTHING if field.second is MISSING else json_text(field.second),
             field.reason or reason_for_field(field.pointer, field.first, field.second, known.places),
         )
         for field in explained_by_order(fields)

@@ -1,1 +1,47 @@
-"""The wheel's SBOM: which models it holds, what they are made of, and what made them."""
+"""What an SBOM is made from. A build in which none of it has changed has the document already, by its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from hatch_lower import __version__
+from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import Settings
+from hatch_lower.format.results import BuildResult
+from hatch_lower.frozen import Frozen
+
+SCHEMA = 1
+"""Counts the forms of the document: of this code's, not of CycloneDX."""
+FOLDER = "sboms"
+"""Of `.dist-info`, by PEP 770."""
+
+
+class Subject(Frozen):
+    """What an SBOM describes.
+
+    Args:
+        settings: of the build, with the models' cards.
+        result: of the build: the models and their files.
+        tools: name to version of the Python distributions at work, `hatchling` and what writes the document among
+            them; hatch-lower and torch are known.
+        python: the interpreter's version.
+        timestamp: seconds since 1970; `None` where nobody has fixed a time, for then the document has none.
+    """
+
+    settings: Settings
+    result: BuildResult
+    tools: Mapping[str, str]
+    python: str
+    timestamp: int | None = None
+
+    def digest(self) -> str:
+        """Return the sha256 over all that shapes the document; where files lie on this machine does not."""
+        settings = self.settings
+        models = [
+            [asdict(model), result.entry, result.origin, dict(result.tools), result.torch]
+            for model, result in zip(settings.models, self.result.models, strict=True)
+        ]
+        files = [[file.path, file.size, file.sha256] for file in self.result.payload]
+        about = [settings.name, settings.version, dict(self.tools), self.python, self.timestamp]
+        return digest_of(["sbom", SCHEMA, __version__, about, models, files])

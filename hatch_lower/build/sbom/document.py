@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_lower import __version__
-from hatch_lower.build.sbom.subject import Subject
+from hatch_lower.build.sbom import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.card import Card, Dataset
 from hatch_lower.config.settings import ModelSettings
