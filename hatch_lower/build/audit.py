@@ -23,8 +23,7 @@ from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import CacheError
 from hatch_lower.format.record import FORMS, ModelReport
 
-HASH_SEEDS = 4_294_967_295
-"""The largest that Python takes."""
+HASH_SEEDS = 4_294_967_295  # the largest that Python takes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ SHOWN_LINES = 20
 SEARCHED_LINES = 60
 OWN_CALLS = (f'File "{Path(__file__).parents[1]}{os.sep}', 'File "<frozen ')
 SHOWN_CHARACTERS = 500
+# What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, OpenBLAS and Rust
 NO_MEMORY = (
     "memoryerror",
     "std::bad_alloc",
@@ -23,7 +24,6 @@ NO_MEMORY = (
     "memory allocation",
     "out of memory",
 )
-"""What a process that ran out of memory says when it ends, in lower case: Python, C++, torch, C, OpenBLAS and Rust."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,15 @@ from typing import Any
 from hatch_lower.errors import ProcessError
 from hatch_lower.events import Event
 
-LONGEST_SOCKET = 107
-"""Bytes of a socket's path, as Linux has it."""
-SOCKET_NAME = len("/pymp-12345678/listener-12345678")
-"""What `multiprocessing` adds to the path of the temporary folder."""
+LONGEST_SOCKET = 107  # bytes of a socket's path, as Linux has it
+SOCKET_NAME = len("/pymp-12345678/listener-12345678")  # what `multiprocessing` adds to the path of the temporary folder
 LIFELINE = "lifeline"
+# Signals that end or stop a process which does not handle them
 ENDING = frozenset(
     getattr(signal, name)
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGSTOP")
     if hasattr(signal, name)
 )
-"""Signals that end or stop a process which does not handle them."""
 
 
 class PipeReporter:

@@ -29,17 +29,16 @@ from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, rec
 from hatch_lower.runtime.recorded import Recorded
 
 MANIFEST = "_lowered/manifest.json"
-SBOM = f"{FOLDER}/{SBOM_FILE}"
-"""Of a folder `.dist-info`."""
+SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`
 
 LOCAL_HEADER = 30
+# Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number
 MOST_BYTES = 1 << 26
-"""Size of a document, above which it is not read from a wheel: a few bytes of an archive may inflate to any number."""
+# What `zipfile` raises for an archive that is damaged
 ARCHIVE_ERRORS = (
     *(EOFError, KeyError, NotImplementedError, OSError, RuntimeError, ValueError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
-"""What `zipfile` raises for an archive that is damaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+# Variables that say which compiler there is, and what it does
 COMPILER = (
     *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "C_INCLUDE_PATH"),
     *("CPLUS_INCLUDE_PATH", "COMPILER_PATH", "SDKROOT", "DEVELOPER_DIR", "MACOSX_DEPLOYMENT_TARGET"),
 )
-"""Variables that say which compiler there is, and what it does."""
 
+# Variables that say where the dynamic loader finds libraries; nobody sees how it reads them
 LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Variables that say where the dynamic loader finds libraries; nobody sees how it reads them."""
 
+# Globs of the variables that a child process is given; `pass-env` adds to them
 PASSED = (
     # where things are
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
@@ -27,11 +28,10 @@ PASSED = (
     # this tool's own
     "HATCH_LOWER_*",
 )
-"""Globs of the variables that a child process is given; `pass-env` adds to them."""
 
-FRONTENDS = frozenset({"PYTHONIOENCODING"})
-"""Variables that build frontends set for themselves: uv does."""
+FRONTENDS = frozenset({"PYTHONIOENCODING"})  # variables that build frontends set for themselves: uv does
 
+# Variables that are the same in every build, so that a model is; `pass-env` can name one to give it the caller's
 FIXED: Mapping[str, str] = {
     "LC_ALL": "C.UTF-8",
     "LANG": "C.UTF-8",
@@ -47,10 +47,9 @@ FIXED: Mapping[str, str] = {
     "MKL_CBWR": "COMPATIBLE",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
-"""Variables that are the same in every build, so that a model is; `pass-env` can name one to give it the caller's."""
 
+# Variables for processors that have AVX2, whatever else they have: torch believes them, and does not look
 AVX2: Mapping[str, str] = {"ATEN_CPU_CAPABILITY": "avx2"}
-"""Variables for processors that have AVX2, whatever else they have: torch believes them, and does not look."""
 
 
 def child_environment(

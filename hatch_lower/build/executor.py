@@ -27,10 +27,9 @@ from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
 
-SHOWN = 3
-"""Reasons of a method that the summary of a build names."""
+SHOWN = 3  # reasons of a method that the summary of a build names
+# How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves
 TRIMMING_S = 10.0
-"""How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves."""
 
 
 def export_models(

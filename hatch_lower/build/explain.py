@@ -32,12 +32,10 @@ from hatch_lower.format.results import MethodRow
 FIRST_BUILD = "first build"
 NOTHING = "nothing changed"
 
-ReadBlob = Callable[[str], bytes | None]
-"""Returns the blob of a digest, or `None` if there is none."""
+ReadBlob = Callable[[str], bytes | None]  # returns the blob of a digest, or `None` if there is none
 
 SCHEMA = 1
-MOST_FILES = 400
-"""Files that are kept, one or two a project: its last build, and what its models printed."""
+MOST_FILES = 400  # files that are kept, one or two a project: its last build, and what its models printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,8 @@ class BuildHistory:
     models: Mapping[str, ModelHistory]
 
 
+# What is compared: methods that were exported, and what else the result depends on
 Exported: TypeAlias = "ModelReport | ModelHistory"
-"""What is compared: methods that were exported, and what else the result depends on."""
 
 
 def explain_methods(

@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
 SCHEMA = 4
+# Results that are kept of one model: between as many states of the project can be switched without an export
 MOST_ENTRIES = 16
-"""Results that are kept of one model: between as many states of the project can be switched without an export."""
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
+# Variables of Python's that say where things are, on which no recorded input depends
 PLACES = frozenset(
     {
         *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
         *("PYTHONPYCACHEPREFIX", "PYTHONEXECUTABLE"),
     }
 )
-"""Variables of Python's that say where things are, on which no recorded input depends."""
 
 
 Entries = Sequence[tuple[RecordedInputs, str]]

@@ -22,16 +22,13 @@ from hatch_lower.errors import LowerError, ProcessError
 from hatch_lower.events import Event, Reporter, event_from_json
 from hatch_lower.format.codec import write_record
 
-GRACE_SECONDS = 3.0
-"""How long a child may take to remove its temporary files when it is told to end."""
+GRACE_SECONDS = 3.0  # how long a child may take to remove its temporary files when it is told to end
 TICK_SECONDS = 0.2
-LONG_SECONDS = 10.0
-"""How often a stage that takes long is spoken of: some frontends show nothing else for minutes."""
+LONG_SECONDS = 10.0  # how often a stage that takes long is spoken of: some frontends show nothing else for minutes
 TAIL_LINES = 200
+# The longest line that is kept whole: what is printed without an end must not fill the parent's memory
 LINE_BYTES = 1 << 16
-"""The longest line that is kept whole: what is printed without an end must not fill the parent's memory."""
-REST_BYTES = 1 << 20
-"""What is read at most of a pipe once its child has ended: what it left behind may print for ever."""
+REST_BYTES = 1 << 20  # what is read at most of a pipe once its child has ended: what it left behind may print for ever
 
 
 @dataclass(slots=True, eq=False)

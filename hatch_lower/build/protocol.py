@@ -15,11 +15,9 @@ from hatch_lower.format.record import ModelReport
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
-UNANSWERED = 75
-"""The exit status of a child that could not write its answer."""
+UNANSWERED = 75  # the exit status of a child that could not write its answer
 
-Mode = Literal["lower", "capture"]
-"""Lower a model, or only say what it exports: the audit compares that."""
+Mode = Literal["lower", "capture"]  # lower a model, or only say what it exports: the audit compares that
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from hatch_lower.cache.contents import Entry, Survey
     from hatch_lower.config.tables import CacheSettings
 
-VERSION_FOLDER = re.compile(r"v\d+")
-"""What this and other versions of hatch-lower call their part of the cache."""
+VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
 DAY = 24 * 3600.0
 
 root_option = click.option(

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from hatch_lower.runtime.check import CheckRow
     from hatch_lower.runtime.numbers import Tolerance
 
-Place = tuple[str, PackagedFolder, tuple[str, ...]]
-"""What to call a folder, the folder, and the names of its models."""
+Place = tuple[str, PackagedFolder, tuple[str, ...]]  # what to call a folder, the folder, and the names of its models
 
 
 @click.command()

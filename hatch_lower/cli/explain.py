@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 
+# What is reported of a row of the build's summary
 ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds")
-"""What is reported of a row of the build's summary."""
 LEVELS = {
     0: "lowered",
     1: "unchanged, nothing was run",

@@ -22,10 +22,8 @@ from hatch_lower.format.tree import tree_text
 
 Report = dict[str, Any]
 
-NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")
-"""What a reason says of the one node that it is about."""
-SHOWN = 3
-"""Operators or delegates that one row names."""
+NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
+SHOWN = 3  # operators or delegates that one row names
 
 
 @click.command()

@@ -19,8 +19,9 @@ from hatch_lower.cli.output import show
 from hatch_lower.errors import ConfigError, ProcessError, refused_error
 
 TEMPLATE = Path(__file__).with_name("template")
+# What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-"""What is an identifier of Python, and with `-` for `_` a distribution's name (PEP 508) in its normal form."""
+# File of the template to its place in the new folder
 FILES: Mapping[str, str] = MappingProxyType(
     {
         "README.md.in": "README.md",
@@ -31,7 +32,6 @@ FILES: Mapping[str, str] = MappingProxyType(
         "test_backend.py.in": "tests/test_{name}.py",
     }
 )
-"""File of the template to its place in the new folder."""
 
 
 @dataclass(frozen=True, slots=True)

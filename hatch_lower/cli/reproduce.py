@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 LOG = "build.log"
 DIFFOSCOPE = "diffoscope.txt"
-SHOWN = 5
-"""Differences of one file that are shown to people."""
+SHOWN = 5  # differences of one file that are shown to people
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 

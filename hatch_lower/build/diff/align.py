@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-MOST_EDITS = 1000
-"""Beyond this the sequences count as different: time and memory grow with its square."""
+MOST_EDITS = 1000  # beyond this the sequences count as different: time and memory grow with its square
 
+# A stretch of the first sequence that a stretch of the second one replaces; either may be empty
 Gap = tuple[range, range]
-"""A stretch of the first sequence that a stretch of the second one replaces; either may be empty."""
 
 
 def align(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] | None:

@@ -28,8 +28,8 @@ REASONS = {
     "compression": "another version of the build backend or of hatch-lower, or other settings",
     "compressed size": "another zlib, or another level of compression",
 }
+# What reading a damaged archive raises
 UNREADABLE = (EOFError, NotImplementedError, OSError, RuntimeError, UnicodeError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive raises."""
 
 
 @dataclass(frozen=True, slots=True)

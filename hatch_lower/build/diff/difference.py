@@ -8,13 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-NOTHING = "(not there)"
-"""What is shown for a side that lacks something."""
+NOTHING = "(not there)"  # what is shown for a side that lacks something
 SHOWN = 96
 LABEL = "the sha256 of "
 SIZE = "the size of a member that differs"
-DIGITS = 20
-"""Numbers in texts with as many are no sizes."""
+DIGITS = 20  # numbers in texts with as many are no sizes
 HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 
@@ -91,6 +89,7 @@ OTHER_SOURCES = (
 )
 PATH = "the path of a folder is in it; write paths relative to the project, or leave them out"
 TIME = "a time stamp; leave it out, or take the time from SOURCE_DATE_EPOCH"
+# What a difference looks like, and its reason if two texts are equal once it is taken out of both
 MASKS = (
     (re.compile(r"(?<![\w.])(?:/[\w.+@ -]*[\w.+@-]){2,}|(?<!\w)[A-Z]:\\[^\s:\"']+"), PATH),
     (
@@ -113,7 +112,7 @@ MASKS = (
     ),
     (re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9a-f])"), "a digest of other contents"),
 )
-"""What a difference looks like, and its reason if two texts are equal once it is taken out of both."""
+# Patterns of JSON pointers whose values have one likely reason
 FIELDS = (
     (
         re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)"),
@@ -131,9 +130,7 @@ FIELDS = (
     ),
     (re.compile(r"/version"), "another version of the project: its number comes from the commit or a clock, say"),
 )
-"""Patterns of JSON pointers whose values have one likely reason."""
-CLOSE = 1e-4
-"""Relative: numbers that differ by less are the same sum in another order."""
+CLOSE = 1e-4  # relative: numbers that differ by less are the same sum in another order
 FAR = 1e-2
 LOW_BITS = (
     "the low bits of numbers: sums in another order, by another number of threads or other instructions, "

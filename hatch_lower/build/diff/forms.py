@@ -16,11 +16,10 @@ from hatch_lower.build.diff.align import align
 from hatch_lower.build.diff.operators import Comparison
 from hatch_lower.build.diff.words import change_text, range_text, value_change, value_text
 
-LARGEST_FORM = 1 << 28
-"""Bytes of JSON that a stored form may have; the largest graphs of today have a tenth."""
+LARGEST_FORM = 1 << 28  # bytes of JSON that a stored form may have; the largest graphs of today have a tenth
 CONSTANT_KINDS = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
+# Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset
 MUTATED, PERSISTENT = 6, 7
-"""Where a constant's row says so; before it come kind, dtype, shape, strides, group of overlap, offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ from hatch_lower.format.signature import signature_text
 from hatch_lower.format.tree import tree_text
 
 Facts = dict[str, Any]
-MOST_LINES = 40
-"""Lines that are said of one graph or library."""
+MOST_LINES = 40  # lines that are said of one graph or library
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from hatch_lower.build.diff.difference import NOTHING, Difference, reason_for_te
 from hatch_lower.build.diff.texts import first_difference, printable
 
 MAGIC = b"\x7fELF"
-FILE_LIMIT = 1 << 30
-"""Bytes of a library that is held in memory; a larger one is compared as bytes."""
+FILE_LIMIT = 1 << 30  # bytes of a library that is held in memory; a larger one is compared as bytes
 COMMENT = ".comment"
 COMPILER = f"compiler ({COMMENT})"
 BUILD_ID = ".note.gnu.build-id"

@@ -15,13 +15,10 @@ from typing import Any
 from hatch_lower.build.diff.align import align, gaps
 from hatch_lower.build.diff.words import change_text, literal_text, operator_text, value_change
 
-GRAPH = "graph"
-"""What stands for a nested graph when operators are aligned: it is compared by itself."""
+GRAPH = "graph"  # what stands for a nested graph when operators are aligned: it is compared by itself
 ABSENT = "default"
-CHECK = "aten._assert"
-"""What the names of torch's own checks begin with."""
-Names = Mapping[str, Sequence[str]]
-"""Operator to the names of its arguments."""
+CHECK = "aten._assert"  # what the names of torch's own checks begin with
+Names = Mapping[str, Sequence[str]]  # operator to the names of its arguments
 
 
 @dataclass(frozen=True, slots=True)

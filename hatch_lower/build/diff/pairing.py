@@ -14,14 +14,12 @@ from hatch_lower.build.diff.archive import Wheel, map_member
 from hatch_lower.build.diff.difference import LABEL, Known
 from hatch_lower.build.diff.tensors import CONSTANTS, header_of
 
-DOCUMENT_LIMIT = 1 << 26
-"""Bytes of a document that is read whole."""
+DOCUMENT_LIMIT = 1 << 26  # bytes of a document that is read whole
 FOLDER = "/_lowered/"
 MANIFEST = "/manifest.json"
-LEAST_SIZE = 256
-"""Bytes: a smaller number in a document is not taken for the size of a member."""
+LEAST_SIZE = 256  # bytes: a smaller number in a document is not taken for the size of a member
+# Of a tensor, or of the contents of a file that is called by it
 DIGEST = re.compile(rb'(?:"key": ?"|/(?:sha256_)?)([0-9a-f]{64})["._]')
-"""Of a tensor, or of the contents of a file that is called by it."""
 
 
 def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str, str]]:

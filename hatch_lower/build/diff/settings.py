@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from hatch_lower.build.diff.changes import Path, document_changes
 from hatch_lower.build.diff.words import change_text
 
+# Fields that the export itself fills: they are told from the methods, one by one
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
-"""Fields that the export itself fills: they are told from the methods, one by one."""
+# Fields that follow from the weights and the graph, unless they are all that differs
 CONSEQUENCES = {
     "sharing": "which tensors share memory",
     "eager": "what the module itself returns",
 }
-"""Fields that follow from the weights and the graph, unless they are all that differs."""
+# Fields that are no settings, in words; their parts are named after them
 TOOLS = {
     "torch": "torch",
     "interpreter": "Python",
@@ -29,7 +30,7 @@ TOOLS = {
     "code": "hatch-lower's own code",
     "schema": "hatch-lower's stored form",
 }
-"""Fields that are no settings, in words; their parts are named after them."""
+# Settings of which the values say nothing, or must not be shown
 NAMES_ALONE = {
     "entry_points": "the project's entry points",
     "roots": "import roots",
@@ -37,7 +38,6 @@ NAMES_ALONE = {
     "variables": "variable",
     "later_hooks": "later build hooks",
 }
-"""Settings of which the values say nothing, or must not be shown."""
 PARTS = {"cpu": "the processor's instruction sets", "libc": "C library", "python": "Python", "machine": "machine"}
 DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
 

@@ -37,8 +37,7 @@ class TensorFile:
         return self.data[slice(*self.entries[name]["data_offsets"])]
 
 
-Header = tuple[object, int]
-"""The JSON value that a file begins with, and where it ends."""
+Header = tuple[object, int]  # the JSON value that a file begins with, and where it ends
 
 
 def header_of(data: memoryview) -> Header | None:
@@ -124,8 +123,8 @@ def compare_contents(
     yield Difference(member, place, *change.sides(), reason, (change.text(),))
 
 
+# Safetensors' name of a dtype to torch's; complex numbers are pairs of others
 NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
-"""Safetensors' name of a dtype to torch's; complex numbers are pairs of others."""
 PIECE = 1 << 20
 SHOWN = 3
 

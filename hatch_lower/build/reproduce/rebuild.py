@@ -17,8 +17,7 @@ from hatch_lower.build.reproduce.sources import copy_tree, unpack_sdist
 from hatch_lower.errors import ConfigError, ProcessError
 
 LONGER = "another-folder-with-a-longer-name"
-GRACE_SECONDS = 10.0
-"""How long a build may take to end after an interruption, which reaches it as it does this process."""
+GRACE_SECONDS = 10.0  # how long a build may take to end after an interruption, which reaches it as it does this process
 LAST_LINES = 40
 
 
@@ -95,20 +94,20 @@ def build(source: Path, target: Path, variation: Variation) -> str:
     return log
 
 
+# Variables and the values that are tried, the first unless the caller has it
 CHOICES: Mapping[str, tuple[str, str]] = {
     "TZ": ("NPT-5:45", "NST3:30"),
     "LC_ALL": ("C", "C.UTF-8"),
     "PYTHONHASHSEED": ("4242", "77"),
     "OMP_NUM_THREADS": ("1", "3"),
 }
-"""Variables and the values that are tried, the first unless the caller has it."""
+# New folders, and the variables that lead to them
 FOLDERS: Mapping[str, tuple[str, ...]] = {
     "home": ("HOME", "USERPROFILE"),
     "temporary": ("TMPDIR", "TMP", "TEMP"),
     "user-cache": ("XDG_CACHE_HOME", "LOCALAPPDATA"),
     "empty-cache": ("HATCH_LOWER_CACHE_DIR",),
 }
-"""New folders, and the variables that lead to them."""
 
 
 @dataclass(frozen=True, slots=True)

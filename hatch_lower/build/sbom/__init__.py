@@ -11,10 +11,8 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
-SCHEMA = 1
-"""Counts the forms of the document: of this code's, not of CycloneDX."""
-FOLDER = "sboms"
-"""Of `.dist-info`, by PEP 770."""
+SCHEMA = 1  # counts the forms of the document: of this code's, not of CycloneDX
+FOLDER = "sboms"  # of `.dist-info`, by PEP 770
 
 
 class Subject(Frozen):
