@@ -9,19 +9,19 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from packaging.utils import canonicalize_name
 
 from hatch_lower.build.sbom import FOLDER
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.agreement import check_agreement
-from hatch_lower.format.debug_map import DebugMap, read_debug
-from hatch_lower.format.manifest import FileEntry, Manifest, RecipeEntry, read_manifest
+from hatch_lower.format.debug_map import DebugMap, MethodDebug, read_debug
+from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -61,6 +61,17 @@ class Contents:
     map: Callable[[FileEntry], memoryview]
     recorded: Recorded | None = None
 
+    def model(self, name: str) -> LoweredModel:
+        """Return a model with all of its recipes.
+
+        Raises:
+            ProgramError: if a plan or a debug map is damaged.
+        """
+        entry = self.manifest.models[name]
+        listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
+        recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
+        return LoweredModel(name, self, entry, recipes)
+
     def plan(self, recipe: RecipeEntry) -> Plan:
         """Return a recipe's plan.
 
@@ -74,6 +85,44 @@ class Contents:
 
     def debug(self, recipe: RecipeEntry) -> DebugMap:
         return read_debug(self.read(recipe.debug), f"{self.place}/{recipe.debug.path}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredRecipe:
+    """One recipe of a model, with its plan and its debug map."""
+
+    entry: RecipeEntry
+    plan: Plan
+    debug: Mapping[str, MethodDebug]
+
+    def method_debug(self, name: str) -> MethodDebug:
+        return self.debug.get(name, MethodDebug())
+
+    def files(self) -> dict[str, FileEntry]:
+        """Return the files by what they are: delegates are called by their digests, and so are numbered here."""
+        delegates = self.plan.delegates
+        labels = {file.file: f"data {name}" for delegate in delegates for name, file in delegate.data.items()}
+        labels |= {delegate.file: f"delegate {at} ({delegate.backend})" for at, delegate in enumerate(delegates)}
+        named = {labels.get(file.path, file.path): file for file in self.entry.delegates}
+        return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is shown and compared of every recipe, as JSON; `size` is that of its own files."""
+        return {
+            "backends": list(self.entry.backends),
+            "target": self.entry.target and asdict(self.entry.target),
+            "size": sum(file.size for file in self.files().values()),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredModel:
+    """One model, and its recipes in load order."""
+
+    name: str
+    contents: Contents
+    entry: ModelEntry
+    recipes: Mapping[str, LoweredRecipe]
 
 
 def find_contents(target: str | Path) -> list[Contents]:

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from hatch_lower.build.contents import Contents, find_contents, sbom_text
+from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
-from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.signature import input_texts, signature_text
 from hatch_lower.format.tree import tree_text
@@ -59,19 +58,19 @@ def contents_report(contents: Contents) -> Report:
         "distribution": manifest.distribution,
         "version": manifest.version,
         "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
-        "models": {name: model_report(contents, manifest.models[name]) for name in contents.models},
+        "models": {name: model_report(contents.model(name)) for name in contents.models},
     }
 
 
-def model_report(contents: Contents, model: ModelEntry) -> Report:
-    plans = {name: contents.plan(recipe) for name, recipe in model.recipes.items()}
+def model_report(model: LoweredModel) -> Report:
+    entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
+    keys = {storage.key for plan in plans for storage in plan.storages}
     return {
-        "order": list(model.order),
-        "constants": model.constants
-        and {"size": model.constants.size, "tensors": len({s.key for p in plans.values() for s in p.storages})},
-        "check": model.check and {"size": model.check.size},
-        "methods": {name: method_report(name, method) for name, method in plans[model.order[0]].methods.items()},
-        "recipes": {name: recipe_report(contents, model.recipes[name], plans[name]) for name in model.order},
+        "order": list(entry.order),
+        "constants": entry.constants and {"size": entry.constants.size, "tensors": len(keys)},
+        "check": entry.check and {"size": entry.check.size},
+        "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
+        "recipes": {name: recipe_report(recipe) for name, recipe in model.recipes.items()},
     }
 
 
@@ -84,23 +83,18 @@ def method_report(name: str, method: MethodPlan) -> Report:
     }
 
 
-def recipe_report(contents: Contents, recipe: RecipeEntry, plan: Plan) -> Report:
-    debug = contents.debug(recipe)
-    sizes = {delegate.path: delegate.size for delegate in recipe.delegates}
+def recipe_report(recipe: LoweredRecipe) -> Report:
+    sizes = {delegate.path: delegate.size for delegate in recipe.entry.delegates}
     return {
-        "backends": list(recipe.backends),
-        "requirements": list(recipe.requirements),
-        "target": recipe.target and asdict(recipe.target),
-        "size": recipe.plan.size + recipe.debug.size + sum(sizes.values()),
+        **recipe.facts(),
+        "requirements": list(recipe.entry.requirements),
         "methods": {
             name: {
-                "nodes": entry.nodes,
-                "delegated": entry.delegated,
-                "partitions": entry.partitions,
-                "delegates": delegate_reports(plan, plan.methods[name], sizes),
-                "undelegated": undelegated_reports(debug.methods.get(name, MethodDebug())),
+                **asdict(entry),
+                "delegates": delegate_reports(recipe.plan, recipe.plan.methods[name], sizes),
+                "undelegated": undelegated_reports(recipe.method_debug(name)),
             }
-            for name, entry in recipe.methods.items()
+            for name, entry in recipe.entry.methods.items()
         },
     }
 

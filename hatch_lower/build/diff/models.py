@@ -20,6 +20,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from hatch_lower.build.contents import (
     SBOM,
     Contents,
+    LoweredModel,
+    LoweredRecipe,
     find_contents,
     metadata_text,
 )
@@ -32,7 +34,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import OpCall
-from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.format.signature import signature_text
 from hatch_lower.format.tree import tree_text
@@ -42,41 +44,11 @@ MOST_LINES = 40  # lines that are said of one graph or library
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """One recipe of a model, with its plan and its debug map."""
-
-    entry: RecipeEntry
-    plan: Plan
-    debug: Mapping[str, MethodDebug]
-
-    def method_debug(self, name: str) -> MethodDebug:
-        return self.debug.get(name, MethodDebug())
-
-    def files(self) -> dict[str, FileEntry]:
-        """Return the files by what they are: delegates are called by their digests, and so are numbered here."""
-        delegates = self.plan.delegates
-        labels = {file.file: f"data {name}" for delegate in delegates for name, file in delegate.data.items()}
-        labels |= {delegate.file: f"delegate {at} ({delegate.backend})" for at, delegate in enumerate(delegates)}
-        named = {labels.get(file.path, file.path): file for file in self.entry.delegates}
-        return {"plan": self.entry.plan, "debug map": self.entry.debug, **dict(sorted(named.items()))}
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """One model, and its recipes in load order."""
-
-    name: str
-    contents: Contents
-    entry: ModelEntry
-    recipes: Mapping[str, Recipe]
-
-
-@dataclass(frozen=True, slots=True)
 class Side:
     """One of the two that are compared."""
 
     title: str
-    models: Mapping[str, Model]
+    models: Mapping[str, LoweredModel]
     requirements: Mapping[str, str]
     components: Mapping[str, str]  # of the SBOM, name to version
 
@@ -87,15 +59,8 @@ def read_side(target: str | Path) -> Side:
     metadata, sbom = (metadata_text(target, name) or "" if packed else "" for name in ("METADATA", SBOM))
     title = f"{folders[0].manifest.distribution} {folders[0].manifest.version} ({target})"
     requires = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
-    models = {name: read_model(contents, name) for contents in folders for name in contents.models}
+    models = {name: contents.model(name) for contents in folders for name in contents.models}
     return Side(title, models, by_requirement(map(str, requires)), components_of(sbom, str(target)))
-
-
-def read_model(contents: Contents, name: str) -> Model:
-    entry = contents.manifest.models[name]
-    listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
-    recipes = {recipe: Recipe(row, contents.plan(row), contents.debug(row).methods) for recipe, row in listed}
-    return Model(name, contents, entry, recipes)
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:
@@ -152,7 +117,7 @@ def facts_of(side: Side) -> Facts:
     }
 
 
-def model_facts(model: Model) -> Facts:
+def model_facts(model: LoweredModel) -> Facts:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     assets = {f"asset {name}": file for name, file in entry.assets.items()}
     shared = {"weights": entry.constants, "check data": entry.check, **assets}
@@ -187,15 +152,13 @@ def file_facts(contents: Contents, file: FileEntry) -> Facts:
     return {"size": file.size, "sha256": file.sha256}
 
 
-def recipe_facts(contents: Contents, recipe: Recipe) -> Facts:
+def recipe_facts(contents: Contents, recipe: LoweredRecipe) -> Facts:
     entry = recipe.entry
     files = {label: file_facts(contents, file) for label, file in recipe.files().items()}
     return {
-        "backends": list(entry.backends),
+        **recipe.facts(),
         "requirements": by_requirement(entry.requirements),
-        "target": entry.target and asdict(entry.target),
         "imports": list(entry.imports),
-        "size": sum(file["size"] for file in files.values()),
         "files": files,
         "methods": {
             name: {
@@ -222,7 +185,7 @@ def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
             yield from native_lines(*models, recipe, label)
 
 
-def tensor_lines(first: Model, second: Model, name: str) -> Iterator[str]:
+def tensor_lines(first: LoweredModel, second: LoweredModel, name: str) -> Iterator[str]:
     """Yield by how much the numbers of a tensor differ, if there are as many on both sides."""
     left, right = stored_tensor(first, name), stored_tensor(second, name)
     if left is None or right is None or left[0] != right[0] or len(left[1]) != len(right[1]):
@@ -231,7 +194,7 @@ def tensor_lines(first: Model, second: Model, name: str) -> Iterator[str]:
         yield compare_numbers(*left, right[1]).text()
 
 
-def stored_tensor(model: Model, name: str) -> tuple[str, memoryview] | None:
+def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | None:
     """Return dtype and bytes of the storage that a constant is a view of, or `None` if there is none."""
     plans = (recipe.plan for recipe in model.recipes.values())
     keys = [plan.storages[plan.constants[name].storage].key for plan in plans if name in plan.constants]
@@ -243,7 +206,7 @@ def stored_tensor(model: Model, name: str) -> tuple[str, memoryview] | None:
     return file.entries[keys[0]]["dtype"], file.contents(keys[0])
 
 
-def native_lines(first: Model, second: Model, recipe: str, label: str) -> Iterator[str]:
+def native_lines(first: LoweredModel, second: LoweredModel, recipe: str, label: str) -> Iterator[str]:
     files = [(model, model.recipes[recipe].files().get(label)) for model in (first, second)]
     left, right = (None if file is None else read_library(model.contents.map(file)) for model, file in files)
     if left is not None and right is not None:
@@ -253,7 +216,7 @@ def native_lines(first: Model, second: Model, recipe: str, label: str) -> Iterat
             yield from (f"  {line}" for line in difference.lines)
 
 
-def graph_lines(first: Recipe, second: Recipe) -> Iterator[str]:
+def graph_lines(first: LoweredRecipe, second: LoweredRecipe) -> Iterator[str]:
     """Yield in what the graphs of the methods that both have differ."""
     old, new = first.plan.methods, second.plan.methods
     for name in sorted(old.keys() & new.keys()):
