@@ -14,6 +14,67 @@ LABEL = "the sha256 of "
 SIZE = "the size of a member that differs"
 DIGITS = 20  # numbers in texts with as many are no sizes
 HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
+ORDER = (
+    "the same values in another order: of a set, which follows the hash seed, or of a folder's files; "
+    "sort them where they are made"
+)
+
+OTHER_SOURCES = (
+    "the sources are not those of the wheel (another commit, local changes), or a build hook writes this file"
+)
+
+PATH = "the path of a folder is in it; write paths relative to the project, or leave them out"
+TIME = "a time stamp; leave it out, or take the time from SOURCE_DATE_EPOCH"
+# What a difference looks like, and its reason if two texts are equal once it is taken out of both
+MASKS = (
+    (re.compile(r"(?<![\w.])(?:/[\w.+@ -]*[\w.+@-]){2,}|(?<!\w)[A-Z]:\\[^\s:\"']+"), PATH),
+    (
+        re.compile(
+            r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
+            r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\w*,? )?"
+            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w* [ \d]?\d,? "
+            r"(?:\d\d:\d\d:\d\d )?\d{4}|\b\d\d:\d\d:\d\d(?:\.\d+)?\b"
+        ),
+        TIME,
+    ),
+    (re.compile(r"(?<![\w.])[12]\d{9}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w.])"), TIME),
+    (
+        re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE),
+        "a random identifier; derive it from contents",
+    ),
+    (
+        re.compile(r"0x[0-9a-fA-F]{5,}"),
+        "an address in memory, as in the `repr` of an object; write something that names the object",
+    ),
+    (re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9a-f])"), "a digest of other contents"),
+)
+
+# Patterns of JSON pointers whose values have one likely reason
+FIELDS = (
+    (
+        re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)|.*/components/\d+/version"),
+        "other versions of what the wheel was built with; build with the same ones",
+    ),
+    (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
+    (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
+    (
+        re.compile(r".*/handles/\d+/source"),
+        "other source lines: the sources, or an installed package, are not the same",
+    ),
+    (re.compile(r"/version"), "another version of the project: its number comes from the commit or a clock, say"),
+)
+
+CLOSE = 1e-4  # relative: numbers that differ by less are the same sum in another order
+FAR = 1e-2
+LOW_BITS = (
+    "the low bits of numbers: sums in another order, by another number of threads or other instructions, "
+    "if not by other versions"
+)
+
+UNSEEDED = (
+    "weights that are random each time: drawn or trained in the entry point from a seed that changes; "
+    "seed it there, or load them from a file"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,68 +139,6 @@ def json_text(value: object) -> str:
 
 def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 33]} … {text[-30:]}"
-
-
-ORDER = (
-    "the same values in another order: of a set, which follows the hash seed, or of a folder's files; "
-    "sort them where they are made"
-)
-OTHER_SOURCES = (
-    "the sources are not those of the wheel (another commit, local changes), or a build hook writes this file"
-)
-PATH = "the path of a folder is in it; write paths relative to the project, or leave them out"
-TIME = "a time stamp; leave it out, or take the time from SOURCE_DATE_EPOCH"
-# What a difference looks like, and its reason if two texts are equal once it is taken out of both
-MASKS = (
-    (re.compile(r"(?<![\w.])(?:/[\w.+@ -]*[\w.+@-]){2,}|(?<!\w)[A-Z]:\\[^\s:\"']+"), PATH),
-    (
-        re.compile(
-            r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
-            r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\w*,? )?"
-            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w* [ \d]?\d,? "
-            r"(?:\d\d:\d\d:\d\d )?\d{4}|\b\d\d:\d\d:\d\d(?:\.\d+)?\b"
-        ),
-        TIME,
-    ),
-    (re.compile(r"(?<![\w.])[12]\d{9}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?(?![\w.])"), TIME),
-    (
-        re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE),
-        "a random identifier; derive it from contents",
-    ),
-    (
-        re.compile(r"0x[0-9a-fA-F]{5,}"),
-        "an address in memory, as in the `repr` of an object; write something that names the object",
-    ),
-    (re.compile(r"(?<![0-9a-f])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9a-f])"), "a digest of other contents"),
-)
-# Patterns of JSON pointers whose values have one likely reason
-FIELDS = (
-    (
-        re.compile(r"/(?:tools(?:/.*)?|torch|hatch_lower)"),
-        "other versions of what the wheel was built with; build with the same ones",
-    ),
-    (re.compile(r".*/isa"), "another instruction set; set the option `isa` of the recipe's backend"),
-    (re.compile(r".*/target(?:/.*)?"), "built for another kind of machine"),
-    (
-        re.compile(r".*/components/\d+/version"),
-        "other versions of what the wheel was built with; build with the same ones",
-    ),
-    (
-        re.compile(r".*/handles/\d+/source"),
-        "other source lines: the sources, or an installed package, are not the same",
-    ),
-    (re.compile(r"/version"), "another version of the project: its number comes from the commit or a clock, say"),
-)
-CLOSE = 1e-4  # relative: numbers that differ by less are the same sum in another order
-FAR = 1e-2
-LOW_BITS = (
-    "the low bits of numbers: sums in another order, by another number of threads or other instructions, "
-    "if not by other versions"
-)
-UNSEEDED = (
-    "weights that are random each time: drawn or trained in the entry point from a seed that changes; "
-    "seed it there, or load them from a file"
-)
 
 
 def reason_for_texts(first: str, second: str, places: Mapping[str, str]) -> str:

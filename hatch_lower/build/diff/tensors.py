@@ -15,6 +15,11 @@ from hatch_lower.format.dtypes import DTYPES
 CONSTANTS = "/constants.safetensors"
 HEADER_LIMIT = 100_000_000
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+Header = tuple[object, int]  # the JSON value that a file begins with, and where it ends
+# Safetensors' name of a dtype to torch's; complex numbers are pairs of others
+NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
+PIECE = 1 << 20
+SHOWN = 3
 
 
 class TensorEntry(TypedDict):
@@ -35,9 +40,6 @@ class TensorFile:
 
     def contents(self, name: str) -> memoryview:
         return self.data[slice(*self.entries[name]["data_offsets"])]
-
-
-Header = tuple[object, int]  # the JSON value that a file begins with, and where it ends
 
 
 def header_of(data: memoryview) -> Header | None:
@@ -121,12 +123,6 @@ def compare_contents(
     share = change.different / change.total
     reason = reason_for_numbers(share, change.relative, drawn=drawn) if dtype in FLOATS else ""
     yield Difference(member, place, *change.sides(), reason, (change.text(),))
-
-
-# Safetensors' name of a dtype to torch's; complex numbers are pairs of others
-NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
-PIECE = 1 << 20
-SHOWN = 3
 
 
 @dataclass(slots=True)

@@ -28,12 +28,13 @@ CONTEXT = 256
 VERSIONS = re.compile(r"(?:Generator|Metadata-Version): ")
 TAGS = re.compile(r"(?:Tag|Root-Is-Purelib): ")
 PRINTABLE = re.compile(rb"[\x20-\x7e]{6,}")
+MISSING = object()
 
 
-def compare_texts(member: str, first: str, second: str, known: Known) -> Difference | None:
+def compare_texts(member: str, first: str, second: str, known: Known) -> list[Difference]:
     first, second = known.labelled(first), known.labelled(second, is_second=True)
     if first == second:
-        return None
+        return []
     sides = first.splitlines(), second.splitlines()
     left, right = (side[:LINES_COMPARED] for side in sides)
     # without the lines that name the files
@@ -41,11 +42,11 @@ def compare_texts(member: str, first: str, second: str, known: Known) -> Differe
     removed = [line[1:] for line in lines if line.startswith("-")]
     added = [line[1:] for line in lines if line.startswith("+")]
     if not lines and len(sides[0]) == len(sides[1]) <= LINES_COMPARED:
-        return Difference(member, "", "", "", "other ends of lines: a checkout converts them, say")
+        return [Difference(member, "", "", "", "other ends of lines: a checkout converts them, say")]
     reason = reason_for_lines(member, removed, added, known)
     shown = tuple(shortened(line) for line in lines[:LINES])
     more = (f"… and {len(lines) - LINES} more lines of the comparison",) if len(lines) > LINES else ()
-    return Difference(member, "", f"{len(sides[0])} lines", f"{len(sides[1])} lines", reason, shown + more)
+    return [Difference(member, "", f"{len(sides[0])} lines", f"{len(sides[1])} lines", reason, shown + more)]
 
 
 def reason_for_lines(member: str, removed: list[str], added: list[str], known: Known) -> str:
@@ -86,9 +87,6 @@ def pieces(first: memoryview, second: memoryview) -> Iterator[tuple[int, bytes, 
         left, right = (bytes(side[start : start + PIECE]) for side in (first, second))
         if left != right:
             yield start, left, right
-
-
-MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from hatch_lower.build.diff.texts import compare_bytes, compare_documents, compa
 
 FOLLOWS = "computed from weights or by code that differs too"
 SERIAL = "/serialNumber"
+CHECK_FILE = "/check.safetensors"
+OTHER_FORM = "the same values, written otherwise: by another version of what writes the file"
 
 
 def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None = None) -> tuple[Difference, ...]:
@@ -94,20 +96,16 @@ def compare_pair(
     texts = [bytes(side).decode("utf-8", "replace") for side in (left, right)]
     back = {value: key for key, value in pairs.items()}
     rows = record_rows(name, texts[0], first, {key: key for key in pairs})
-    difference = compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
-    return [] if difference is None else [difference]
+    return compare_rows(name, rows, record_rows(counterpart, texts[1], second, back), pairs)
 
 
-def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> Difference | None:
+def compare_rows(name: str, first: list[str], second: list[str], pairs: Mapping[str, str]) -> list[Difference]:
     if any(key != value for key, value in pairs.items()):  # rows are in the order of names
         first, second = sorted(first), sorted(second)
-    difference = compare_texts(name, "\n".join(first), "\n".join(second), Known())
-    if difference is None:
-        return None
     wrong = any(not row.endswith(",as it is") for row in first + second)
-    return replace(
-        difference, reason="a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
-    )
+    reason = "a RECORD that lists what is not in the wheel: it was changed after it was built" * wrong
+    differences = compare_texts(name, "\n".join(first), "\n".join(second), Known())
+    return [replace(difference, reason=reason) for difference in differences]
 
 
 def explained_by_others(differences: list[Difference]) -> list[Difference]:
@@ -130,10 +128,6 @@ def compare_files(first: Path, second: Path, known: Known) -> Iterator[Differenc
     left, right = (map_part(path, 0, path.stat().st_size) for path in (first, second))
     if next(pieces(left, right), None) is not None:
         yield replace(compare_bytes("", left, right, known), reason="another tool wrote the archive")
-
-
-CHECK_FILE = "/check.safetensors"
-OTHER_FORM = "the same values, written otherwise: by another version of what writes the file"
 
 
 def compare_members(member: str, first: memoryview, second: memoryview, known: Known) -> list[Difference]:
@@ -189,8 +183,7 @@ def compare_whole(member: str, first: bytes, second: bytes, known: Known) -> lis
     except ValueError:
         documents = None, None
     if not all(isinstance(document, dict | list) for document in documents):
-        found = compare_texts(member, *texts, known)
-        return [] if found is None else [found]
+        return compare_texts(member, *texts, known)
     if is_equal(*documents):
         return [Difference(member, "", "", "", OTHER_FORM)]
     return compare_documents(member, *documents, known)

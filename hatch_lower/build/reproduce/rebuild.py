@@ -19,6 +19,20 @@ from hatch_lower.errors import ConfigError, ProcessError
 LONGER = "another-folder-with-a-longer-name"
 GRACE_SECONDS = 10.0  # how long a build may take to end after an interruption, which reaches it as it does this process
 LAST_LINES = 40
+# Variables and the values that are tried, the first unless the caller has it
+CHOICES: Mapping[str, tuple[str, str]] = {
+    "TZ": ("NPT-5:45", "NST3:30"),
+    "LC_ALL": ("C", "C.UTF-8"),
+    "PYTHONHASHSEED": ("4242", "77"),
+    "OMP_NUM_THREADS": ("1", "3"),
+}
+# New folders, and the variables that lead to them
+FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "home": ("HOME", "USERPROFILE"),
+    "temporary": ("TMPDIR", "TMP", "TEMP"),
+    "user-cache": ("XDG_CACHE_HOME", "LOCALAPPDATA"),
+    "empty-cache": ("HATCH_LOWER_CACHE_DIR",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +106,6 @@ def build(source: Path, target: Path, variation: Variation) -> str:
             "a build must find what it reads (data, other projects) without this HOME and outside this folder",
         )
     return log
-
-
-# Variables and the values that are tried, the first unless the caller has it
-CHOICES: Mapping[str, tuple[str, str]] = {
-    "TZ": ("NPT-5:45", "NST3:30"),
-    "LC_ALL": ("C", "C.UTF-8"),
-    "PYTHONHASHSEED": ("4242", "77"),
-    "OMP_NUM_THREADS": ("1", "3"),
-}
-# New folders, and the variables that lead to them
-FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "home": ("HOME", "USERPROFILE"),
-    "temporary": ("TMPDIR", "TMP", "TEMP"),
-    "user-cache": ("XDG_CACHE_HOME", "LOCALAPPDATA"),
-    "empty-cache": ("HATCH_LOWER_CACHE_DIR",),
-}
 
 
 @dataclass(frozen=True, slots=True)
