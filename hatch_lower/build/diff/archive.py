@@ -6,13 +6,12 @@ import hashlib
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_lower.build.contents import map_part, member_start
+from hatch_lower.build.contents import ARCHIVE_ERRORS, map_part, member_start
 from hatch_lower.build.diff.difference import NOTHING, ORDER, Difference, shortened
 from hatch_lower.build.diff.texts import PIECE
 from hatch_lower.errors import PackageError
@@ -28,8 +27,6 @@ REASONS = {
     "compression": "another version of the build backend or of hatch-lower, or other settings",
     "compressed size": "another zlib, or another level of compression",
 }
-# What reading a damaged archive raises
-UNREADABLE = (EOFError, NotImplementedError, OSError, RuntimeError, UnicodeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class Wheel:
     members: Mapping[str, zipfile.ZipInfo]  # in the directory's order; of two of one name the last
     digests: Mapping[str, str]
     repeated: tuple[str, ...]  # names that are there more than once
-    start: int  # of the directory
 
 
 def read_wheel(path: Path) -> Wheel:
@@ -51,8 +47,8 @@ def read_wheel(path: Path) -> Wheel:
             members = {entry.filename: entry for entry in entries}
             digests = {name: digest_of_member(archive, entry) for name, entry in members.items()}
             repeated = tuple(sorted(name for name, number in counts.items() if number > 1))
-            return Wheel(path, members, digests, repeated, archive.start_dir)
-    except UNREADABLE as error:
+            return Wheel(path, members, digests, repeated)
+    except ARCHIVE_ERRORS as error:
         raise unreadable(path, error) from error
 
 
@@ -85,7 +81,7 @@ def map_member(wheel: Wheel, name: str) -> memoryview:
         try:
             with zipfile.ZipFile(wheel.path) as archive, archive.open(name) as source:
                 shutil.copyfileobj(source, unpacked, PIECE)
-        except UNREADABLE as error:
+        except ARCHIVE_ERRORS as error:
             raise unreadable(wheel.path, error) from error
         unpacked.flush()
         return map_part(Path(unpacked.name), 0, unpacked.tell())  # the pages stay when the name is gone
