@@ -150,12 +150,8 @@ def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -
     age = limits.age if max_days is None else max_days * DAY
     with changing() as directory:
         done = trim_store(directory, Limits(size, age), time.time())
-    parts = [
-        (done.records, "result", "results"),
-        (done.blobs, "blob", "blobs"),
-        (done.leftovers, "unfinished file", "unfinished files"),
-    ]
-    removed = ", ".join(count(number, noun, plural) for number, noun, plural in parts if number) or "nothing"
+    parts = {"result": done.records, "blob": done.blobs, "unfinished file": done.leftovers}
+    removed = ", ".join(count(number, noun) for noun, number in parts.items() if number) or "nothing"
     show([f"removed {removed}; {size_text(done.freed)} freed, {size_text(done.kept)} left"])
 
 
