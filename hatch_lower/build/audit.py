@@ -77,17 +77,11 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """The reports of models that were exported again.
+    """The reports of models that were exported again."""
 
-    Args:
-        reports: model to report, of which only the methods count.
-        folder: the folder of the exports; the forms of their graphs are in it.
-        store: has the forms of the graphs that they are compared with.
-    """
-
-    reports: Mapping[str, ModelReport]
-    folder: Path
-    store: Store
+    reports: Mapping[str, ModelReport]  # model to report, of which only the methods count
+    folder: Path  # the folder of the exports; the forms of their graphs are in it
+    store: Store  # has the forms of the graphs that they are compared with
 
     def differences(self, before: ModelReport) -> list[str]:
         after = self.reports[before.model]

@@ -43,23 +43,15 @@ ARCHIVE_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """One `_lowered` folder.
+    """One `_lowered` folder."""
 
-    Args:
-        place: the folder, and the wheel that it is in.
-        manifest: what it holds.
-        models: the names of the models that were asked for.
-        read: returns a file's bytes, or raises `ProgramError` if they are not those that the manifest lists.
-        map: the same for a file of any size: it is mapped, not held in memory.
-        recorded: what the RECORD of an installed distribution says of the files.
-    """
-
-    place: str
+    place: str  # the folder, and the wheel that it is in
     manifest: Manifest
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # the names of the models that were asked for
+    # returns a file's bytes, or raises `ProgramError` if they are not those that the manifest lists
     read: Callable[[FileEntry], bytes]
-    map: Callable[[FileEntry], memoryview]
-    recorded: Recorded | None = None
+    map: Callable[[FileEntry], memoryview]  # the same for a file of any size: it is mapped, not held in memory
+    recorded: Recorded | None = None  # what the RECORD of an installed distribution says of the files
 
     def model(self, name: str) -> LoweredModel:
         """Return a model with all of its recipes.

@@ -40,27 +40,21 @@ MOST_FILES = 400  # files that are kept, one or two a project: its last build, a
 
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
-    """One model in the last build.
+    """One model in the last build."""
 
-    Args:
-        level: how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered
-            from the cache alone; 0: something was lowered.
-        changes: every change of what its export had read, in words (`Change.text()`); empty for level 1.
-        unknown: why its inputs are not known completely, so that the next build exports it again; empty if they are.
-        reasons: method to what changed, as `compare.explain_methods` says; empty for level 1.
-        methods: what was exported, as in the model's report.
-        key: what else the result depends on, as in the model's report.
-        manifest: the components of the `ManifestKey`, to tell before the next build which settings are others.
-        rows: its rows of the summary.
-    """
-
+    # how far the build came with it: 1: nothing was exported; 2: exported, and nothing lowered; 3: lowered from the
+    # cache alone; 0: something was lowered
     level: int
+    # every change of what its export had read, in words (`Change.text()`); empty for level 1
     changes: tuple[str, ...] = ()
+    # why its inputs are not known completely, so that the next build exports it again; empty if they are
     unknown: tuple[str, ...] = ()
+    # method to what changed, as `explain_methods` says; empty for level 1
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    methods: Mapping[str, MethodRecord] = field(default_factory=dict)
-    key: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[MethodRow, ...] = ()
+    methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # what was exported, as in the model's report
+    key: Mapping[str, Any] = field(default_factory=dict)  # what else the result depends on, as in the model's report
+    rows: tuple[MethodRow, ...] = ()  # its rows of the summary
+    # the components of the `ManifestKey`, to tell before the next build which settings are others
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
 

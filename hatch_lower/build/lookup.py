@@ -58,21 +58,14 @@ Entries = Sequence[tuple[RecordedInputs, str]]
 
 
 class LookupResult(Frozen):
-    """What is known of a model before anything is run.
+    """What is known of a model before anything is run."""
 
-    Args:
-        key: components of the `ManifestKey` of its results.
-        result: the one that still holds; `None` if there is none.
-        changes: what is not as it was for the nearest earlier result; empty if there is none.
-        entry: what was read for it, and the key under which it is stored.
-    """
-
-    key: Mapping[str, object]
+    key: Mapping[str, object]  # components of the `ManifestKey` of its results
     store: Store
-    result: ModelResult | None
-    changes: tuple[Change, ...] = ()
+    result: ModelResult | None  # the one that still holds; `None` if there is none
+    changes: tuple[Change, ...] = ()  # what is not as it was for the nearest earlier result; empty if there is none
     stored: Mapping[str, Any] = field(default_factory=dict)
-    entry: tuple[RecordedInputs, str] | None = None
+    entry: tuple[RecordedInputs, str] | None = None  # what was read for it, and the key under which it is stored
 
     @property
     def report(self) -> ModelReport | None:

@@ -22,33 +22,25 @@ Mode = Literal["lower", "capture"]  # lower a model, or only say what it exports
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a child process is to do.
-
-    Args:
-        folder: where it writes the model's files, and the answer.
-        search_path: directories for the front of `sys.path`: the project as if it were installed.
-        import_roots: those of them that hold the user's own code.
-        later_hooks: build hooks that run after this one.
-        manifest: components of the `ManifestKey` under which the result is remembered; empty if it is not.
-        recorded_path: `sys.path` of the child process by which its inputs are located, without folders of this build.
-        log: what the preloaded library writes; `None` if there is no such library.
-        variables: of the environment, which put that library into the process.
-        project: what is recorded of the project's metadata where it is read.
-    """
+    """What a child process is to do."""
 
     settings: Settings
     model: str
-    folder: Path
+    folder: Path  # where it writes the model's files, and the answer
     mode: Mode
-    search_path: tuple[Path, ...]
-    import_roots: tuple[Path, ...]
-    later_hooks: tuple[str, ...]
+    search_path: tuple[Path, ...]  # directories for the front of `sys.path`: the project as if it were installed
+    import_roots: tuple[Path, ...]  # those of them that hold the user's own code
+    later_hooks: tuple[str, ...]  # build hooks that run after this one
     events: int
+    # components of the `ManifestKey` under which the result is remembered; empty if it is not
     manifest: Mapping[str, object] = field(default_factory=dict)
+    # `sys.path` of the child process by which its inputs are located, without folders of this build
     recorded_path: tuple[Path, ...] = ()
     work: Path | None = None
-    log: Path | None = None
+    log: Path | None = None  # what the preloaded library writes; `None` if there is no such library
+    # of the environment, which put that library into the process
     variables: Mapping[str, str] = field(default_factory=dict)
+    # what is recorded of the project's metadata where it is read
     project: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -36,13 +36,9 @@ FILES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a new backend is called.
+    """What a new backend is called."""
 
-    Args:
-        name: its id, by which recipes name it.
-    """
-
-    name: str
+    name: str  # its id, by which recipes name it
 
     @property
     def package(self) -> str:

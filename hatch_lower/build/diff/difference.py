@@ -79,42 +79,30 @@ UNSEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which two wheels differ.
+    """One thing in which two wheels differ."""
 
-    Args:
-        member: the file in the first wheel, or in the second if only that has it; empty for the wheel as a whole.
-        place: where in it: a JSON pointer, a tensor, a section or function; empty for the file as a whole.
-        first: what the first wheel has there, shortened.
-        second: what the second wheel has there, shortened.
-        reason: the likely reason, or empty.
-        lines: more about it: the lines of a diff, or sentences.
-    """
-
-    member: str
-    place: str
-    first: str
-    second: str
-    reason: str = ""
-    lines: tuple[str, ...] = ()
+    member: str  # the file in the first wheel, or in the second if only that has it; empty for the wheel as a whole
+    place: str  # where in it: a JSON pointer, a tensor, a section or function; empty for the file as a whole
+    first: str  # what the first wheel has there, shortened
+    second: str  # what the second wheel has there, shortened
+    reason: str = ""  # the likely reason, or empty
+    lines: tuple[str, ...] = ()  # more about it: the lines of a diff, or sentences
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known before members are compared one by one.
+    """What is known before members are compared one by one."""
 
-    Args:
-        places: paths that only one of the builds had, to what they are: `the rebuild's HOME`.
-        labels: for each wheel, the sha256 of members and tensors that differ and are compared themselves, to one text
-            for both wheels.
-        sizes: for each wheel, the sizes of these members.
-        names: sha256 of a tensor in the first wheel to what the model calls it.
-        stored: sha256 of the tensors in files of constants of the first wheel; delegates may hold them once more.
-    """
-
+    # paths that only one of the builds had, to what they are: `the rebuild's HOME`
     places: Mapping[str, str] = field(default_factory=dict)
+    # for each wheel, the sha256 of members and tensors that differ and are compared themselves, to one text for both
+    # wheels
     labels: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    # for each wheel, the sizes of these members
     sizes: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    # sha256 of a tensor in the first wheel to what the model calls it
     names: Mapping[str, str] = field(default_factory=dict)
+    # sha256 of the tensors in files of constants of the first wheel; delegates may hold them once more
     stored: frozenset[str] = frozenset()
 
     def labelled(self, text: str, *, is_second: bool = False) -> str:

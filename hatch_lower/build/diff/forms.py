@@ -24,25 +24,15 @@ MUTATED, PERSISTENT = 6, 7
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An exported method's canonical form, and what it leaves out but a reader wants.
+    """An exported method's canonical form, and what it leaves out but a reader wants."""
 
-    Args:
-        graph: rows of the nodes.
-        inputs: a row for each placeholder.
-        outputs: a row for each output.
-        symbols: names and ranges.
-        sources: for each node `digits/model.py:31`, empty where it has none.
-        names: of the placeholders, as the author wrote them: `image`, `net.linear.weight`.
-        arguments: operator to the names of its arguments.
-    """
-
-    graph: Sequence[Any]
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    symbols: Sequence[Any]
-    sources: Sequence[str] = ()
-    names: Sequence[str] = ()
-    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    graph: Sequence[Any]  # rows of the nodes
+    inputs: Sequence[Any]  # a row for each placeholder
+    outputs: Sequence[Any]  # a row for each output
+    symbols: Sequence[Any]  # names and ranges
+    sources: Sequence[str] = ()  # for each node `digits/model.py:31`, empty where it has none
+    names: Sequence[str] = ()  # of the placeholders, as the author wrote them: `image`, `net.linear.weight`
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)  # operator to the names of its arguments
 
 
 def read_form(data: bytes) -> Form | None:

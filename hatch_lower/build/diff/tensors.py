@@ -127,25 +127,15 @@ def compare_contents(
 
 @dataclass(slots=True)
 class NumberChange:
-    """What differs between the numbers of two tensors of one dtype and shape.
+    """What differs between the numbers of two tensors of one dtype and shape."""
 
-    Args:
-        dtype: as safetensors calls it.
-        total: how many numbers there are.
-        different: how many differ; 0 where only their bits do (-0, NaN), or the dtype is not known here.
-        largest: the largest difference; infinite where one number is not finite.
-        relative: the largest difference by the larger of the two numbers.
-        first: the first few that differ, in the one tensor.
-        second: the same in the other.
-    """
-
-    dtype: str
-    total: int = 0
-    different: int = 0
-    largest: float = 0.0
-    relative: float = 0.0
-    first: tuple[float, ...] = ()
-    second: tuple[float, ...] = ()
+    dtype: str  # as safetensors calls it
+    total: int = 0  # how many numbers there are
+    different: int = 0  # how many differ; 0 where only their bits do (-0, NaN), or the dtype is not known here
+    largest: float = 0.0  # the largest difference; infinite where one number is not finite
+    relative: float = 0.0  # the largest difference by the larger of the two numbers
+    first: tuple[float, ...] = ()  # the first few that differ, in the one tensor
+    second: tuple[float, ...] = ()  # the same in the other
 
     def text(self) -> str:
         if not self.different:

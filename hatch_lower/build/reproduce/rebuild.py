@@ -110,19 +110,12 @@ def build(source: Path, target: Path, variation: Variation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How a build differs from one that the caller would run.
+    """How a build differs from one that the caller would run."""
 
-    Args:
-        environment: all its variables.
-        umask: its umask; -1 where the system has none.
-        places: the paths that only it has, to what they are.
-        told: what is varied, with its values, for people.
-    """
-
-    environment: Mapping[str, str]
-    umask: int
-    places: Mapping[str, str]
-    told: Mapping[str, str]
+    environment: Mapping[str, str]  # all its variables
+    umask: int  # its umask; -1 where the system has none
+    places: Mapping[str, str]  # the paths that only it has, to what they are
+    told: Mapping[str, str]  # what is varied, with its values, for people
 
 
 def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation:

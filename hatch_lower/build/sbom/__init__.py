@@ -16,21 +16,15 @@ FOLDER = "sboms"  # of `.dist-info`, by PEP 770
 
 
 class Subject(Frozen):
-    """What an SBOM describes.
+    """What an SBOM describes."""
 
-    Args:
-        settings: of the build, with the models' cards.
-        result: of the build: the models and their files.
-        tools: name to version of the Python distributions at work, `hatchling` and what writes the document among
-            them; hatch-lower and torch are known.
-        python: the interpreter's version.
-        timestamp: seconds since 1970; `None` where nobody has fixed a time, for then the document has none.
-    """
-
-    settings: Settings
-    result: BuildResult
+    settings: Settings  # of the build, with the models' cards
+    result: BuildResult  # of the build: the models and their files
+    # name to version of the Python distributions at work, `hatchling` and what writes the document among them;
+    # hatch-lower and torch are known
     tools: Mapping[str, str]
-    python: str
+    python: str  # the interpreter's version
+    # seconds since 1970; `None` where nobody has fixed a time, for then the document has none
     timestamp: int | None = None
 
     def digest(self) -> str:
