@@ -15,7 +15,7 @@ from hatch_lower.build.diff.align import MOST_EDITS, align, gaps
 from hatch_lower.build.diff.forms import Form, differences, read_form
 from hatch_lower.build.diff.settings import consequences, key_changes
 from hatch_lower.build.diff.words import literal_text, operator_text
-from hatch_lower.build.executor import shortened
+from hatch_lower.build.executor import summary_note
 from hatch_lower.build.explain import (
     FIRST_BUILD,
     NOTHING,
@@ -508,9 +508,9 @@ def test_explain_before_anything_was_built() -> None:
 def test_the_summary_names_several_reasons_and_says_how_many_more_there_are() -> None:
     """A build that failed is no last build: its changes and those after it are told together."""
     changed = ["recipe default, backend aoti added", "recipe default: rtol 0.0001 → 0.001"]
-    assert shortened(changed) == "recipe default, backend aoti added; recipe default: rtol 0.0001 → 0.001"
-    assert shortened([*changed, "a", "b", "c"]).endswith("→ 0.001; a; 2 more, see `hatch-lower explain`")
-    assert shortened([]) == ""
+    assert summary_note(changed) == "recipe default, backend aoti added; recipe default: rtol 0.0001 → 0.001"
+    assert summary_note([*changed, "a", "b", "c"]).endswith("→ 0.001; a; 2 more, see `hatch-lower explain`")
+    assert summary_note([]) == ""
 
 
 def test_explain_without_a_cache() -> None:
