@@ -6,6 +6,8 @@ A run without `--long` leaves out tests with the marker `long`; others try a par
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from support import effort
+from support.compilers import FOLDER, write_remembering_compiler
 from support.shared import Shared, shared_by_the_run
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -46,6 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The folder of what is made once in a run."""
     return shared_by_the_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler_with_memory(shared: Shared) -> None:
+    """Let this run's processes find a `g++` that compiles nothing twice; a long run compiles all anew."""
+    if not effort.LONG and shutil.which("g++") is not None:
+        made = shared.once("compiler", write_remembering_compiler)
+        os.environ["PATH"] = f"{made / FOLDER}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
-"""C++ compilers with a fault: scripts that answer what a build asks of a compiler, and go wrong at one step."""
+"""C++ compilers for tests: one that compiles nothing twice in a run, and some with a fault.
+
+These are scripts that answer what a build asks of a compiler, and go wrong at one step.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,3 +103,23 @@ def real_compiler() -> str:
     found = shutil.which("g++")
     assert found is not None, "these tests need g++"
     return found
+
+
+REMEMBERING = Path(__file__).parent / "remembering"
+FOLDER = "remembering-compiler"
+
+
+def write_remembering_compiler(folder: Path) -> None:
+    """Write a `g++` into `folder` that gives the objects of the real one, and compiles nothing twice in a run."""
+    memory = folder / "memory"
+    memory.mkdir()
+    script = folder / FOLDER / "g++"
+    script.parent.mkdir()
+    script.write_text(REMEMBERING.read_text().replace("REAL", real_compiler()).replace("MEMORY", str(memory)))
+    script.chmod(0o755)
+
+
+def path_without_memory() -> str:
+    """Return `PATH` without that compiler: for tests whose subject is that equal sources give equal objects."""
+    entries = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(entry for entry in entries if Path(entry).name != FOLDER)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.compilers import path_without_memory
 from support.scenarios import Project, copy_project, only
 from support.venv import REPOSITORY, run
 
@@ -135,6 +136,7 @@ class Varied:
         threads = circumstances.processors or os.cpu_count() or 1
         given = {
             "HOME": str(home),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path_without_memory()}",
             "TMPDIR": str(temporary),
             "LC_ALL": circumstances.locale,
             "LANG": circumstances.locale,

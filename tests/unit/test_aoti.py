@@ -16,6 +16,7 @@ import pytest
 import torch
 from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
+from support.compilers import path_without_memory
 from torch import Tensor, nn
 from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
@@ -213,7 +214,7 @@ print(json.dumps({"errors": errors, "modules": sorted(sys.modules)}))
 def fresh(built: Built) -> dict[str, Any]:
     """Return what a fresh interpreter says that finds no compiler and loads a library."""
     blob = built.blob("reduction")
-    root = str(Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
     environment = {"PATH": "", "PYTHONPATH": root, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-c", FRESH, str(blob.path), json.dumps(dict(blob.info))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -243,10 +244,11 @@ print(hashlib.sha256(result.processed_bytes).hexdigest())
 
 @pytest.mark.slow
 def test_bytes_do_not_depend_on_weights_names_folders_or_hash_seed(built: Built, tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "PYTHONPATH": root,
+        "PATH": path_without_memory(),
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
         "PYTHONHASHSEED": "77",
         "TMPDIR": str(tmp_path),
         "HOME": str(tmp_path),
