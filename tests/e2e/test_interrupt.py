@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from support.scenarios import Project, sha256, tree
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 DEAF = """    import signal
-    signal.signal(signal.SIGTERM, print)
+    signal.signal(signal.SIGTERM, lambda *_: marker.with_suffix(".asked").touch())
     marker.with_suffix(".deaf").touch()
     while True:
         time.sleep(1)
@@ -63,7 +62,7 @@ def test_again_while_a_child_is_being_ended_that_does_not_want_to(
     process = start(slow, {"SLOW_MARKER": str(marker), "TMPDIR": str(temporary)})
     wait_for(marker.with_suffix(".deaf").exists, "the export began", process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    wait_for(marker.with_suffix(".asked").exists, "the child is asked to end", process)
     process.send_signal(signal.SIGINT)
     has_been_interrupted(process)
     wait_for(lambda: not with_variable("SLOW_MARKER", str(marker)), "the children to end")
