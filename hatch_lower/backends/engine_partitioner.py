@@ -20,18 +20,14 @@ from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.graph.tensors import dtype_name
 
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 Reasons = Callable[[Node], str]
 """Says why an operation is not taken; an empty string: it is."""
 
 
 class EnginePartitioner(Partitioner):
-    """Tags operations, those in branches and bodies of control flow too, and the constants that they use.
-
-    Args:
-        backend_id: the backend.
-        compile_specs: its options.
-        spec: what the partitioner was made with.
-    """
+    """Tags operations, those in branches and bodies of control flow too, and the constants that they use."""
 
     takes_state: ClassVar[bool] = False
     """Whether a partition may own a buffer that it alone uses and changes."""

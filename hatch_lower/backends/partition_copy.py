@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Graph, Node
 
+from hatch_lower.backends.call_map import call_facts
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
@@ -91,12 +92,12 @@ class PartitionCopy(ABC):
         """Write a result into `results`; return how the output is made of it."""
 
     def write_mutation(self, value: Any, spec: OutputSpec) -> None:
-        """Write a change of a buffer; most engines keep no state.
-
-        Raises:
-            BackendError: always.
-        """
+        """Write a change of a buffer; most engines keep no state."""
         raise self.refusal(f"change state, with an output of the kind {spec.kind.name}", f"output `{value}`")
+
+    def call_facts(self) -> dict[str, Any]:
+        """Return what the run half reads as its `CallMap`."""
+        return call_facts(len(self.inputs), self.passed, self.outputs)
 
     def arguments(self, node: Node) -> Any:
         return torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
@@ -157,7 +158,7 @@ def instruction_handles(
     for number, names in homes.items():
         for name in sorted(names) or [rest]:
             computes.setdefault(name, set()).add(handles[number])
-    return {name: tuple(sorted(found)) for name, found in computes.items() if found}
+    return {name: tuple(sorted(numbers)) for name, numbers in computes.items() if numbers}
 
 
 def adopt(homes: dict[int, set[str]], number: int, neighbours: Iterable[int]) -> None:

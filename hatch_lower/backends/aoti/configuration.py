@@ -23,18 +23,15 @@ from hatch_lower.exir.backend.options import GivenOptions
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set level that code can be compiled for.
+    """An instruction set level that code can be compiled for."""
 
-    Args:
-        name: what the option `isa`, the manifest and the check at load call it.
-        machine: `platform.machine()` of the machines that have it.
-        march: the compiler's name for it.
-        vectors: inductor's class of vector registers in `torch._inductor.cpu_vec_isa`, or empty for scalar loops.
-    """
-
+    # what the option `isa`, the manifest and the check at load call it
     name: str
+    # `platform.machine()` of the machines that have it
     machine: str
+    # the compiler's name for it
     march: str
+    # inductor's class of vector registers in `torch._inductor.cpu_vec_isa`, or empty for scalar loops
     vectors: str
 
 
@@ -54,14 +51,11 @@ DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend.
+    """A recipe's options for this backend."""
 
-    Args:
-        isa: the instruction set level of the generated code.
-        exclude: ATen overloads (`aten.sort.stable`) that are left to the program's own executor.
-    """
-
+    # the instruction set level of the generated code
     isa: Isa
+    # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
 
     def to_specs(self) -> list[CompileSpec]:
@@ -70,11 +64,7 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    """Return the options of a recipe, given as TOML values.
-
-    Raises:
-        BackendError: naming every unknown or ill-typed option, or a machine that this backend has no code for.
-    """
+    """Return the options of a recipe, given as TOML values."""
     given = GivenOptions("aoti", options, KNOWN)
     exclude = given.excluded("aten.sort.stable")
     machine = platform.machine()
@@ -90,7 +80,7 @@ def parse_options(options: Mapping[str, Any]) -> Options:
     elif isa not in ISAS:
         given.problems.append(f"`isa` is {isa!r}: {nearest(isa, ISAS)}")
     elif ISAS[isa].machine != machine:
-        here = sorted(each.name for each in ISAS.values() if each.machine == machine)
+        here = sorted(level.name for level in ISAS.values() if level.machine == machine)
         given.problems.append(f"`isa` is {isa!r}, which this {machine} machine cannot compile for: choose from {here}")
     given.check()
     return Options(ISAS[isa], exclude)

@@ -40,9 +40,9 @@ def foreign_openmp(needed: Sequence[str], torch_library: str = TORCH) -> str:
     if own is None:
         return ""
     for name in needed:
-        found = address_in(name)
-        if found != own:
-            there = f"`{name}`" if found is None else f"`{name}` ({path_at(found)})"
+        address = address_in(name)
+        if address != own:
+            there = f"`{name}`" if address is None else f"`{name}` ({path_at(address)})"
             return f"it needs {there}, and torch runs on {path_at(own)}"
     return ""
 

@@ -23,11 +23,7 @@ ONLY_SIZES = "it computes a size that is needed elsewhere"
 
 
 class AotiPartitioner(EnginePartitioner):
-    """Takes everything that inductor compiles on the CPU, but in branches and bodies of control flow.
-
-    Args:
-        options: the recipe's options.
-    """
+    """Takes everything that inductor compiles on the CPU, but in branches and bodies of control flow."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
@@ -60,7 +56,6 @@ class AotiPartitioner(EnginePartitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the composites that inductor lowers at least as well whole."""
         return list(KEPT_OPERATORS), None
 
 

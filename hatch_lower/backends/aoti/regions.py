@@ -34,7 +34,7 @@ def contain_errors(kernels: str) -> str:
         BackendError: if the code does not have the form that inductor writes.
     """
     head, *functions = re.split(f"^(?={FUNCTION})", kernels, flags=re.MULTILINE)
-    changed = [guard(each) if "#pragma omp" in each and RAISES.search(each) else each for each in functions]
+    changed = [guard(code) if "#pragma omp" in code and RAISES.search(code) else code for code in functions]
     return kernels if changed == functions else "".join([head, KEEPER, *changed])
 
 
@@ -42,10 +42,10 @@ def guard(function: str) -> str:
     """Return a function whose shared loops keep their first error, and which throws it at its end."""
     lines = function.splitlines()
     for number, line in enumerate(lines):
-        found = REGION.match(line.strip())
-        if found is not None:
+        pragma = REGION.match(line.strip())
+        if pragma is not None:
             # below the line, each loop has one line for its head and one for its brace
-            begin = number + (1 if found[1] else 2 * int(found[2] or 1))
+            begin = number + (1 if pragma[1] else 2 * int(pragma[2] or 1))
             if lines[begin].strip() != "{":
                 raise another_form(lines[begin])
             indent = lines[begin].removesuffix("{")

@@ -10,24 +10,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 
-DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
-)
+DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
@@ -52,12 +39,7 @@ def is_symbolic(node: Node) -> bool:
 
 
 def why_not(node: Node, exclude: frozenset[str]) -> str:
-    """Return why inductor does not get a node, or an empty string if it does.
-
-    Args:
-        node: a `call_function` node other than `getitem`.
-        exclude: names of overloads that the recipe leaves out.
-    """
+    """Return why inductor does not get a node, or an empty string if it does."""
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"
@@ -77,13 +59,13 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"`{name}` is excluded by the recipe"
     if is_random(op, node):
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
-    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(each) for each in tensors_of(node)):
+    if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
         return f"the result of `{name}` has a size that depends on its input's contents"
     if op._opname == "_assert_async":
         return f"`{name}` checks contents, which the program does itself"
     if op._schema.is_mutable:
         return f"`{name}` changes its input"
-    if op._opname in ("any", "all") and any(each.dtype is torch.uint8 for each in tensors_of(node)):
+    if op._opname in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
@@ -91,7 +73,6 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
 
 
 def why_not_values(node: Node) -> str:
-    """Return why the types of a node's inputs or results are not taken."""
     for source in (node, *node.all_input_nodes):
         if is_symbolic(source) and not is_backed_integer(source.meta["val"]):
             return f"`{source.name}` is a number that is known at run time only"
@@ -120,7 +101,7 @@ def needs_missing_function(op: OpOverload, node: Node) -> bool:
     """Return whether inductor's lowering would call libtorch in a way that has no C function."""
     if op is torch.ops.aten.avg_pool1d.default:
         kernel = node.args[1] if len(node.args) > 1 else node.kwargs.get("kernel_size")
-        return not isinstance(kernel, (list, tuple)) or any(not isinstance(each, int) or each > 25 for each in kernel)
+        return not isinstance(kernel, (list, tuple)) or any(not isinstance(size, int) or size > 25 for size in kernel)
     return op is torch.ops.aten.median.dim
 
 

@@ -17,21 +17,16 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 @dataclass(frozen=True, slots=True)
 class SymbolSource:
-    """Where a symbol's value is found.
+    """Where a symbol's value is found."""
 
-    Args:
-        symbol: the symbol; for an expression that is taken as a whole, the expression.
-        expression: the size of the tensor in that dimension.
-        tensor: the tensor's position.
-        dim: its dimension.
-        inverse: the symbol by the size, where the size stands as `inverse`'s own symbol; `None` if the size is taken
-            as a symbol of its own, because its parts cannot be told apart.
-    """
-
+    # the symbol; for an expression that is taken as a whole, the expression
     symbol: sympy.Expr
+    # the size of `tensor`, a position, in the dimension `dim`
     expression: sympy.Expr
     tensor: int
     dim: int
+    # the symbol by the size, where the size stands as `inverse`'s own symbol; `None` if the size is taken as a symbol
+    # of its own, because its parts cannot be told apart
     inverse: sympy.Expr | None
 
 

@@ -32,12 +32,7 @@ ENTRANCE = b"\0AOTInductorModelContainerRun\0"
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler and the instruction set that it compiles for.
-
-    Args:
-        program: its path.
-        isa: the instruction set.
-    """
+    """A C++ compiler and the instruction set that it compiles for."""
 
     program: str
     isa: Isa
@@ -50,13 +45,7 @@ class Compiler:
         }
 
     def compile_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
-        """Return the command that compiles `source` to the object `target`, both relative to where it runs.
-
-        Args:
-            source: the C++ file.
-            target: the object file.
-            optimize: at `-O3` for kernels, else at `-O1` for the code that calls them.
-        """
+        """Return the command that compiles `source` to the object `target`, both relative to where it runs."""
         options = self._options(compile_only=True, min_optimize=not optimize)
         return [
             self.program,
@@ -74,7 +63,6 @@ class Compiler:
         ]
 
     def link_command(self, objects: list[str], target: str) -> list[str]:
-        """Return the command that links objects to the shared library `target`."""
         options = self._options(compile_only=False, min_optimize=False)
         return [
             self.program,
@@ -92,12 +80,7 @@ class Compiler:
         ]
 
     def run(self, command: list[str], folder: Path) -> None:
-        """Run a command in `folder`; its last word is the file that it writes.
-
-        Raises:
-            BackendError: with the lines of what the compiler said that name the error; also if it says that all went
-                well and wrote no ELF file, or half of one.
-        """
+        """Run a command in `folder`; its last word is the file that it writes."""
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
         where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
         hint = "check the compiler, or set CXX to another one"
@@ -154,11 +137,7 @@ class Compiler:
 
 
 def find_compiler(isa: Isa) -> Compiler:
-    """Return the compiler that `CXX` names, else `g++`, else `clang++`.
-
-    Raises:
-        BackendError: if there is none.
-    """
+    """Return the compiler that `CXX` names, else `g++`, else `clang++`."""
     named = os.environ.get("CXX")
     for name in [named] if named else ["g++", "clang++"]:
         program = shutil.which(name)
@@ -183,17 +162,12 @@ def ending(status: int) -> str:
     """Return `exit status 1`, or by which signal a program was ended."""
     if status >= 0:
         return f"exit status {status}"
-    names = {each.value: each.name for each in signal.Signals}
+    names = {number.value: number.name for number in signal.Signals}
     return f"ended by {names.get(-status, f'signal {-status}')},"
 
 
 def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
-    """Return what is wrong with a file that a compiler wrote, or `None`.
-
-    Args:
-        path: the file.
-        linked: whether it is to be a shared library that holds a model.
-    """
+    """Return what is wrong with a file that a compiler wrote, or `None`."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -209,11 +183,7 @@ def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
 
 
 def first_line(command: list[str]) -> str:
-    """Return the first line that a program prints, without the part that names where it lies.
-
-    Raises:
-        BackendError: if it cannot be run.
-    """
+    """Return the first line that a program prints, without the part that names where it lies."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False

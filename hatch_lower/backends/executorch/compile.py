@@ -8,11 +8,10 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.call_map import call_facts
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, executorch, parse_options
 from hatch_lower.backends.executorch.partitioner import ExecutorchPartitioner
 from hatch_lower.backends.executorch.pipeline import lower
-from hatch_lower.backends.executorch.prepare import prepare
+from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.support import guards_suppressed
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
@@ -32,34 +31,22 @@ class ExecutorchBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Lower one partition.
-
-        Raises:
-            BackendError: if ExecuTorch is not installed, or fails.
-        """
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         with executorch(), guards_suppressed(edge_program):
-            prepared = prepare(edge_program)
-            lowered = lower(prepared, finite=options.finite)
+            copied = ExecutorchCopy(edge_program)
+            lowered = lower(copied, finite=options.finite)
         return PreprocessResult(
             processed_bytes=lowered.data,
             debug_handle_map=lowered.handles,
             suffix="pte",
             requirements=(REQUIREMENT,),
-            info={
-                "threads": options.threads,
-                **call_facts(prepared.given, prepared.passed, prepared.outputs),
-            },
+            info={"threads": options.threads, **copied.call_facts()},
             head=lowered.head,
         )
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `exclude`, `finite-only`, `portable-operators` and `threads`.
-
-        Raises:
-            BackendError: if an option is unknown or ill-typed.
-        """
+        """Return the partitioner for the options `exclude`, `finite-only`, `portable-operators` and `threads`."""
         return ExecutorchPartitioner(parse_options(options))
 
     @classmethod
@@ -68,11 +55,7 @@ class ExecutorchBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of this code, of ExecuTorch, and of torchao, whose passes it uses.
-
-        Raises:
-            BackendError: if ExecuTorch is not installed.
-        """
+        """Return the versions of this code, of ExecuTorch, and of torchao, whose passes it uses."""
         return {
             "backend": VERSION,
             "executorch": installed("executorch", required=True),
@@ -82,11 +65,7 @@ class ExecutorchBackend(BackendDetails):
 
 
 def installed(name: str, *, required: bool = False) -> str:
-    """Return the version of a distribution, or `none`.
-
-    Raises:
-        BackendError: if it is required and not there.
-    """
+    """Return the version of a distribution, or `none`."""
     try:
         return version(name)
     except PackageNotFoundError as error:

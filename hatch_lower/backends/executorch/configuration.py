@@ -19,18 +19,15 @@ KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend.
+    """A recipe's options for this backend."""
 
-    Args:
-        finite: the model computes with finite numbers only, so kernels may treat NaN and infinity as they like.
-        portable: take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one.
-        threads: of the process's pool where the program is loaded; `None`: as many as ExecuTorch chooses there.
-        exclude: ATen overloads (`aten.relu.default`) that are left to the program's own executor.
-    """
-
+    # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
     finite: bool = False
+    # take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one
     portable: bool = False
+    # of the process's pool where the program is loaded; `None`: as many as ExecuTorch chooses there
     threads: int | None = None
+    # ATen overloads (`aten.relu.default`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
 
     def to_specs(self) -> list[CompileSpec]:
@@ -39,20 +36,15 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    """Return the options of a recipe, given as TOML values.
-
-    Raises:
-        BackendError: naming every unknown or ill-typed option.
-    """
     given = GivenOptions(BACKEND_ID, options, KNOWN)
-    found = Options(
+    parsed = Options(
         exclude=given.excluded("aten.relu.default"),
         finite=given.flag("finite-only", False),
         portable=given.flag("portable-operators", False),
         threads=given.read("threads", None, is_number_from(1), "a number from 1 on"),
     )
     given.check()
-    return found
+    return parsed
 
 
 @contextmanager
@@ -60,9 +52,6 @@ def executorch() -> Iterator[None]:
     """Import and run ExecuTorch's compiler: what it says and does to logging on the way concerns nobody.
 
     Importing it brings in torchao, which warns of its own libraries, and configures the root logger.
-
-    Raises:
-        BackendError: if it is not installed.
     """
     root = logging.getLogger()
     handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable

@@ -16,11 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 
 
 class ExecutorchPartitioner(EnginePartitioner):
-    """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do.
-
-    Args:
-        options: the recipe's options.
-    """
+    """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
@@ -40,7 +36,6 @@ class ExecutorchPartitioner(EnginePartitioner):
         return isinstance(target, OpOverload) and str(target) not in VIEWS
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Return the composites that XNNPACK has kernels for."""
         with executorch():
             originals = {
                 config.get_original_aten()

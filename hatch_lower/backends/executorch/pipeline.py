@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from hatch_lower.backends.executorch.prepare import Prepared
+from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.support import float_partitioner
 from hatch_lower.errors import BackendError
 
@@ -18,36 +18,25 @@ ALIGNMENT = 128
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What ExecuTorch made.
+    """What ExecuTorch made."""
 
-    Args:
-        data: the `.pte`.
-        handles: debug handles of each instruction of its method: `1:executorch_call_delegate`.
-        head: how many bytes come before the weights; `None` if that is not known.
-    """
-
+    # the `.pte`
     data: bytes
+    # debug handles of each instruction of its method: `1:executorch_call_delegate`
     handles: dict[int | str, tuple[int, ...]]
+    # how many bytes come before the weights; `None` if that is not known
     head: int | None
 
 
-def lower(prepared: Prepared, *, finite: bool) -> Lowered:
-    """Return the `.pte` of a partition; its method is `forward`.
-
-    Args:
-        prepared: the partition.
-        finite: whether special values of floating point are no matter.
-
-    Raises:
-        BackendError: if ExecuTorch fails, or the file needs an operator that its runtime lacks.
-    """
+def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
+    """Return the `.pte` of a partition; its method is `forward`."""
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
 
     try:
-        edge = to_edge_transform_and_lower(prepared.program, partitioner=[float_partitioner(finite=finite)])
-        origins = handle_origins(edge.exported_program(), prepared.handles)
+        edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[float_partitioner(finite=finite)])
+        origins = handle_origins(edge.exported_program(), copied.named_handles)
         # a call hands its inputs over where they lie; results stay in the program's memory until they are copied out
         planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=True)
         made = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -26,53 +25,6 @@ from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_argumen
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A partition, ready for ExecuTorch.
-
-    Args:
-        program: an ATen program; its inputs are the tensors among the partition's.
-        passed: the positions of those among the partition's inputs.
-        given: the number of the partition's inputs.
-        outputs: how each output is made, as a `CallMap` has it.
-        handles: debug handle of each operation by its name.
-    """
-
-    program: ExportedProgram
-    passed: tuple[int, ...]
-    given: int
-    outputs: tuple[Any, ...]
-    handles: dict[str, int]
-
-
-def prepare(program: ExportedProgram) -> Prepared:
-    """Return a partition for ExecuTorch.
-
-    Args:
-        program: of the edge dialect, as `preprocess` gets it.
-
-    Raises:
-        BackendError: if it changes state, or takes or returns something else than tensors.
-    """
-    copied = ExecutorchCopy(program)
-    results = tuple(copied.results)
-    copied.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in results)
-    in_spec = pytree.tree_flatten(((0,) * len(copied.passed), {}))[1]
-    out_spec = pytree.tree_flatten((0,) * len(results))[1]
-    outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results]
-    prepared = ExportedProgram(
-        root={},
-        graph=copied.graph,
-        graph_signature=ExportGraphSignature(copied.specs, outputs),
-        state_dict=copied.state,
-        range_constraints=dict(program.range_constraints),
-        module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
-        constants={},
-        verifiers=[Verifier],
-    )
-    return Prepared(prepared, tuple(copied.passed), len(copied.inputs), tuple(copied.outputs), copied.named_handles)
 
 
 class ExecutorchCopy(PartitionCopy):
@@ -167,6 +119,23 @@ class ExecutorchCopy(PartitionCopy):
         self.results.append(self.values[value])
         order, position = memory_order(value.meta["val"]), len(self.results) - 1
         return position if order is None else {"result": position, "order": order}
+
+    def aten_program(self) -> ExportedProgram:
+        """Return the written graph as an ATen program; its inputs are the tensors among the partition's."""
+        self.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in self.results)
+        in_spec = pytree.tree_flatten(((0,) * len(self.passed), {}))[1]
+        out_spec = pytree.tree_flatten((0,) * len(self.results))[1]
+        outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in self.results]
+        return ExportedProgram(
+            root={},
+            graph=self.graph,
+            graph_signature=ExportGraphSignature(self.specs, outputs),
+            state_dict=self.state,
+            range_constraints=dict(self.program.range_constraints),
+            module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
+            constants={},
+            verifiers=[Verifier],
+        )
 
 
 def number_operand(node: Node) -> tuple[Any, str] | None:

@@ -68,4 +68,4 @@ LARGE = 2**31
 
 
 def is_bounded(node: Node, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
-    return all(upper_bound(size, ranges) is not None for each in tensors_of(node) for size in each.shape)
+    return all(upper_bound(size, ranges) is not None for tensor in tensors_of(node) for size in tensor.shape)

@@ -52,13 +52,7 @@ class Pool:
 
 
 class ExecutorchDelegate(Delegate):
-    """A loaded `.pte`.
-
-    Args:
-        program: holds the mapping of the file.
-        method: its one method.
-        call: how a call of the partition becomes one of the method.
-    """
+    """A loaded `.pte`."""
 
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     _pool: ClassVar[Pool] = Pool()
@@ -70,11 +64,7 @@ class ExecutorchDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ExecutorchDelegate:
-        """Map the file and prepare its method, which packs the weights into XNNPACK's layout.
-
-        Raises:
-            ProgramError: if ExecuTorch is not installed, or refuses the file.
-        """
+        """Map the file and prepare its method, which packs the weights into XNNPACK's layout."""
         info = read_info(blob)
         with cls._pool.lock:
             library = runtime(blob)
@@ -104,9 +94,6 @@ def runtime(blob: DelegateBlob) -> Any:
     """Return ExecuTorch's extension module.
 
     The Python modules around it import more of ExecuTorch, and warn.
-
-    Raises:
-        ProgramError: if it is not installed.
     """
     try:
         from executorch.extension.pybindings import _portable_lib
@@ -121,24 +108,15 @@ def runtime(blob: DelegateBlob) -> Any:
 
 
 class ExecutorchFacts(NamedTuple):
-    """What the compile half knows of a program.
+    """What the compile half knows of a program."""
 
-    Args:
-        call: how a call of the partition becomes one of the method.
-        threads: of the pool; `None`: as it is.
-    """
-
+    # how a call of the partition becomes one of the method
     call: CallMap
+    # of the pool; `None`: as it is
     threads: int | None
 
 
 def read_info(blob: DelegateBlob) -> ExecutorchFacts:
-    """Return the facts that the compile half wrote.
-
-    Raises:
-        ProgramError: if they are damaged.
-    """
-
     def read(info: Mapping[str, Any]) -> ExecutorchFacts:
         facts = ExecutorchFacts(read_call_map(info), info["threads"])
         known = facts.threads is None or (isinstance(facts.threads, int) and facts.threads >= 1)

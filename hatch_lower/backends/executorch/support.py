@@ -23,52 +23,39 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, is_bounded
-from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 
-OTHER_SPECIAL_VALUES = frozenset(
-    {
-        "aten._native_batch_norm_legit_no_training.default",
-        "aten.avg_pool2d.default",
-        "aten.cos.default",
-        "aten.exp.default",
-        "aten.gelu.default",
-        "aten.hardswish.default",
-        "aten.log.default",
-        "aten.max_pool2d.default",
-        "aten.maximum.default",
-        "aten.minimum.default",
-        "aten.rsqrt.default",
-        "aten.sigmoid.default",
-        "aten.sin.default",
-        "aten.sqrt.default",
-        "aten.upsample_bilinear2d.vec",
-    }
+
+def aten_names(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
+OTHER_SPECIAL_VALUES = aten_names(
+    """
+    _native_batch_norm_legit_no_training.default avg_pool2d.default cos.default exp.default gelu.default
+    hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
+    sigmoid.default sin.default sqrt.default upsample_bilinear2d.vec
+    """
 )
 """Operators whose kernels in XNNPACK give something else than eager for NaN, infinities, zeros or very large numbers.
 A batch norm right behind the convolution that it is fused with is none of them."""
 
-VIEWS = frozenset(
-    {
-        "aten.clone.default",
-        "aten.expand.default",
-        "aten.permute.default",
-        "aten.select.int",
-        "aten.slice.Tensor",
-        "aten.squeeze.dims",
-        "aten.unsqueeze.default",
-        "aten.view.default",
-    }
+VIEWS = aten_names(
+    """
+    clone.default expand.default permute.default select.int slice.Tensor squeeze.dims unsqueeze.default
+    view.default
+    """
 )
 """Operators that compute nothing: a partition of these alone costs more to call than to leave."""
 
 FLOATS = frozenset({torch.float32})
-NUMBERS = FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+NUMBERS = FLOATS.union(INTEGERS)
 CAST = "dim_order_ops::_to_dim_order_copy.out"
 """What ExecuTorch puts in the place of `aten._to_copy`."""
 
@@ -90,12 +77,7 @@ class CachedSignature(ExportGraphSignature):
 
 
 class Support:
-    """Which nodes of a program are taken, and why others are not.
-
-    Args:
-        program: of the edge dialect.
-        options: the recipe's.
-    """
+    """Which nodes of a program are taken, and why others are not."""
 
     def __init__(self, program: ExportedProgram, options: Options) -> None:
         self._options = options
@@ -107,10 +89,7 @@ class Support:
             self._ask(program)
 
     def why(self, node: Node) -> str:
-        """Return why an operation is not taken, or an empty string if it is."""
-        while node.target is operator.getitem and isinstance(node.args[0], Node):
-            node = node.args[0]
-        return self._known.get(node, "it is no operation on tensors")
+        return self._known.get(producer_of(node), "it is no operation on tensors")
 
     def _ask(self, program: ExportedProgram) -> None:
         """Fill in what is known of each operation."""
@@ -181,11 +160,7 @@ def give_form(node: Node, copy: Node) -> None:
 
 
 def float_partitioner(*, finite: bool) -> Any:
-    """Return XNNPACK's partitioner for floating point, with rules of ours before its own.
-
-    Args:
-        finite: whether special values of floating point are no matter.
-    """
+    """Return XNNPACK's partitioner for floating point, with rules of ours before its own."""
     from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackFloatingPointPartitioner
 
@@ -212,15 +187,7 @@ def portable_kernels() -> frozenset[str]:
 
 
 def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
-    """Return why XNNPACK does not get an operation, or an empty string if it does.
-
-    Args:
-        node: the operation.
-        copy: the same in ExecuTorch's form.
-        form: the program that it belongs to.
-        configs: XNNPACK's rules.
-        finite: whether special values of floating point are no matter.
-    """
+    """Return why XNNPACK does not get an operation, or an empty string if it does."""
     name = str(torch_operator(node.target))
     config = configs.get(name_in_form(copy))
     if config is None:

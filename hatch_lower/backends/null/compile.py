@@ -23,11 +23,6 @@ class NullBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner.
-
-        Raises:
-            BackendError: if there are options: it has none.
-        """
         refuse_options("null", options)
         return NullPartitioner()
 

@@ -20,11 +20,6 @@ class NullDelegate(Delegate):
         return cls()
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Refuse.
-
-        Raises:
-            ProgramError: always.
-        """
         raise ProgramError(
             "the null backend computes nothing",
             where="backend `null`",

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from hatch_lower.backends.call_map import call_facts
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
 from hatch_lower.errors import BackendError
@@ -42,11 +41,6 @@ class OnnxruntimeBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Return a partition's model.
-
-        Raises:
-            BackendError: if a library is missing, or an operator cannot be translated after all.
-        """
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         require_libraries()
         from hatch_lower.backends.onnxruntime.translate import translate
@@ -65,7 +59,7 @@ class OnnxruntimeBackend(BackendDetails):
             suffix="onnx",
             requirements=(requirement(options),),
             info={
-                **call_facts(translated.given, translated.passed, translated.outputs),
+                **translated.call,
                 "weights": list(weights),
                 "providers": list(options.providers),
                 "threads": options.threads,
@@ -74,11 +68,7 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `providers`, `threads`, `exclude` and `finite-only`.
-
-        Raises:
-            BackendError: if an option is unknown or ill-typed, or a library is missing.
-        """
+        """Return the partitioner for the options `providers`, `threads`, `exclude` and `finite-only`."""
         parsed = parse_options(options)
         require_libraries()
         from hatch_lower.backends.onnxruntime.partitioner import OnnxruntimePartitioner
@@ -109,11 +99,7 @@ def installed_version(name: str) -> str:
 
 
 def require_libraries() -> None:
-    """Refuse to work without the libraries of the extra.
-
-    Raises:
-        BackendError: if one cannot be imported.
-    """
+    """Refuse to work without the libraries of the extra."""
     try:
         import onnx
         import onnxscript

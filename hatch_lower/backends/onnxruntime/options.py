@@ -16,18 +16,15 @@ KNOWN = ("exclude", "finite-only", "providers", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend.
+    """A recipe's options for this backend."""
 
-    Args:
-        providers: ONNX Runtime's execution providers, the best first; those that are not installed are left out.
-        threads: how many threads a loaded model has; 0: as many as torch has where it is loaded.
-        exclude: ATen overloads (`aten.sort.stable`) that are left to the program's own executor.
-        finite: the model computes with finite numbers only, so kernels may treat NaN and infinity as they like.
-    """
-
+    # ONNX Runtime's execution providers, the best first; those that are not installed are left out
     providers: tuple[str, ...] = (CPU,)
+    # how many threads a loaded model has; 0: as many as torch has where it is loaded
     threads: int = 0
+    # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
+    # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
     finite: bool = False
 
     def to_specs(self) -> list[CompileSpec]:
@@ -36,11 +33,6 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    """Return the options of a recipe, given as TOML values.
-
-    Raises:
-        BackendError: naming every unknown or ill-typed option.
-    """
     given = GivenOptions(BACKEND_ID, options, KNOWN)
     exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", False)
     providers = given.read(

@@ -19,11 +19,7 @@ ONLY_SIZES = "it computes a size of what is outside"
 
 
 class OnnxruntimePartitioner(EnginePartitioner):
-    """Takes what torch's exporter translates, ONNX Runtime has kernels for, and tests have shown to equal eager.
-
-    Args:
-        options: the recipe's options.
-    """
+    """Takes what torch's exporter translates, ONNX Runtime has kernels for, and tests have shown to equal eager."""
 
     def __init__(self, options: Options) -> None:
         facts = {"providers": options.providers, "threads": options.threads, "exclude": options.exclude}

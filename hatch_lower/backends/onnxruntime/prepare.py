@@ -46,7 +46,6 @@ class OnnxCopy(PartitionCopy):
         return copied
 
     def write_operation(self, node: Node, index: int) -> Node:
-        """Write an operation."""
         target = torch_operator(node.target)
         args, kwargs = self.arguments(node)
         place = INDEX_POSITIONS.get(target)
@@ -92,5 +91,5 @@ def count_dimensions(graph: Graph) -> None:
             continue
         rank = node.args[0].meta["val"].ndim or 1
         dims = dims % rank if isinstance(dims, int) else [dim % rank for dim in dims]
-        node.args = tuple(dims if name == "dim" else each for name, each in zip(names, node.args, strict=False))
-        node.kwargs = {name: dims if name == "dim" else each for name, each in node.kwargs.items()}
+        node.args = tuple(dims if name == "dim" else argument for name, argument in zip(names, node.args, strict=False))
+        node.kwargs = {name: dims if name == "dim" else argument for name, argument in node.kwargs.items()}

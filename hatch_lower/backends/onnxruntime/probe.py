@@ -41,7 +41,7 @@ def signature(node: Node) -> Hashable:
 def describe(value: Any) -> Any:
     """Return a value's dtype and shape as text, where symbolic sizes are all the same."""
     if isinstance(value, (tuple, list)):
-        return tuple(describe(each) for each in value)
+        return tuple(describe(item) for item in value)
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}[{','.join(str(size) if isinstance(size, int) else 's' for size in value.shape)}]"
     return type(value).__name__

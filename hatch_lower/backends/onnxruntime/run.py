@@ -22,12 +22,7 @@ SPIN_DURATION = "session.intra_op.spin_duration_us"
 
 
 class OnnxruntimeDelegate(Delegate):
-    """A partition as a session of ONNX Runtime. Calls from several threads may run side by side.
-
-    Args:
-        session: the session.
-        call: how a call of the partition becomes one of the model.
-    """
+    """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
     def __init__(self, session: InferenceSession, call: CallMap) -> None:
         self._session = session
@@ -38,11 +33,7 @@ class OnnxruntimeDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
-        """Make a session of the model. It maps the files of large weights; those that it packs it copies.
-
-        Raises:
-            ProgramError: if ONNX Runtime is not installed, has none of the wanted providers, or refuses the model.
-        """
+        """Make a session of the model. It maps the files of large weights; those that it packs it copies."""
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -82,7 +73,7 @@ class OnnxruntimeDelegate(Delegate):
                 found=f"{type(error).__name__}: {error}",
                 hint="install the version of ONNX Runtime that the wheel requires, or build the wheel again",
             ) from error
-        names = [each.name for each in session.get_inputs()], [each.name for each in session.get_outputs()]
+        names = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
         wanted = (
             [f"x{position}" for position in info.call.passed],
             [f"y{index}" for index in range(info.call.results)],
@@ -106,27 +97,20 @@ def to_array(value: Any) -> Any:
 
 
 class OnnxFacts(NamedTuple):
-    """What the compile half knows of a model.
+    """What the compile half knows of a model."""
 
-    Args:
-        call: how a call of the partition becomes one of the model.
-        weights: the names of the large weights in the named data.
-        providers: the execution providers to use, the best first.
-        threads: how many threads a session has; 0: as many as torch.
-    """
-
+    # how a call of the partition becomes one of the model
     call: CallMap
+    # the names of the large weights in the named data
     weights: list[str]
+    # the execution providers to use, the best first
     providers: list[str]
+    # how many threads a session has; 0: as many as torch
     threads: int
 
 
 def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
-    """Return the folder in which the files of the large weights really lie: ONNX Runtime follows no link out of it.
-
-    Raises:
-        ProgramError: if a weight is missing.
-    """
+    """Return the folder in which the files of the large weights really lie: ONNX Runtime follows no link out of it."""
     missing = [name for name in weights if name not in blob.files]
     if missing:
         raise description_error(blob, "onnxruntime", f"the weights {missing}, which are not in the named data")
@@ -134,11 +118,6 @@ def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
 
 
 def read_info(blob: DelegateBlob) -> OnnxFacts:
-    """Return the facts that the compile half wrote.
-
-    Raises:
-        ProgramError: if they are damaged.
-    """
     return read_facts(
         blob,
         "onnxruntime",

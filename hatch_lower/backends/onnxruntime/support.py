@@ -20,22 +20,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hatch_lower.backends.engine_partitioner import why_not_tensors
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-)
+DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
 """What ONNX Runtime's CPU kernels take. They have next to none for bfloat16."""
 
 OPERATORS = Path(__file__).with_name("operators.json")
@@ -50,14 +40,7 @@ def is_size(node: Node) -> bool:
 
 
 def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
-    """Return why a node stays outside whatever is beside it, or an empty string.
-
-    Args:
-        node: a `call_function` node that computes tensors.
-        exclude: names of overloads that the recipe leaves out.
-        finite: NaN and infinities are no matter.
-        ranges: of the program's symbols.
-    """
+    """Return why a node stays outside whatever is beside it, or an empty string."""
     op = torch_operator(node.target)
     if isinstance(op, HigherOrderOperator):
         return f"`{op.__name__}` holds graphs of its own"
@@ -87,7 +70,6 @@ def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges
 
 
 def why_not_values(node: Node) -> str:
-    """Return why a node's inputs or results are not taken."""
     for source in (node, *node.all_input_nodes):
         value = source.meta.get("val")
         if isinstance(value, (torch.SymFloat, torch.SymBool)):

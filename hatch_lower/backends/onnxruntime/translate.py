@@ -43,31 +43,21 @@ ORIGIN = "origin"
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A partition as an ONNX model.
+    """A partition as an ONNX model."""
 
-    Args:
-        model: its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, ….
-        weights: the contents of the large weights, by the sha256 of each.
-        given: the number of the partition's user inputs.
-        passed: positions of those of them that the model takes.
-        outputs: how each output is made, for `CallMap`.
-        handles: the debug handles of each node of the model, by its name; `no node` holds those of operations of which
-            nothing is left.
-    """
-
+    # its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, …
     model: bytes
+    # the contents of the large weights, by the sha256 of each
     weights: Mapping[str, bytes]
-    given: int
-    passed: tuple[int, ...]
-    outputs: tuple[Any, ...]
+    # what the run half reads as its `CallMap`
+    call: Mapping[str, Any]
+    # the debug handles of each node of the model, by its name; `no node` holds those of operations of which nothing
+    # is left
     handles: Mapping[int | str, tuple[int, ...]]
 
 
 def translate(program: ExportedProgram) -> Translated:
     """Return a partition as an ONNX model.
-
-    Args:
-        program: of the edge dialect or ATen.
 
     Raises:
         BackendError: if an operator cannot be translated after all, or the program changes state.
@@ -93,9 +83,7 @@ def translate(program: ExportedProgram) -> Translated:
     return Translated(
         ir.to_proto(model).SerializeToString(deterministic=True),
         weights,
-        len(copied.inputs),
-        tuple(copied.passed),
-        tuple(copied.outputs),
+        copied.call_facts(),
         instruction_handles(copied.operations, copied.handles, instructions, "no node"),
     )
 
@@ -105,9 +93,6 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 
     Args:
         module: is changed: conversions of dtypes are made explicit, and dimensions counted from the first.
-
-    Raises:
-        BackendError: if an operator cannot be translated.
     """
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
     count_dimensions(module.graph)

@@ -23,7 +23,7 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
     if self.dtype == ir.DataType.BOOL:
         return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
     if self.dtype == ir.DataType.INT16:
-        wide = [op.Cast(each, to=ir.DataType.INT32) for each in (self, other)]
+        wide = [op.Cast(value, to=ir.DataType.INT32) for value in (self, other)]
         return op.Cast(op.Where(condition, *wide), to=ir.DataType.INT16)
     return op.Where(condition, self, other)
 
@@ -31,8 +31,8 @@ def where(condition: BOOL, self: TTensor, other: TTensor) -> Any:
 def squeeze_dims(self: TTensor, dim: Sequence[int]) -> Any:
     # Eager passes over dimensions that are not of size 1.
     shape: Any = self.shape
-    dims = sorted({each % len(shape) for each in dim} if shape else ())
-    ones = [each for each in dims if shape[each] == 1]
+    dims = sorted({axis % len(shape) for axis in dim} if shape else ())
+    ones = [axis for axis in dims if shape[axis] == 1]
     return op.Squeeze(self, op.Constant(value_ints=ones)) if ones else op.Identity(self)
 
 
@@ -65,7 +65,7 @@ def mean_dim(self: TTensor, dim: Sequence[int] | None = None, keepdim: bool = Fa
         return op.Identity(self)
     dims = list(dim or range(len(shape)))
     axes = op.Constant(value_ints=dims)
-    if all(isinstance(shape[each], int) and shape[each] for each in dims):
+    if all(isinstance(shape[axis], int) and shape[axis] for axis in dims):
         return op.ReduceMean(self, axes, keepdims=int(keepdim))
     wide = op.Cast(self, to=ir.DataType.FLOAT) if self.dtype == ir.DataType.FLOAT16 else self
     total = op.ReduceSum(wide, axes, keepdims=int(keepdim))

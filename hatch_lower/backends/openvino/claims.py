@@ -23,18 +23,15 @@ STORED = NUMBERS | BOOLEAN | {torch.uint8, torch.int8}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an operator may be called with.
+    """What an operator may be called with."""
 
-    Args:
-        takes: dtypes of its tensors.
-        indices: names of arguments that hold indices, of int32 or int64; also results may then be int64.
-        first_only: of its results, only the first may be used.
-        moves: it computes nothing; int64 passes through it if it becomes an index in the end.
-    """
-
+    # dtypes of its tensors
     takes: frozenset[torch.dtype]
+    # names of arguments that hold indices, of int32 or int64; also results may then be int64
     indices: tuple[str, ...] = ()
+    # of its results, only the first may be used
     first_only: bool = False
+    # it computes nothing; int64 passes through it if it becomes an index in the end
     moves: bool = False
 
 

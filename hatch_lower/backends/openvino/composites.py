@@ -17,14 +17,8 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 
 
 def taken_apart(composite: OpOverload, given: Mapping[str, Any], rank: int) -> Call:
-    """Return the operator that computes a composite, and its arguments.
-
-    Args:
-        composite: one of `COMPOSITES`.
-        given: the arguments that it is called with, by name.
-        rank: the number of its result's dimensions.
-    """
-    defaults = {each.name: each.default_value for each in composite._schema.arguments}
+    """Return the operator that computes a composite, and its arguments."""
+    defaults = {argument.name: argument.default_value for argument in composite._schema.arguments}
     return COMPOSITES[composite]({**defaults, **given}, rank)
 
 

@@ -15,18 +15,15 @@ KNOWN = ("device", "exclude", "finite-only", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend.
+    """A recipe's options for this backend."""
 
-    Args:
-        device: OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`).
-        threads: how many threads a call uses; 0: as many as OpenVINO chooses.
-        exclude: ATen overloads (`aten.gelu.default`) that are left to others.
-        finite: the model computes with finite numbers only; else operators whose kernels lose a NaN are left out.
-    """
-
+    # OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`)
     device: str = "CPU"
+    # how many threads a call uses; 0: as many as OpenVINO chooses
     threads: int = 0
+    # ATen overloads (`aten.gelu.default`) that are left to others
     exclude: tuple[str, ...] = ()
+    # the model computes with finite numbers only; else operators whose kernels lose a NaN are left out
     finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
@@ -35,17 +32,12 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    """Return the options of a recipe, given as TOML values.
-
-    Raises:
-        BackendError: naming every unknown or ill-typed option.
-    """
     given = GivenOptions(BACKEND_ID, options, KNOWN)
-    found = Options(
+    parsed = Options(
         device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),
         threads=given.read("threads", 0, is_number_from(0), "a number from 0 (OpenVINO chooses)"),
         exclude=given.excluded("aten.gelu.default"),
         finite=given.flag("finite-only", True),
     )
     given.check()
-    return found
+    return parsed

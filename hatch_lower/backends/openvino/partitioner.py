@@ -26,11 +26,7 @@ from hatch_lower.exir.graph.surgery import graph_modules
 
 
 class OpenvinoPartitioner(EnginePartitioner):
-    """Takes what OpenVINO computes as eager does.
-
-    Args:
-        options: the recipe's options.
-    """
+    """Takes what OpenVINO computes as eager does."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))

@@ -18,13 +18,7 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class OpenvinoDelegate(Delegate):
-    """A compiled model.
-
-    Args:
-        compiled: OpenVINO's compiled model.
-        constants: the mapped constants; kernels may read them where they are.
-        info: what the compile half knows of inputs and outputs.
-    """
+    """A compiled model."""
 
     def __init__(self, compiled: Any, constants: Any, info: OpenvinoFacts) -> None:
         openvino = import_openvino()
@@ -39,11 +33,6 @@ class OpenvinoDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OpenvinoDelegate:
-        """Read and compile the model.
-
-        Raises:
-            ProgramError: if OpenVINO is not installed, cannot read the model, or has no such device.
-        """
         info = read_info(blob)
         try:
             openvino = import_openvino()
@@ -68,11 +57,7 @@ class OpenvinoDelegate(Delegate):
         return cls(compiled, constants, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run. Calls from several threads are safe.
-
-        Raises:
-            CallError: if an index is out of range, which OpenVINO does not notice.
-        """
+        """Run. Calls from several threads are safe."""
         for position, size in self._info.indices:
             check_indices(inputs[position], size)
         try:
@@ -106,11 +91,7 @@ class OpenvinoDelegate(Delegate):
 
 
 def check_indices(indices: Tensor, size: int) -> None:
-    """Refuse indices that are negative or not less than a size.
-
-    Raises:
-        CallError: naming the first.
-    """
+    """Refuse indices that are negative or not less than a size."""
     if not indices.numel():
         return
     least, greatest = torch.aminmax(indices)
@@ -124,22 +105,19 @@ def check_indices(indices: Tensor, size: int) -> None:
 
 
 class OpenvinoFacts(NamedTuple):
-    """What the compile half knows of a model.
+    """What the compile half knows of a model."""
 
-    Args:
-        call: how a call of the partition becomes one of the model.
-        device: OpenVINO's name of the device.
-        threads: of a call; 0: as many as OpenVINO chooses.
-        constants: their name among the named data, or empty.
-        compared: how many bytes of them come before the weights, and the sha256 of these.
-        indices: positions of the inputs that are indices, each with the size that they must be less than.
-    """
-
+    # how a call of the partition becomes one of the model
     call: CallMap
+    # OpenVINO's name of the device
     device: str
+    # of a call; 0: as many as OpenVINO chooses
     threads: int
+    # their name among the named data, or empty
     constants: str
+    # how many bytes of them come before the weights, and the sha256 of these
     compared: tuple[int, str]
+    # positions of the inputs that are indices, each with the size that they must be less than
     indices: tuple[tuple[int, int], ...]
 
 
@@ -155,11 +133,7 @@ def settings(info: OpenvinoFacts) -> dict[str, Any]:
 
 
 def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> Any:
-    """Return a numpy view of the constants; of the weights among them nothing is read.
-
-    Raises:
-        ProgramError: if what comes before the weights is not what the compile half wrote.
-    """
+    """Return a numpy view of the constants; of the weights among them nothing is read."""
     if not info.constants:
         return torch.zeros(1, dtype=torch.uint8).numpy()
     data = blob.data[info.constants]
@@ -177,12 +151,6 @@ def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> Any:
 
 
 def read_info(blob: DelegateBlob) -> OpenvinoFacts:
-    """Return the facts that the compile half wrote.
-
-    Raises:
-        ProgramError: if they are damaged.
-    """
-
     def read(info: Mapping[str, Any]) -> OpenvinoFacts:
         size, sha256 = info["compared"]
         facts = OpenvinoFacts(

@@ -42,14 +42,7 @@ CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.co
 
 
 class Support:
-    """Says of each operation of a graph why it is not taken, if it is not; each is looked up once.
-
-    Args:
-        graph: the graph.
-        options: the recipe's options.
-        constants: its placeholders for parameters, buffers and lifted tensors.
-        ranges: of the program's symbols.
-    """
+    """Says of each operation of a graph why it is not taken, if it is not; each is looked up once."""
 
     def __init__(self, graph: Graph, options: Options, constants: Collection[Node], ranges: Ranges) -> None:
         self._options = options
@@ -63,7 +56,6 @@ class Support:
                 self._indices.add(node)
 
     def why_not(self, node: Node) -> str:
-        """Return the reason against an operation, or an empty string."""
         producer = producer_of(node)
         if producer not in self._known:
             reason = why_not_operation(producer, self._options, self._ranges, self._indices)
@@ -190,7 +182,6 @@ def why_not_source(source: Node) -> str:
 
 
 def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
-    """Return why a call of a listed operator is not taken because of its arguments."""
     given = named_arguments(node)
     if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
         return f"this form of `{name}` has no counterpart"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import getitem
 from typing import Any
 
 import torch
@@ -12,17 +11,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
 
 
 def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
-    """Refuse any option.
-
-    Raises:
-        BackendError: if there is one.
-    """
     if options:
         names = ", ".join(f"`{name}`" for name in sorted(options))
         raise BackendError(
@@ -53,8 +48,8 @@ def claim(
         refused = tag_operations(module, spec, takes, tags)
         reasons.update((node.name, reason) for node in refused)
         inner = (source for node in refused for source in node.all_input_nodes if source.op == "get_attr")
-        found = (attribute_of(module, str(source.target)) for source in dict.fromkeys(inner))
-        pending += [each for each in found if isinstance(each, GraphModule)]
+        attributes = (attribute_of(module, str(source.target)) for source in dict.fromkeys(inner))
+        pending += [attribute for attribute in attributes if isinstance(attribute, GraphModule)]
     tag_constants(program)
     return PartitionResult(program, dict(sorted(tags.items())), reasons)
 
@@ -69,14 +64,14 @@ def tag_operations(
         if node.op != "call_function":
             continue
         sources = node.all_input_nodes
-        level = max((levels.get(each, ends.get(each, -1) + 1) for each in sources), default=0)
+        level = max((levels.get(source, ends.get(source, -1) + 1) for source in sources), default=0)
         if takes(node):
             levels[node] = level
             tag = f"{spec.backend_id}_{level}"
             node.meta[DELEGATION_TAG] = tag
             tags[tag] = spec
         else:
-            ends[node] = max((levels.get(each, ends.get(each, -1)) for each in sources), default=-1)
+            ends[node] = max((levels.get(source, ends.get(source, -1)) for source in sources), default=-1)
     return list(ends)
 
 
@@ -88,9 +83,9 @@ def tag_constants(program: ExportedProgram) -> None:
     names = {spec.arg.name for spec in constant_specs(program) if spec.kind is not InputKind.BUFFER}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
-            found = sorted({user.meta[DELEGATION_TAG] for user in node.users if DELEGATION_TAG in user.meta})
-            if found:
-                node.meta[DELEGATION_TAG] = found[0]
+            tags = sorted({user.meta[DELEGATION_TAG] for user in node.users if DELEGATION_TAG in user.meta})
+            if tags:
+                node.meta[DELEGATION_TAG] = tags[0]
 
 
 def is_operation(node: Node) -> bool:
@@ -98,18 +93,15 @@ def is_operation(node: Node) -> bool:
 
     An operator that takes a symbolic number other than a size is none: delegates take tensors and integers.
     """
-    producer = node
-    while producer.target is getitem and isinstance(producer.args[0], Node):
-        producer = producer.args[0]
-    overload = getattr(producer.target, "_op", producer.target)
+    target = producer_of(node).target
+    overload = getattr(target, "_op", target)
     if not isinstance(overload, torch._ops.OpOverload) or not has_tensor(node.meta.get("val")):
         return False
-    values = [each.meta.get("val") for each in node.all_input_nodes]
+    values = [source.meta.get("val") for source in node.all_input_nodes]
     return not any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in values)
 
 
 def has_tensor(value: Any) -> bool:
-    """Return whether a traced value is a tensor, or a sequence of tensors and None."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(each is None or has_tensor(each) for each in value)
+        return bool(value) and all(item is None or has_tensor(item) for item in value)
     return isinstance(value, torch.Tensor)

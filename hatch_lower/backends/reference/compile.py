@@ -36,16 +36,11 @@ class ReferenceBackend(BackendDetails):
             join_blob(write_plan(emitted.plan), constants_bytes(emitted.storages)),
             debug_handle_map=mapping.get_delegate_mapping(),
             suffix="reference",
-            info={"stateful": True} if any(each.mutable for each in emitted.plan.constants.values()) else {},
+            info={"stateful": True} if any(constant.mutable for constant in emitted.plan.constants.values()) else {},
         )
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner.
-
-        Raises:
-            BackendError: if there are options: it has none.
-        """
         refuse_options("reference", options)
         return ReferencePartitioner()
 

@@ -31,11 +31,6 @@ class ReferenceDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ReferenceDelegate:
-        """Read the plan and the weights.
-
-        Raises:
-            ProgramError: if the blob is damaged, or torch lacks an operator.
-        """
         from hatch_lower.runtime.executor import execute_plan
 
         where = blob.path.name
@@ -49,11 +44,6 @@ class ReferenceDelegate(Delegate):
 
 
 def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
-    """Return the tensor of each of the plan's storages.
-
-    Raises:
-        ProgramError: if the weights are no safetensors file, or lack a storage.
-    """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -84,11 +74,6 @@ def join_blob(plan: bytes, weights: bytes) -> bytes:
 
 
 def split_blob(data: bytes, where: str) -> tuple[bytes, bytes]:
-    """Return the plan and the weights in a blob; `where` names the file.
-
-    Raises:
-        ProgramError: if it is too short to hold what its first bytes promise.
-    """
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     end = LENGTH_BYTES + length
     if len(data) < LENGTH_BYTES or end > len(data):

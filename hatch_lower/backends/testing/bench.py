@@ -100,13 +100,7 @@ class Exports:
 
 
 class Bench:
-    """One backend, and what became of the programs that it was given so far.
-
-    Args:
-        subject: the backend.
-        folder: an empty folder for what is saved and cached.
-        exports: the exported programs.
-    """
+    """One backend, and what became of the programs that it was given so far."""
 
     def __init__(self, subject: Subject, folder: Path, exports: Exports) -> None:
         self.subject = subject
@@ -162,10 +156,10 @@ class Bench:
                 self._lowered[case.name] = self.lower(self.edge(case), self.store)
             except Exception as error:
                 self._lowered[case.name] = error
-        found = self._lowered[case.name]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        lowered = self._lowered[case.name]
+        if isinstance(lowered, Exception):
+            raise lowered
+        return lowered
 
     def lower(self, program: ExportedProgram, store: Store | None = None) -> Lowered:
         with quiet():
@@ -179,8 +173,8 @@ class Bench:
                 tagged.tagged_exported_program, tagged.partition_tags, lambda backend_id, state: False
             )
             return [
-                make_request(METHOD, each.spec, self.backend, extract(tagged.tagged_exported_program, each))
-                for each in plan.all_partitions()
+                make_request(METHOD, partition.spec, self.backend, extract(tagged.tagged_exported_program, partition))
+                for partition in plan.all_partitions()
             ]
 
     def keyed(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
@@ -189,7 +183,7 @@ class Bench:
         The backend's code is no part of these keys: it is that of this process, even if its files change.
         """
         with quiet():
-            return [(self._key(each), each) for each in requests]
+            return [(self._key(request), request) for request in requests]
 
     def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
         """Lower partitions without a cache; return the key of each, and the digest of its result.
@@ -197,10 +191,10 @@ class Bench:
         Partitions that a backend lowers jointly are lowered one by one: the key of one says nothing of the others.
         """
         keyed = self.keyed(requests)  # before a backend may write into what it is given
-        calls = [[each] for each in requests] if lowers_jointly(self.backend) else [requests]
+        calls = [[request] for request in requests] if lowers_jointly(self.backend) else [requests]
         with quiet():
             responses = [response for call in calls for response in preprocess_all(call, None)]
-        return [(key, result_digest(each.result)) for (key, _), each in zip(keyed, responses, strict=True)]
+        return [(key, result_digest(response.result)) for (key, _), response in zip(keyed, responses, strict=True)]
 
     def _key(self, request: Request) -> str:
         components = key_of(request, self._fingerprints).components()
@@ -253,7 +247,7 @@ def result_digest(result: PreprocessResult) -> str:
     named: Any = None
     if isinstance(data, NamedDataStoreOutput):
         places = {"": data.pte_data, **data.external_data}
-        contents = [sha256_bytes(each) for each in data.buffers]
+        contents = [sha256_bytes(buffer) for buffer in data.buffers]
         named = [
             [tag, name, contents[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)]
             for tag, entries in sorted(places.items())
@@ -265,7 +259,7 @@ def result_digest(result: PreprocessResult) -> str:
             "bytes": sha256_bytes(result.processed_bytes),
             "data": named,
             "head": result.head,
-            "handles": None if handles is None else sorted([str(key), list(each)] for key, each in handles.items()),
+            "handles": None if handles is None else sorted([str(key), list(value)] for key, value in handles.items()),
             "info": dict(result.info),
             "requirements": list(result.requirements),
             "suffix": result.suffix,

@@ -14,7 +14,7 @@ from torch import Tensor
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import Call, eager_calls, first_difference, works
-from hatch_lower.backends.testing.probes import probe, sample, watched
+from hatch_lower.backends.testing.probes import probe, refuse_null, sample, watched
 from hatch_lower.errors import InputError
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.runtime.delegates import Delegate
@@ -23,12 +23,7 @@ PROBES = ("operators/perceptron", "operators/arithmetic float32", "operators/fus
 
 
 def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call a lowered program with wrong arguments, and then look at what its delegate is given for right ones.
-
-    Raises:
-        Fault: if a wrong argument is not refused before the delegate runs, or the delegate is given something else than
-            its partition's inputs.
-    """
+    """Call a lowered program with wrong arguments, and then look at what its delegate is given for right ones."""
     case = probe(bench, cases, *PROBES)
     handed: list[list[Any]] = []
 
@@ -55,19 +50,14 @@ def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
         loaded(*right)
         expected = {signature_of(module) for module in bench.partitions(case)}
         for inputs in handed:
-            found = tuple(described(each) for each in inputs)
-            if found not in expected:
-                raise Fault(f"the delegate is given ({', '.join(found)})")
+            given = tuple(described(value) for value in inputs)
+            if given not in expected:
+                raise Fault(f"the delegate is given ({', '.join(given)})")
     return f"{tried} wrong calls of `{case.name}`"
 
 
 def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
-    """Hand wrong inputs to the delegate itself, which nothing but its own checks can refuse.
-
-    Raises:
-        Fault: if it returns a result.
-        NotClaimedError: if the delegate relies on the runtime's checks, as it may.
-    """
+    """Hand wrong inputs to the delegate itself, which nothing but its own checks can refuse."""
     if not bench.subject.checks_inputs:
         raise NotClaimedError("the delegate relies on the runtime, which checks before the call")
     case = probe(bench, cases, *PROBES)
@@ -128,24 +118,15 @@ LATER = 64
 """How often a program is called one after the other: as many times as it takes to find what goes wrong at the 40th."""
 
 
-def refuse_null(bench: Bench) -> None:
-    if not bench.subject.computes:
-        raise NotClaimedError("the backend computes nothing")
-
-
 def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call programs many times in turn with other arguments; compare all results, the first one also in the end.
-
-    Raises:
-        Fault: if a later call computes something else, or writes into the first result: memory of the engine.
-    """
+    """Call programs many times in turn with other arguments; compare all results, the first one also in the end."""
     refuse_null(bench)
     chosen = sample(bench, cases)
     for case in chosen:
         loaded = bench.load(bench.save(bench.lowered(case)))
         calls = eager_calls(case.module(), case.arguments()[:2])
-        found = loaded(*calls[0].copied())
-        expected = copy.deepcopy(found)
+        result = loaded(*calls[0].copied())
+        expected = copy.deepcopy(result)
         for number in range(2, LATER + 1):
             turn = (number - 1) % len(calls)
             if turn == 0:
@@ -153,43 +134,35 @@ def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:
             if difference := difference_of(bench, loaded, calls[turn]):
                 raise Fault(f"`{case.name}`, call {number}: {difference}")
         loaded.clone()(*calls[-1].copied())
-        if difference := first_difference(found, expected, bench.subject.tolerance):
+        if difference := first_difference(result, expected, bench.subject.tolerance):
             raise Fault(f"`{case.name}`: a later call overwrites a result: {difference}")
     return f"{LATER} calls of {len(chosen)} programs"
 
 
 def check_instances(bench: Bench, cases: Sequence[Case]) -> str:
-    """Load programs several times and clone them, and call all in turn; state belongs to the instance.
-
-    Raises:
-        Fault: if an instance computes something else than it does alone.
-    """
+    """Load programs several times and clone them, and call all in turn; state belongs to the instance."""
     refuse_null(bench)
     chosen = [probe(bench, cases, "operators/perceptron", "operators/fused")]
     chosen += bench.claimed([case for case in cases if case.name == "state/counted"])
     for case in filter(partial(works, bench), chosen):
         folder = bench.save(bench.lowered(case))
-        one, other = bench.load(folder), bench.load(folder)
-        runs = [(each, eager_calls(case.module(), case.arguments())) for each in (one, other, one.clone())]
+        first, second = bench.load(folder), bench.load(folder)
+        runs = [(instance, eager_calls(case.module(), case.arguments())) for instance in (first, second, first.clone())]
         for number in range(len(runs[0][1])):
             for place, (loaded, calls) in enumerate(runs):
                 difference = difference_of(bench, loaded, calls[number])
                 if difference:
                     name = ("the first", "the second", "the cloned")[place]
                     raise Fault(f"`{case.name}`, {name} instance beside others: {difference}")
-        one.reset()
-        difference = difference_of(bench, one, runs[0][1][0])
+        first.reset()
+        difference = difference_of(bench, first, runs[0][1][0])
         if difference:
             raise Fault(f"`{case.name}`, after `reset`: {difference}")
     return f"3 instances of {len(chosen)} programs"
 
 
 def check_threads(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call one loaded program from several threads at once, each with arguments of its own.
-
-    Raises:
-        Fault: if a result is wrong.
-    """
+    """Call one loaded program from several threads at once, each with arguments of its own."""
     refuse_null(bench)
     case = probe(bench, cases, "operators/perceptron", "operators/fused", "operators/functions float32")
     loaded = bench.load(bench.save(bench.lowered(case)))

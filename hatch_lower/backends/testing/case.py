@@ -81,7 +81,6 @@ def module(forward: Callable[..., object], /, **state: Any) -> Program:
 
 
 def plain(forward: Callable[..., object]) -> Make:
-    """Return what makes a module without state."""
     return lambda data: module(forward)
 
 
@@ -93,7 +92,6 @@ def weighted(forward: Callable[..., object], low: float = -3, high: float = 3, *
 
 
 def twice(make: Callable[[Data], tuple[Any, ...]]) -> Calls:
-    """Return a function that draws the arguments of two calls."""
     return lambda data: (make(data), make(data))
 
 
@@ -109,18 +107,15 @@ def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: Any) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program and how it is called.
+    """A program and how it is called."""
 
-    Args:
-        name: group and name, `operators/float32 arithmetic`.
-        make: returns the module, each time a new one with the same contents.
-        calls: returns the arguments of each call; those of the first are the example that it is exported with.
-        dynamic: as `torch.export.export` takes them.
-    """
-
+    # group and name, `operators/float32 arithmetic`
     name: str
+    # returns the module, each time a new one with the same contents
     make: Make
+    # returns the arguments of each call; those of the first are the example that it is exported with
     calls: Calls
+    # as `torch.export.export` takes them
     dynamic: Any = None
 
     def module(self) -> Program:

@@ -22,13 +22,7 @@ from hatch_lower.runtime.numbers import Tolerance, wrong_places
 
 
 def run_case(bench: Bench, case: Case) -> str:
-    """Run a program; return how much of it the backend took.
-
-    Raises:
-        BackendError: if the backend refuses it.
-        Fault: if it computes something else than eager.
-        NotClaimedError: if the backend takes nothing of it.
-    """
+    """Run a program; return how much of it the backend took."""
     is_first = case.name not in bench.worked
     bench.worked.setdefault(case.name, False)
     lowered = bench.lowered(case)
@@ -55,19 +49,15 @@ def works(bench: Bench, case: Case) -> bool:
 
 
 def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
-    """Call a loaded model as the case says, and compare each result, and what became of the arguments.
-
-    Raises:
-        Fault: if something differs.
-    """
+    """Call a loaded model as the case says, and compare each result, and what became of the arguments."""
     wanted = [eager_calls(case.module(), case.arguments())]
     if bench.subject.flushes_subnormals:
         with subnormals_flushed():
             wanted.append(eager_calls(case.module(), case.arguments()))
     for number, (call, *others) in enumerate(zip(*wanted, strict=True), 1):
         given = call.copied()
-        found = loaded(*given)
-        difference = first_difference(found, call.result, bench.subject.tolerance, *(each.result for each in others))
+        result = loaded(*given)
+        difference = first_difference(result, call.result, bench.subject.tolerance, *(other.result for other in others))
         if difference:
             raise Fault(f"call {number}, {difference}")
         difference = first_difference(given, call.after, bench.subject.tolerance)
@@ -90,16 +80,13 @@ def words(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module in eager mode.
+    """One call of a module in eager mode."""
 
-    Args:
-        arguments: as they were before it.
-        result: what it returned.
-        after: the arguments as it left them.
-    """
-
+    # as they were before it
     arguments: tuple[Any, ...]
+    # what it returned
     result: Any
+    # the arguments as it left them
     after: tuple[Any, ...]
 
     def copied(self) -> tuple[Any, ...]:
@@ -138,20 +125,19 @@ def first_difference(found: Any, expected: Any, tolerance: Tolerance, *others: A
         tolerance: of floating point.
         others: results of the same structure, with whose tensors those of the result may agree instead.
     """
-    one, left = pytree.tree_flatten(found)
-    other, right = pytree.tree_flatten(expected)
+    given_leaves, left = pytree.tree_flatten(found)
+    expected_leaves, right = pytree.tree_flatten(expected)
     if left != right:
         return f"the structure {left} instead of {right}"
-    leaves = [other, *(pytree.tree_leaves(each) for each in others)]
-    for index, (given, *wanted) in enumerate(zip(one, *leaves, strict=True)):
-        differences = [leaf_difference(given, each, tolerance) for each in wanted]
+    leaves = [expected_leaves, *(pytree.tree_leaves(alternative) for alternative in others)]
+    for index, (given, *wanted) in enumerate(zip(given_leaves, *leaves, strict=True)):
+        differences = [leaf_difference(given, leaf, tolerance) for leaf in wanted]
         if all(differences):
             return f"output {index}: {differences[0]}"
     return ""
 
 
 def leaf_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
-    """Return how two leaves differ."""
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         same = type(found) is type(expected) and (found == expected or (found != found and expected != expected))
         close = isinstance(found, float) and isinstance(expected, float) and abs(found - expected) <= tolerance.atol
@@ -161,7 +147,7 @@ def leaf_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
     wrong = wrong_places(expected, found, tolerance.widened([expected.dtype])).nonzero()
     if not len(wrong):
         return ""
-    place = tuple(int(each) for each in wrong[0])
+    place = tuple(int(index) for index in wrong[0])
     count = f" ({len(wrong)} of {expected.numel()} numbers differ)"
     return f"{found[place].item()} instead of {expected[place].item()} at {list(place)}{count}"
 

@@ -29,21 +29,17 @@ LIMIT = 900
 
 def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]]:
     """Return the digests of each partition and of its result, lowered now, by program."""
-    found = {}
+    digests = {}
     for case in cases:
         requests = bench.requests(bench.edge(case))
-        partitions = [structure_digest(each.local.program) for each in requests]
+        partitions = [structure_digest(request.local.program) for request in requests]
         results = [digest for _, digest in bench.results(requests)]
-        found[case.name] = [list(each) for each in zip(partitions, results, strict=True)]
-    return found
+        digests[case.name] = [list(pair) for pair in zip(partitions, results, strict=True)]
+    return digests
 
 
 def check_twice(bench: Bench, cases: Sequence[Case]) -> str:
-    """Lower programs twice in this process.
-
-    Raises:
-        Fault: if a partition or its result is another one the second time.
-    """
+    """Lower programs twice in this process."""
     chosen = sample(bench, cases)
     first, second = digests_of(bench, chosen), digests_of(bench, chosen)
     compare(first, second, "the second time")
@@ -51,11 +47,7 @@ def check_twice(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def check_elsewhere(bench: Bench, cases: Sequence[Case]) -> str:
-    """Lower programs in processes with other hash seeds and working directories.
-
-    Raises:
-        Fault: if a result is another one there, or a process fails.
-    """
+    """Lower programs in processes with other hash seeds and working directories."""
     chosen = sample(bench, cases)
     subject = bench.subject
     question = {
@@ -74,7 +66,7 @@ def check_elsewhere(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def start(seed: str, folder: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(os.path.abspath(each) for each in sys.path)
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "TMPDIR": folder}
     command = [sys.executable, "-m", __spec__.name]
     pipe = subprocess.PIPE
@@ -82,11 +74,6 @@ def start(seed: str, folder: str) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a process answers.
-
-    Raises:
-        Fault: if it fails.
-    """
     try:
         answer, said = process.communicate(json.dumps(question), timeout=LIMIT)
     except subprocess.TimeoutExpired as error:
@@ -95,13 +82,13 @@ def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str
         raise Fault(f"lowering in another process takes more than {LIMIT} seconds") from error
     if process.returncode:
         raise Fault(f"lowering fails in another process: {(said.strip().splitlines() or ['nothing said'])[-1]:.300}")
-    found: dict[str, Any] = json.loads(answer.strip().splitlines()[-1])
-    return found
+    digests: dict[str, Any] = json.loads(answer.strip().splitlines()[-1])
+    return digests
 
 
 def compare(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
     for name, partitions in here.items():
-        if [each for each, _ in partitions] != [each for each, _ in there[name]]:
+        if [digest for digest, _ in partitions] != [digest for digest, _ in there[name]]:
             raise Fault(f"other partitions {where}: `{name}`")
         if partitions != there[name]:
             raise Fault(f"equal partitions give other bytes or facts {where}: `{name}`")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault
@@ -25,16 +26,14 @@ VALUES = ("1", "0")
 
 
 def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
-    """Lower and run a program under another home folder, and then with other values of the variables that were read.
-
-    Raises:
-        Fault: if the backend uses the network or files of the home folder, or a variable changes what it makes or
-            computes and not the key.
-    """
+    """Lower and run a program under another home folder, and then with other values of the variables that were read."""
     case = probe(bench, cases, "operators/perceptron", "operators/fused")
     request = bench.requests(bench.edge(case))[0]
     here = bench.results([request])
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as home, with_variables(dict.fromkeys(HOMES, home)):
+    with (
+        tempfile.TemporaryDirectory(prefix="hatch-lower-kit-") as home,
+        patch.dict(os.environ, dict.fromkeys(HOMES, home)),
+    ):
         with variables_read(own_code(bench)) as names, heard() as events:
             refuse_other_result(bench, request, here, "another home folder")
             run_once(bench, case)
@@ -42,7 +41,7 @@ def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
     changed = {name: VALUES[os.environ.get(name) == VALUES[0]] for name in sorted(names - {*HOMES, "PATH"})}
     if changed:
         what = ", ".join(f"`{name}={value}`" for name, value in changed.items())
-        with with_variables(changed):
+        with patch.dict(os.environ, changed):
             refuse_other_result(bench, request, here, what)
             if difference := run_once(bench, case):
                 raise Fault(f"with {what} it computes something else: {difference}")
@@ -66,24 +65,9 @@ def run_once(bench: Bench, case: Case) -> str:
 
 def own_code(bench: Bench) -> Callable[[str], bool]:
     """Return whether a source file belongs to the backend: it lies in the folder of one of its halves' modules."""
-    files = [sys.modules[each.__module__].__file__ or "" for each in (bench.backend, bench.delegate())]
-    folders = tuple(f"{os.path.dirname(each)}{os.sep}" for each in files)
+    files = [sys.modules[half.__module__].__file__ or "" for half in (bench.backend, bench.delegate())]
+    folders = tuple(f"{os.path.dirname(file)}{os.sep}" for file in files)
     return lambda path: path.startswith(folders)
-
-
-@contextmanager
-def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, and put them back after the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

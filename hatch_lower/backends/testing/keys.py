@@ -26,13 +26,8 @@ UNKNOWN = "hatch_lower_no_such_option"
 
 
 def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
-    """Change one constant of a program after the other; each time the lowered program must compute with the change.
-
-    Raises:
-        Fault: if it computes with the old one, or equal keys stand for other results.
-        NotClaimedError: if the backend takes no program with constants.
-    """
-    case = probe(bench, cases, EVERY_CONSTANT, *(each.name for each in cases if each.name.startswith("constants/")))
+    """Change one constant of a program after the other; each time the lowered program must compute with the change."""
+    case = probe(bench, cases, EVERY_CONSTANT, *(other.name for other in cases if other.name.startswith("constants/")))
     targets = [str(spec.target) for spec in constant_specs(bench.edge(case))]
     if not targets:
         raise NotClaimedError("the backend takes no program with constants")
@@ -51,11 +46,7 @@ def check_constants(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def refuse_other_results(bench: Bench, known: Mapping[str, str], edge: ExportedProgram, what: str) -> set[str]:
-    """Lower those partitions of a program again that have a known key; return the keys of all.
-
-    Raises:
-        Fault: if a known key now stands for another result.
-    """
+    """Lower those partitions of a program again that have a known key; return the keys of all."""
     keyed = dict(bench.keyed(bench.requests(edge)))
     again = bench.results([request for key, request in keyed.items() if key in known])
     if any(known[key] != digest for key, digest in again):
@@ -68,8 +59,8 @@ def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: Ex
     arguments = case.arguments()[0]
     with quiet(), torch.no_grad():
         expected = program.module()(*arguments)
-    found = bench.load(bench.save(bench.lower(edge, bench.store)))(*arguments)
-    difference = first_difference(found, expected, bench.subject.tolerance)
+    result = bench.load(bench.save(bench.lower(edge, bench.store)))(*arguments)
+    difference = first_difference(result, expected, bench.subject.tolerance)
     if difference:
         raise Fault(f"after the constant `{target}` changed, {difference}")
 
@@ -103,12 +94,6 @@ def to_edge_for(program: ExportedProgram, partitioner: Partitioner) -> ExportedP
 
 
 def check_options(bench: Bench, cases: Sequence[Case]) -> str:
-    """Give each option other values.
-
-    Raises:
-        Fault: if one changes nothing, or results that have the same key.
-        NotClaimedError: if no other values were given.
-    """
     variations = bench.subject.variations
     if not variations:
         raise NotClaimedError("no `variations` were given")
@@ -119,11 +104,11 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
         for value in values:
             what = f"the option `{name} = {value!r}`"
             other = {**own, name: value}
-            found = requests_with(bench, chosen, other).keys()
+            keys = requests_with(bench, chosen, other).keys()
             # what is in the key need not be compiled to be told apart
-            if results_with(bench, chosen, own, found & known) != results_with(bench, chosen, other, found & known):
+            if results_with(bench, chosen, own, keys & known) != results_with(bench, chosen, other, keys & known):
                 raise Fault(f"{what} changes the result and not the key: the cache would give the wrong one")
-            if found == known:
+            if keys == known:
                 raise Fault(f"{what} changes neither a result nor a key")
     return ", ".join(f"`{name}`" for name in variations)
 
@@ -133,7 +118,7 @@ def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any
     partitioner = bench.partitioner(options)
     with quiet():
         programs = [bench.exports.edge(case, partitioner) for case in cases]
-    return {key: request for each in programs for key, request in bench.keyed(bench.requests(each, partitioner))}
+    return {key: request for program in programs for key, request in bench.keyed(bench.requests(program, partitioner))}
 
 
 def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any], keys: Set[str]) -> dict[str, str]:
@@ -145,11 +130,7 @@ def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any]
 
 
 def check_unknown_option(bench: Bench, cases: Sequence[Case]) -> str:
-    """Ask for a partitioner with an option that there is not.
-
-    Raises:
-        Fault: if there is an answer.
-    """
+    """Ask for a partitioner with an option that there is not."""
     try:
         bench.partitioner({**bench.subject.options, UNKNOWN: 1})
     except BackendError:

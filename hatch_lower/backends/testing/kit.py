@@ -89,10 +89,6 @@ class Kit:
         subject: the backend.
         only: patterns of the names of programs and checks to run; checks look at these programs only.
         exports: exported programs, to share among several kits.
-
-    Raises:
-        BackendError: if there is no such backend.
-        InputError: if a pattern fits nothing.
     """
 
     def __init__(self, subject: Subject, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
@@ -115,13 +111,7 @@ class Kit:
             self.bench.prepare(list(self._cases.values()))
 
     def run(self, name: str) -> str:
-        """Run one program or check; return how much the backend took, or what was looked at.
-
-        Raises:
-            BackendError: if the backend refuses the program.
-            Fault: if the backend does something else than it must.
-            NotClaimedError: if the backend takes nothing of it.
-        """
+        """Run one program or check; return how much the backend took, or what was looked at."""
         if self._count % FROZEN == 1:
             gc.freeze()  # all that torch is made of would be gone through in each full collection
         self._count += 1

@@ -16,7 +16,7 @@ from hatch_lower.backends.testing.bench import Bench, export, quiet
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
 from hatch_lower.backends.testing.comparison import first_difference
 from hatch_lower.backends.testing.keys import change, changed
-from hatch_lower.backends.testing.probes import probe, watched
+from hatch_lower.backends.testing.probes import probe, refuse_null, watched
 from hatch_lower.backends.testing.programs.state import EVERY_CONSTANT, large_values, large_weight
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
@@ -33,17 +33,11 @@ COPIES = 4
 
 
 def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
-    """Change the tensors that a weight-free backend was bound to; its next result must be computed with the change.
-
-    Raises:
-        Fault: if it is not: the delegate has made a copy.
-        NotClaimedError: if the backend is not weight-free, takes no constants, or does not compute.
-    """
+    """Change the tensors that a weight-free backend was bound to; its next result must be computed with the change."""
     if not bench.backend.weight_free:
         raise NotClaimedError("the backend is not weight-free")
-    if not bench.subject.computes:
-        raise NotClaimedError("the backend computes nothing")
-    case = probe(bench, cases, EVERY_CONSTANT, *(each.name for each in cases if each.name.startswith("constants/")))
+    refuse_null(bench)
+    case = probe(bench, cases, EVERY_CONSTANT, *(other.name for other in cases if other.name.startswith("constants/")))
     names = [name for module in bench.partitions(case) for name in module.constants]
     if not names:
         raise NotClaimedError("the backend takes no constants")
@@ -68,21 +62,12 @@ def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
-    """Load and run a program with a large weight, and look at how much memory of its own the process takes for it.
-
-    Raises:
-        Fault: if that is about as much as the weight, or more.
-        NotClaimedError: if the large weight is left to others, the backend computes nothing, or the system does not
-            tell.
-    """
-    if not SMAPS.exists():
-        raise NotClaimedError(f"this system has no `{SMAPS}`")
-    if not bench.subject.computes:
-        raise NotClaimedError("the backend computes nothing")
+    """Load and run a program with a large weight, and look at how much memory of its own the process takes for it."""
+    refuse_unmeasured(bench)
     case = large_weight()
     if not bench.claimed([case]):
         raise NotClaimedError("the backend does not take a matrix product")
-    size = sum(each.numel() * each.element_size() for each in case.module().parameters())
+    size = sum(weight.numel() * weight.element_size() for weight in case.module().parameters())
     folder = bench.save(bench.lowered(case))
     arguments = case.arguments()[0]
     small = probe(bench, cases, "operators/perceptron", "operators/fused")
@@ -93,8 +78,8 @@ def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
     once = own_bytes() - before
     before = own_bytes()
     kept = [bench.load(folder) for _ in range(COPIES)]
-    for each in kept:
-        each(*arguments)
+    for loaded in kept:
+        loaded(*arguments)
     grown = (own_bytes() - before) / len(kept)
     taken = max(once, grown, peak_bytes(lambda: first(*arguments)), 0) / size
     if taken > bench.subject.packed_copies + 0.5:
@@ -106,22 +91,14 @@ def check_mapped(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def check_memory(bench: Bench, cases: Sequence[Case]) -> str:
-    """Call a program on large tensors many times, and load it many times; look at what the process has afterwards.
-
-    Raises:
-        Fault: if memory or descriptors grow with the calls or the loads.
-        NotClaimedError: if the program is left to others, the backend computes nothing, or the system does not tell.
-    """
-    if not SMAPS.exists():
-        raise NotClaimedError(f"this system has no `{SMAPS}`")
-    if not bench.subject.computes:
-        raise NotClaimedError("the backend computes nothing")
+    """Call a program on large tensors many times, and load it many times; look at what the process has afterwards."""
+    refuse_unmeasured(bench)
     case = large_values()
     if not bench.claimed([case]):
         raise NotClaimedError("the backend does not take arithmetic")
     folder = bench.save(bench.lowered(case))
     arguments = case.arguments()[0]
-    size = sum(each.numel() * each.element_size() for each in arguments)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in arguments)
     loaded = bench.load(folder)
 
     def load() -> None:
@@ -139,6 +116,12 @@ def check_memory(bench: Bench, cases: Sequence[Case]) -> str:
         if opened > count / 2 and not bench.subject.keeps_files:
             raise Fault(f"each {what} opens a file that it does not close; if the engine does, `keeps_files` says so")
     return f"{CALLS} calls, {LOADS} loads"
+
+
+def refuse_unmeasured(bench: Bench) -> None:
+    if not SMAPS.exists():
+        raise NotClaimedError(f"this system has no `{SMAPS}`")
+    refuse_null(bench)
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -168,5 +151,5 @@ def status_bytes(name: str) -> int:
 def own_bytes() -> int:
     """Return how much memory of this process is in use and backed by no file."""
     give_back()
-    (line,) = (each for each in SMAPS.read_text().splitlines() if each.startswith("Anonymous:"))
+    (line,) = (line for line in SMAPS.read_text().splitlines() if line.startswith("Anonymous:"))
     return int(line.split()[1]) * 1024

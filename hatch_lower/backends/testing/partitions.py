@@ -29,21 +29,21 @@ LIMIT = 2.6
 
 
 def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
-    """Partition programs twice, and compare them and their metadata with what they were.
-
-    Raises:
-        Fault: if anything but tags is changed, or the second time gives other tags.
-    """
+    """Partition programs twice, and compare them and their metadata with what they were."""
     chosen = [case for case in cases if case.name in SAMPLE] or list(cases[:1])
     for case in chosen:
         first, second = copy_program(bench.edge(case)), copy_program(bench.edge(case))
         before = description(first)
         with quiet():
-            one = bench.partitioner().partition(first)
-            other = bench.partitioner().partition(second)
-        if one.tagged_exported_program is not first or description(first) != before:
+            first_result = bench.partitioner().partition(first)
+            second_result = bench.partitioner().partition(second)
+        if first_result.tagged_exported_program is not first or description(first) != before:
             raise Fault(f"`{case.name}`: the partitioner changes the program beside its tags")
-        if (tags_of(first), one.partition_tags, one.reasons) != (tags_of(second), other.partition_tags, other.reasons):
+        answers = [
+            (tags_of(program), result.partition_tags, result.reasons)
+            for program, result in ((first, first_result), (second, second_result))
+        ]
+        if answers[0] != answers[1]:
             raise Fault(f"`{case.name}`: a second partitioner says something else of the same program")
     return f"{len(chosen)} programs"
 
@@ -52,8 +52,8 @@ def description(program: ExportedProgram) -> Any:
     """Return all of a program that a partitioner must not change."""
     nodes = [
         (node.name, node.op, str(node.target), sorted(set(node.meta) - {DELEGATION_TAG}), node.meta.get("debug_handle"))
-        for each in graph_modules(program.graph_module)
-        for node in each.graph.nodes
+        for graph_module in graph_modules(program.graph_module)
+        for node in graph_module.graph.nodes
     ]
     state = tensor_digests(constant_of(program, spec) for spec in constant_specs(program))
     return structure_digest(program), nodes, list(state), program.graph_module.code
@@ -62,17 +62,13 @@ def description(program: ExportedProgram) -> Any:
 def tags_of(program: ExportedProgram) -> list[tuple[str, Any]]:
     return [
         (node.name, node.meta.get(DELEGATION_TAG))
-        for each in graph_modules(program.graph_module)
-        for node in each.graph.nodes
+        for graph_module in graph_modules(program.graph_module)
+        for node in graph_module.graph.nodes
     ]
 
 
 def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
-    """Count the steps of the interpreter in which a partitioner goes through a program, twice and four times of it.
-
-    Raises:
-        Fault: if the steps grow clearly faster than the program.
-    """
+    """Count the steps of the interpreter in which a partitioner goes through a program, twice and four times of it."""
     counts = [steps_for(bench, size * STEPS) for size in (1, 2, 4)]
     growth = (counts[2] - counts[1]) / max(counts[1] - counts[0], 1)
     if growth > LIMIT:
@@ -125,13 +121,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
-    """Compare the handles of the operations of all partitions with those in their debug maps.
-
-    Raises:
-        Fault: if an operation that computes tensors is in no entry, an entry has a handle of something else, or only
-            some partitions have a debug map.
-        NotClaimedError: if the backend gives no debug maps.
-    """
+    """Compare the handles of the operations of all partitions with those in their debug maps."""
     claimed = bench.claimed(cases)
     with_map, without = 0, []
     for case in claimed:

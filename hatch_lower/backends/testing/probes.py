@@ -30,22 +30,18 @@ MOST = 6
 
 
 def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
-    """Return the programs to lower several times: those of which the backend takes something.
-
-    Raises:
-        NotClaimedError: if there is none.
-    """
+    """Return the programs to lower several times: those of which the backend takes something."""
     by_name = {case.name: case for case in cases}
-    found = bench.claimed([by_name[name] for name in SAMPLE if name in by_name])
-    if len(found) < LEAST:
+    claimed = bench.claimed([by_name[name] for name in SAMPLE if name in by_name])
+    if len(claimed) < LEAST:
         others = (case for case in cases if case.name not in SAMPLE)
         for case in others:
-            if len(found) == LEAST:
+            if len(claimed) == LEAST:
                 break
-            found += bench.claimed([case])
-    if not found:
+            claimed += bench.claimed([case])
+    if not claimed:
         raise NotClaimedError("the backend takes nothing of any program")
-    return found[:MOST]
+    return claimed[:MOST]
 
 
 def probe(bench: Bench, cases: Sequence[Case], *names: str) -> Case:
@@ -55,8 +51,13 @@ def probe(bench: Bench, cases: Sequence[Case], *names: str) -> Case:
         NotClaimedError: if there is none.
     """
     by_name = {case.name: case for case in cases}
-    found = bench.claimed([by_name[name] for name in names if name in by_name])
-    return found[0] if found else sample(bench, cases)[0]
+    claimed = bench.claimed([by_name[name] for name in names if name in by_name])
+    return claimed[0] if claimed else sample(bench, cases)[0]
+
+
+def refuse_null(bench: Bench) -> None:
+    if not bench.subject.computes:
+        raise NotClaimedError("the backend computes nothing")
 
 
 Load = Callable[[type[Delegate], DelegateBlob, Sequence[Tensor]], Delegate]
@@ -72,13 +73,7 @@ def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
 
 
 def watched(kind: type[Delegate], load: Load = plain_load, run: Run = plain_run) -> type[Delegate]:
-    """Return a run half that stands before another one.
-
-    Args:
-        kind: the other one.
-        load: called instead of its `load`.
-        run: called instead of its `run`.
-    """
+    """Return a run half that stands before another one."""
 
     class Watched(Delegate):
         def __init__(self, inner: Delegate) -> None:

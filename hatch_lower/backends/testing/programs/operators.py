@@ -183,7 +183,6 @@ def fused(self: Program, image: Tensor) -> object:
 
 
 def conversion_to(names: Iterable[str]) -> Callable[..., object]:
-    """Return a method that converts a tensor to several dtypes."""
     return lambda self, x: tuple(x.to(DTYPES[name]) for name in names)
 
 
@@ -200,7 +199,6 @@ def of_dtype(
 
 
 def operator_cases() -> Iterator[Case]:
-    """Yield the programs of operators."""
     pair = ((3, 4), (3, 4))
     yield from of_dtype("arithmetic", (*FLOATS, *INTEGERS, "complex64"), arithmetic, *pair)
     yield from of_dtype("division", ("float32", "float64", "int32", "int64"), division, *pair, low=1, high=9)

@@ -77,7 +77,6 @@ def ranks(self: Program, x: Tensor) -> object:
 
 
 def shape_cases() -> Iterator[Case]:
-    """Yield the programs about shapes."""
     yield Case("shapes/broadcasting", plain(broadcasting), drawn((3, 4), (4,), (3, 1), ()))
     yield Case("shapes/views", plain(views), drawn((2, 3, 4)))
     yield Case("shapes/parts", plain(parts), drawn((2, 6)))
@@ -155,8 +154,6 @@ def chain(self: Program, x: Tensor) -> object:
 
 
 def value_cases() -> Iterator[Case]:
-    """Yield the programs about values and outputs."""
-
     def pairs(data: Data) -> tuple[Tensor, ...]:
         odd = torch.tensor(ODD)
         return odd[:, None].expand(8, 8).contiguous(), odd[None].expand(8, 8).contiguous()

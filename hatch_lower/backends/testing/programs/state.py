@@ -151,7 +151,6 @@ def make_steps(data: Data) -> Program:
 
 
 def state_cases() -> Iterator[Case]:
-    """Yield the programs with constants and state."""
     two, three = drawn((2, 3)), drawn((2, 3), calls=3)
     yield Case(EVERY_CONSTANT, every_constant, two)
     yield Case("constants/parameter", weighted(scaled, scale=(3,)), two)
@@ -214,7 +213,6 @@ def data_dependent(self: Program, x: Tensor) -> object:
 
 
 def control_cases() -> Iterator[Case]:
-    """Yield the programs with control flow."""
     dynamic = {"x": {0: Dim("rows", max=32)}}
 
     def both_ways(data: Data) -> tuple[tuple[Any, ...], ...]:
