@@ -1,12 +1,11 @@
 """It is reproducible: what is built depends on the sources and the tools, on nothing else.
 
 A build in which everything differs shows it: what is equal then, each difference leaves equal, unless two undo each
-other. With `HATCH_LOWER_TEST_THOROUGH=1`, each difference is also tried alone. Isolated builds are in `test_frontends`.
+other. A long run also tries each difference alone. Isolated builds are in `test_frontends`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -17,7 +16,7 @@ from support.variations import OTHER, PLAIN, Circumstances, Varied
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-THOROUGH = os.environ.get("HATCH_LOWER_TEST_THOROUGH") == "1"
+FIRST = replace(PLAIN, processors=1)
 COLD = {"HATCH_LOWER_CACHE": "off"}
 ALONE = [
     *((field.name, getattr(OTHER, field.name)) for field in fields(Circumstances)),
@@ -41,11 +40,12 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     varied = Varied(tmp_path_factory.mktemp("varied"))
     with cache_server(varied.folder / "served") as server:
         remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
-        wheel = varied.wheel("plain", PLAIN, {**remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
+        wheel = varied.wheel("plain", FIRST, {**remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
         yield Builds(varied, remote, sha256(wheel))
 
 
 def test_everything_else_gives_the_same_bytes(builds: Builds) -> None:
+    """Also eight processors, where there was one; `test_incremental` has builds without a cache."""
     assert sha256(builds.varied.wheel("other", OTHER)) == builds.plain
     told = builds.varied.log("other")
     everything = {"here", "clock", "file times", "order", "processors", "cpuinfo", "host"}
@@ -57,12 +57,8 @@ def test_everything_else_gives_the_same_bytes(builds: Builds) -> None:
     assert not {what for what in told["child"] if what.startswith("torch.cpu.")}, "the instruction set is not pinned"
 
 
-def test_one_processor_and_no_cache_give_the_same_bytes(builds: Builds) -> None:
-    assert sha256(builds.varied.wheel("one", replace(PLAIN, processors=1), COLD)) == builds.plain
-
-
 def test_a_cache_that_knows_everything_gives_the_same_bytes(builds: Builds) -> None:
-    assert sha256(builds.varied.wheel("plain", PLAIN, {"HATCH_LOWER_CACHE": "frozen"})) == builds.plain
+    assert sha256(builds.varied.wheel("plain", FIRST, {"HATCH_LOWER_CACHE": "frozen"})) == builds.plain
 
 
 def test_what_another_machine_has_sent_gives_the_same_bytes(builds: Builds) -> None:
@@ -70,7 +66,7 @@ def test_what_another_machine_has_sent_gives_the_same_bytes(builds: Builds) -> N
     assert sha256(builds.varied.wheel("taken", OTHER, taking)) == builds.plain
 
 
-@pytest.mark.skipif(not THOROUGH, reason="HATCH_LOWER_TEST_THOROUGH is not 1")
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "value"), ALONE, ids=[f"{name}-{value}" for name, value in ALONE])
 def test_one_other_circumstance_gives_the_same_bytes(builds: Builds, name: str, value: object) -> None:
     if value == getattr(PLAIN, name):
