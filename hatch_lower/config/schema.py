@@ -1,4 +1,4 @@
-"""The JSON schema of the hook's table and the reference page, both made from the dataclasses in `config_table`."""
+"""The JSON schema of the hook's table and the reference page, both made from the dataclasses in `tables`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import (
     RESERVED_KEYS,
+    Author,
     BackendChoice,
     CacheSettings,
+    Card,
+    Dataset,
     HookTable,
     ModelTable,
     RecipeTable,

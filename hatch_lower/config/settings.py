@@ -1,6 +1,7 @@
 """The `lower` hook's table as frozen settings: names resolved, defaults filled in, everything checked.
 
-`config_table` says what the table may hold. Nothing after `read_settings` sees a dictionary.
+`tables` says what the table may hold, `reader` checks it value by value; here names are looked up, and what must fit
+together is compared. Nothing after `read_settings` sees a dictionary.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
-from hatch_lower.config.card import Card
-from hatch_lower.config.tables import BackendChoice, CacheSettings, HookTable, ModelTable, quote_key, read_table
+from hatch_lower.config.reader import read_table
+from hatch_lower.config.tables import BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
 
@@ -84,7 +85,7 @@ class Settings(Frozen):
     timeout: int = 3600
     seed: int = 0
     strict: bool = False
-    """Whether exports may read undeclared files: then a read is an error."""
+    """Whether it is an error that an export reads a file which `inputs` does not declare."""
     cache: CacheSettings = field(default_factory=CacheSettings)
 
 

@@ -1,4 +1,4 @@
-"""The tables of the `lower` hook as they stand in TOML, and the reader that checks them.
+"""The tables of the `lower` hook as they stand in TOML.
 
 The dataclasses are the one description of the settings: the reader, the JSON schema and `docs/configuration.md` are
 made from their fields, types, limits and the docstring under each field.
@@ -6,17 +6,11 @@ made from their fields, types, limits and the docstring under each field.
 
 from __future__ import annotations
 
-import datetime
 import json
-import math
-import re
-import types
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import field
+from typing import Any, Literal
 
-from hatch_lower.config.card import Author, Card, Dataset
-from hatch_lower.errors import nearest
 from hatch_lower.frozen import Frozen
 
 REMOTE = {
@@ -29,14 +23,20 @@ PUBLIC_KEY = {
     "pattern": "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=",
     "words": "an ed25519 public key: the base64 of its 32 bytes",
 }
+LICENSE = {"spdx": True, "words": "an SPDX expression such as `Apache-2.0`, or `LicenseRef-…` for any other licence"}
+SHA256 = {"pattern": "[0-9a-f]{64}", "words": "a sha256: 64 hexadecimal digits in lower case"}
+LINK = {
+    # as `REMOTE`, and without what no URL may hold
+    "pattern": r"(?![^/]*//[^/]*@)[A-Za-z][A-Za-z0-9+.-]*:([^\s<>\"{}|\\^`\[\]%#]|%[0-9A-Fa-f]{2})+"
+    r"(#([^\s<>\"{}|\\^`\[\]%#]|%[0-9A-Fa-f]{2})*)?",
+    "words": "a URL such as `https://example.org/data`, without a user name or password",
+}
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
     "enable-by-default": "Read by hatchling: whether the hook runs unless it is enabled by environment variable.",
     "require-runtime-dependencies": "Read by hatchling: install the project's dependencies for the build as well.",
     "require-runtime-features": "Read by hatchling: install these extras of the project for the build as well.",
 }
-
-Table = TypeVar("Table")
 
 
 class BackendChoice(Frozen):
@@ -62,6 +62,60 @@ class RecipeTable(Frozen):
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
     imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
     """Modules that `load` imports first. Default: the `imports` at the top."""
+
+
+class Author(Frozen):
+    """Who made a model: a name, or a table of name and address."""
+
+    name: str
+    """A person or an organisation."""
+    email: str | None = field(default=None, metadata={"pattern": r"[^\s@<>]+@[^\s@<>]+", "words": "an email address"})
+    """Where they can be reached."""
+
+
+class Dataset(Frozen):
+    """What a model was trained on: a name, or a table of the name and what else is known of it."""
+
+    name: str
+    """The dataset's name, with its version where it has one."""
+    description: str | None = None
+    """What it holds, and which part of it was used."""
+    license: str | None = field(default=None, metadata=LICENSE)
+    """SPDX expression of its licence, as in `[project] license`."""
+    url: str | None = field(default=None, metadata=LINK)
+    """Where it is, or is described."""
+    sha256: str | None = field(default=None, metadata=SHA256)
+    """Of the file that was used."""
+
+
+class Card(Frozen):
+    """What is known of a model beside its code. It is passed through into the wheel's SBOM, and shapes no program: a
+    change of it exports and lowers nothing."""
+
+    description: str | None = None
+    """What the model does, in a few sentences."""
+    license: str | None = field(default=None, metadata=LICENSE)
+    """SPDX expression of the licence of the weights, as in `[project] license`."""
+    authors: tuple[Author, ...] = ()
+    """Who made the model: names, or tables such as `{ name = "First team", email = "first@example.org" }`."""
+    task: str | None = None
+    """What the model is for: `image-classification`, say."""
+    family: str | None = None
+    """The family of its architecture: `convolutional neural network`, say. The class itself is recorded anyway."""
+    approach: (
+        Literal["supervised", "unsupervised", "reinforcement-learning", "semi-supervised", "self-supervised"] | None
+    ) = None
+    """How it was trained."""
+    datasets: tuple[Dataset, ...] = ()
+    """What it was trained on: names, or tables such as `{ name = "digits", license = "CC-BY-4.0" }`."""
+    intended_uses: tuple[str, ...] = ()
+    """What it is meant to be used for."""
+    limitations: tuple[str, ...] = ()
+    """Where it is known to fail."""
+    ethical_considerations: tuple[str, ...] = ()
+    """What its use puts at risk."""
+    references: tuple[str, ...] = field(default=(), metadata=LINK)
+    """URLs of papers, of a longer model card, of the code that trained it."""
 
 
 class ModelTable(Frozen):
@@ -169,139 +223,3 @@ def quote_key(key: str) -> str:
     """Return a key as TOML writes it in a dotted path: bare, or quoted where it must be."""
     plain = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
     return key if plain else json.dumps(key, ensure_ascii=False)
-
-
-def read_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
-    """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value.
-
-    A wrong value is replaced by the field's default, so that all problems are found in one go.
-    """
-    if not isinstance(table, Mapping):
-        problems.append(f"`{path}` must be a table, found {describe(table)}")
-        return kind()
-    known = {toml_key(each.name): each for each in fields(kind)}  # type: ignore[arg-type]
-    hints = get_type_hints(kind)
-    reserved = RESERVED_KEYS if kind is HookTable else {}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        here = f"{path}.{quote_key(key)}"
-        if key in known:
-            name = known[key].name
-            parsed = read_value(hints[name], value, here, problems, known[key].metadata)
-            if parsed is not None:
-                values[name] = parsed
-        elif key not in reserved:
-            problems.append(f"`{here}` is not a setting, found {describe(value)}; {nearest(key, known)}")
-    return kind(**values)
-
-
-def read_value(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
-    """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # `T | None`: only T can be written
-        return read_value(arguments[0], value, path, problems, limits)
-    if origin is tuple:
-        if not isinstance(value, list):
-            return refuse(f"`{path}` must be an array", value, problems)
-        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, limits) for i, each in enumerate(value))
-        return tuple(arguments[0]("") if each is None else each for each in read)  # later indices stay right
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            return refuse(f"`{path}` must be a table of tables", value, problems)
-        kind = arguments[1]
-        return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
-    if hint is BackendChoice:
-        return read_backend(value, path, problems)
-    if hint in (Author, Dataset):
-        return read_named(hint, value, path, problems)
-    if is_dataclass(hint):
-        return read_table(hint, value, path, problems)  # type: ignore[arg-type]
-    if origin is Literal:
-        if value in arguments:
-            return value
-        return refuse(f"`{path}` must be one of {', '.join(json.dumps(each) for each in arguments)}", value, problems)
-    return read_scalar(hint, value, path, problems, limits)
-
-
-def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:
-    """Return a backend's name, or table of name and options, as a `BackendChoice`."""
-    if isinstance(value, str) and value:
-        return BackendChoice(value)
-    if not isinstance(value, Mapping):
-        refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
-        return None
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        problems.append(f"`{path}.name` must be a backend's name, found {describe(name)}")
-        return None
-    return BackendChoice(name, {key: each for key, each in value.items() if key != "name"})
-
-
-def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:
-    """Return a table for which its name alone may stand."""
-    if not isinstance(value, Mapping):
-        value = {"name": value} if isinstance(value, str) and value else value
-    if not isinstance(value, Mapping):
-        refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
-        return None
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
-        return None
-    return read_table(kind, value, path, problems)
-
-
-def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
-    """Return a string, number or boolean that has the right type and is within its limits."""
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
-    words = limits.get("words", words)
-    if hint is float and type(value) is int:
-        value = float(value)
-    minimum, maximum = limits.get("minimum"), limits.get("maximum")
-    if minimum is not None:
-        words += f" of at least {minimum}"
-    if maximum is not None:
-        words += f" and at most {maximum}"
-    good = type(value) is hint and value != ""
-    if good and isinstance(value, int | float):
-        good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
-    if good and isinstance(value, str) and "pattern" in limits:
-        good = re.fullmatch(limits["pattern"], value) is not None
-    if good and isinstance(value, str) and "spdx" in limits:
-        value, good = canonical_license(value)
-    return value if good else refuse(f"`{path}` must be {words}", value, problems)
-
-
-def canonical_license(text: str) -> tuple[str, bool]:
-    """Return an SPDX expression as SPDX spells it, and whether it is one."""
-    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
-
-    try:
-        return str(canonicalize_license_expression(text)), True
-    except InvalidLicenseExpression:
-        return text, False
-
-
-def refuse(sentence: str, value: object, problems: list[str]) -> Any:
-    """Append what was expected and what was found to `problems`; return `None`, which stands for no value."""
-    problems.append(f"{sentence}, found {describe(value)}")
-    return None
-
-
-def describe(value: object) -> str:
-    """Return a TOML value in a few words."""
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return f"the boolean {str(value).lower()}"
-        case int() | float():
-            return f"the number {value}"
-        case str():
-            return f"the string {json.dumps(value if len(value) <= 60 else value[:60] + '…', ensure_ascii=False)}"
-        case list():
-            return "an array"
-        case Mapping():
-            return "a table"
-        case datetime.date() | datetime.time():
-            return "a date or time"
-    return f"a value of type {type(value).__name__}"

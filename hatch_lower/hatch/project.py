@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.build.project_view import DistributedFile, ProjectView, find_import_roots, find_packages, plan_links
+from hatch_lower.config.reader import read_table
 from hatch_lower.config.settings import Settings, read_settings
-from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key, read_table
+from hatch_lower.config.tables import RESERVED_KEYS, HookTable, quote_key
 from hatch_lower.errors import ConfigError, PackageError
 from hatch_lower.frozen import Frozen
 

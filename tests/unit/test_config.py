@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
-from hatch_lower.config.tables import BackendChoice, CacheSettings
+from hatch_lower.config.tables import Author, BackendChoice, CacheSettings, Card, Dataset
 from hatch_lower.errors import ConfigError
 
 LOWER = "tool.hatch.build.hooks.lower"

@@ -17,8 +17,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from hatch_lower.build.sbom import Subject
 from hatch_lower.build.sbom.document import document_text
 from hatch_lower.cache.store import Store
-from hatch_lower.config.card import Author, Card, Dataset
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import Author, Card, Dataset
 from hatch_lower.errors import PackageError
 from hatch_lower.format.arguments import Value
 from hatch_lower.format.codec import encode

@@ -14,15 +14,17 @@ if sys.version_info >= (3, 11):
 else:  # hatchling needs it there, too
     import tomli as tomllib
 
-from hatch_lower.config.card import Author, Card, Dataset
+from hatch_lower.config.reader import read_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
+    Author,
     BackendChoice,
     CacheSettings,
+    Card,
+    Dataset,
     HookTable,
     ModelTable,
     RecipeTable,
-    read_table,
 )
 
 ROOT = Path(__file__).parents[2]

@@ -30,8 +30,8 @@ from packaging.utils import canonicalize_name
 from hatch_lower import __version__
 from hatch_lower.build.sbom import Subject
 from hatch_lower.canonical import digest_of
-from hatch_lower.config.card import Card, Dataset
 from hatch_lower.config.settings import ModelSettings
+from hatch_lower.config.tables import Card, Dataset
 from hatch_lower.format.plan import MethodPlan, Plan, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
 from hatch_lower.format.signature import input_texts

@@ -1,0 +1,153 @@
+"""From a TOML table to its dataclass: every wrong key and value becomes a sentence, and none hides another."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hatch_lower.config.tables import RESERVED_KEYS, Author, BackendChoice, Dataset, HookTable, quote_key, toml_key
+from hatch_lower.errors import nearest
+
+Table = TypeVar("Table")
+
+
+def read_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
+    """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value.
+
+    A wrong value is replaced by the field's default, so that all problems are found in one go.
+    """
+    if not isinstance(table, Mapping):
+        problems.append(f"`{path}` must be a table, found {words_for(table)}")
+        return kind()
+    known = {toml_key(each.name): each for each in fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
+    reserved = RESERVED_KEYS if kind is HookTable else {}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        here = f"{path}.{quote_key(key)}"
+        if key in known:
+            name = known[key].name
+            parsed = read_value(hints[name], value, here, problems, known[key].metadata)
+            if parsed is not None:
+                values[name] = parsed
+        elif key not in reserved:
+            problems.append(f"`{here}` is not a setting, found {words_for(value)}; {nearest(key, known)}")
+    return kind(**values)
+
+
+def read_value(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+    """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):  # `T | None`: only T can be written
+        return read_value(arguments[0], value, path, problems, limits)
+    if origin is tuple:
+        if not isinstance(value, list):
+            return refuse(f"`{path}` must be an array", value, problems)
+        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, limits) for i, each in enumerate(value))
+        return tuple(arguments[0]("") if each is None else each for each in read)  # later indices stay right
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            return refuse(f"`{path}` must be a table of tables", value, problems)
+        kind = arguments[1]
+        return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
+    if hint is BackendChoice:
+        return read_backend(value, path, problems)
+    if hint in (Author, Dataset):
+        return read_named(hint, value, path, problems)
+    if is_dataclass(hint):
+        return read_table(hint, value, path, problems)  # type: ignore[arg-type]
+    if origin is Literal:
+        if value in arguments:
+            return value
+        return refuse(f"`{path}` must be one of {', '.join(json.dumps(each) for each in arguments)}", value, problems)
+    return read_scalar(hint, value, path, problems, limits)
+
+
+def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:
+    """Return a backend's name, or table of name and options, as a `BackendChoice`."""
+    if isinstance(value, str) and value:
+        return BackendChoice(value)
+    if not isinstance(value, Mapping):
+        refuse(f"`{path}` must be a backend's name, or a table with its `name` and options", value, problems)
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        problems.append(f"`{path}.name` must be a backend's name, found {words_for(name)}")
+        return None
+    return BackendChoice(name, {key: each for key, each in value.items() if key != "name"})
+
+
+def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:
+    """Return a table for which its name alone may stand."""
+    if not isinstance(value, Mapping):
+        value = {"name": value} if isinstance(value, str) and value else value
+    if not isinstance(value, Mapping):
+        refuse(f"`{path}` must be a name, or a table with a `name`", value, problems)
+        return None
+    if not isinstance(value.get("name"), str) or not value["name"]:
+        refuse(f"`{path}.name` must be a string that is not empty", value.get("name"), problems)
+        return None
+    return read_table(kind, value, path, problems)
+
+
+def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+    """Return a string, number or boolean that has the right type and is within its limits."""
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
+    words = limits.get("words", words)
+    if hint is float and type(value) is int:
+        value = float(value)
+    minimum, maximum = limits.get("minimum"), limits.get("maximum")
+    if minimum is not None:
+        words += f" of at least {minimum}"
+    if maximum is not None:
+        words += f" and at most {maximum}"
+    good = type(value) is hint and value != ""
+    if good and isinstance(value, int | float):
+        good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
+    if good and isinstance(value, str) and "pattern" in limits:
+        good = re.fullmatch(limits["pattern"], value) is not None
+    if good and isinstance(value, str) and "spdx" in limits:
+        value, good = canonical_license(value)
+    return value if good else refuse(f"`{path}` must be {words}", value, problems)
+
+
+def canonical_license(text: str) -> tuple[str, bool]:
+    """Return an SPDX expression as SPDX spells it, and whether it is one."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
+
+    try:
+        return str(canonicalize_license_expression(text)), True
+    except InvalidLicenseExpression:
+        return text, False
+
+
+def refuse(sentence: str, value: object, problems: list[str]) -> Any:
+    """Append what was expected and what was found to `problems`; return `None`, which stands for no value."""
+    problems.append(f"{sentence}, found {words_for(value)}")
+    return None
+
+
+def words_for(value: object) -> str:
+    """Return a TOML value in a few words."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"the string {json.dumps(value if len(value) <= 60 else value[:60] + '…', ensure_ascii=False)}"
+        case list():
+            return "an array"
+        case Mapping():
+            return "a table"
+        case datetime.date() | datetime.time():
+            return "a date or time"
+    return f"a value of type {type(value).__name__}"
