@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from hatch_lower.canonical import sha256_file
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError, LowerError
-from hatch_lower.format.reading import read_path
+from hatch_lower.format.codec import decode
 from hatch_lower.format.results import ModelResult, PayloadFile
+from hatch_lower.format.values import RelativePath
 
 WILDCARDS = frozenset("*?[")
 
@@ -67,7 +68,7 @@ def folder_of(pattern: str) -> PurePosixPath:
 
 def can_be_packaged(name: str) -> bool:
     try:
-        return name.isprintable() and bool(read_path(name, ""))
+        return name.isprintable() and bool(decode(RelativePath, name, ""))
     except LowerError:
         return False
 

@@ -17,8 +17,7 @@ from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
-from hatch_lower.format.package import package_manifest
-from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
+from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest
 
 
 def build(context: BuildContext) -> BuildResult:

@@ -19,11 +19,10 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower.build.sbom import FOLDER
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
-from hatch_lower.format.package import SBOM_FILE
-from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.plan import Plan, check_agreement, read_plan
+from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 from hatch_lower.runtime.recorded import Recorded

@@ -25,6 +25,7 @@ from hatch_lower.build.diff.settings import consequences, key_changes
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.record import MethodRecord, ModelReport
 from hatch_lower.format.results import MethodRow
@@ -127,8 +128,8 @@ def read_history(directory: Path, root: Path) -> BuildHistory | None:
         value = json.loads(read_file(history_path(directory, root)))
         if value["schema"] != SCHEMA:
             return None
-        history: BuildHistory = decode(BuildHistory, value["build"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        history: BuildHistory = decode(BuildHistory, value["build"], "")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ProgramError):
         return None
     return history
 

@@ -72,7 +72,7 @@ def read_answer(folder: Path) -> Answer | LowerError | None:
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if "error" in value:
         return error_from_json(value["error"])
-    answer: Answer = decode(Answer, value)
+    answer: Answer = decode(Answer, value, "the answer")
     return answer
 
 

@@ -107,7 +107,7 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
         `None` where `read_result` does, and if its manifest could not be packaged.
     """
     from hatch_lower.format.codec import decode
-    from hatch_lower.format.manifest import read_model
+    from hatch_lower.format.manifest import ModelEntry
     from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport
 
     result = read_result(store, value, level)
@@ -116,16 +116,16 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
     try:
         return ModelReport(
             model=result.model,
-            manifest=read_model(value["manifest"], "a report"),
+            manifest=decode(ModelEntry, value["manifest"], "a report"),
             files=result.files,
             rows=result.rows,
             native=result.native,
             tools=result.tools,
             torch=result.torch,
-            methods=decode(Mapping[str, MethodRecord], value["methods"]),
+            methods=decode(Mapping[str, MethodRecord], value["methods"], "a report"),
             key=value["key"],
-            architecture=decode(Architecture, value["architecture"]),
-            backends=decode(tuple[BackendRecord, ...], value["backends"]),
+            architecture=decode(Architecture, value["architecture"], "a report"),
+            backends=decode(tuple[BackendRecord, ...], value["backends"], "a report"),
         )
     except (KeyError, TypeError, ValueError, AttributeError, LowerError):
         return None

@@ -15,8 +15,7 @@ from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
-from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.format.signature import input_texts, signature_text
+from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
 
 Report = dict[str, Any]
@@ -78,7 +77,7 @@ def method_report(name: str, method: MethodPlan) -> Report:
     return {
         "signature": signature_text(name, method),
         "inputs": input_texts(method),
-        "symbols": {symbol.label: {"min": symbol.minimum, "max": symbol.maximum} for symbol in method.symbols.values()},
+        "symbols": {symbol.name: {"min": symbol.min, "max": symbol.max} for symbol in method.symbols.values()},
         "outputs": tree_text(method.outputs, lambda: "tensor"),
     }
 

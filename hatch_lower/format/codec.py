@@ -1,16 +1,114 @@
-"""Dataclasses as JSON and back, so that nothing is pickled between processes and builds."""
+"""JSON to frozen dataclasses and back, so that nothing is pickled between processes, builds and machines.
+
+`decode` believes nothing: each value is checked against the type of its field, `Annotated` types with the function
+that they name, and the whole object with its class's own method `validate`. Whatever is wrong becomes one
+`ProgramError` with the path of the field.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from hatch_lower.errors import ProgramError
+
+GREATEST_INTEGER = 2**63 - 1
 
 Record = TypeVar("Record")
+Reader: TypeAlias = Callable[[Any], Any]
+
+
+class Damage(Exception):  # noqa: N818
+    """What is wrong with a JSON value. What reads the values around it puts the way to it in front of `path`."""
+
+    def __init__(self, found: str, path: str = "") -> None:
+        super().__init__(found)
+        self.found = found
+        self.path = path
+
+
+@contextmanager
+def within(path: str) -> Iterator[None]:
+    """Add to each `Damage` raised inside that it is at `path`."""
+    try:
+        yield
+    except Damage as damage:
+        damage.path = path + damage.path
+        raise
+
+
+def refuse(where: str, found: str) -> NoReturn:
+    """Raise the error for a file that hatch-lower cannot have written.
+
+    Raises:
+        ProgramError: always.
+    """
+    raise ProgramError(
+        "a packaged program file is damaged",
+        where=where,
+        found=found,
+        hint="install the distribution again; if that does not help, build its wheel again",
+    )
+
+
+def decode(kind: Any, value: Any, where: str) -> Any:
+    """Return a JSON value as a type: a dataclass, a scalar, or any nesting of tuples, mappings and unions of them.
+
+    Args:
+        kind: the type. Of a union all members but `None` are dataclasses, told apart by their class attribute `kind`.
+        value: what `json.loads` returned.
+        where: names the file in messages.
+
+    Raises:
+        ProgramError: if the value does not fit the type.
+    """
+    try:
+        return reader_of(kind)(value)
+    except Damage as damage:
+        path = damage.path.removeprefix(".")
+        refuse(f"{where}: {path}" if where and path else where or path, damage.found)
+    except RecursionError:
+        refuse(where, "JSON that nests too deeply")
+
+
+def encode(value: Any, *, packaged: bool = False) -> Any:
+    """Return the JSON value that `decode` reads.
+
+    Args:
+        value: dataclasses, and containers and scalars that their fields may hold.
+        packaged: whether fields that have their default are left out, and numbers that JSON cannot hold are objects.
+    """
+    if isinstance(value, str | int | None):
+        return value
+    if isinstance(value, tuple | list):
+        return [encode(item, packaged=packaged) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): encode(item, packaged=packaged) for key, item in value.items()}
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        if packaged:
+            given = {name: item for name, item in given.items() if item != defaults_of(type(value)).get(name, MISSING)}
+        tag = tag_of(type(value))
+        return {name: encode(item, packaged=packaged) for name, item in given.items()} | (
+            {"kind": tag} if tag is not None else {}
+        )
+    if isinstance(value, Path):
+        return str(value)
+    if packaged and isinstance(value, complex):
+        return {"complex": [encode(value.real, packaged=True), encode(value.imag, packaged=True)]}
+    if packaged and isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value
 
 
 def write_record(path: Path, record: Any) -> None:
@@ -20,39 +118,271 @@ def write_record(path: Path, record: Any) -> None:
 
 def read_record(kind: type[Record], path: Path) -> Record:
     """Return the dataclass that `write_record` wrote."""
-    value: Record = decode(kind, json.loads(path.read_text(encoding="utf-8")))
+    record: Record = decode(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
+    return record
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """Return the JSON value in `data`.
+
+    Raises:
+        ProgramError: if it is not UTF-8 JSON, nests too deeply, or holds NaN, infinity or a lone surrogate.
+    """
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:  # an escape is the one way to write a lone surrogate
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        refuse(where, "JSON that nests too deeply")
+    except ValueError as error:
+        refuse(where, f"no JSON: {error}")
     return value
 
 
-def encode(value: Any) -> Any:
-    """Return dataclasses as objects, paths as strings, tuples as lists."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: encode(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [encode(each) for each in value]
-    return value
+def read_file(kind: type[Record], data: bytes, schema: int, where: str) -> Record:
+    """Return what a JSON file with the key `schema` holds beside it.
+
+    Args:
+        kind: the dataclass of its other keys.
+        data: its contents.
+        schema: the newest version that this hatch-lower reads.
+        where: names the file in messages.
+
+    Raises:
+        ProgramError: if it is damaged, or from a newer hatch-lower.
+    """
+    value = parse_json(data, where)
+    if not isinstance(value, dict) or "schema" not in value:
+        refuse(where, "no JSON object with the key `schema`")
+    version = value.pop("schema")
+    if type(version) is not int or version < 1:
+        refuse(where, f"schema {shown(version)}")
+    if version > schema:
+        raise ProgramError(
+            "a packaged program needs a newer hatch-lower",
+            where=where,
+            found=f"schema {version}; this hatch-lower reads schema {schema}",
+            hint="upgrade hatch-lower",
+        )
+    record: Record = decode(kind, value, where)
+    return record
 
 
-def decode(kind: Any, value: Any) -> Any:
-    """Return `value` as the type that a field is declared with."""
+def shown(value: Any) -> str:
+    """Return a JSON value in a few words."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    if type(value) is int and not -GREATEST_INTEGER <= value <= GREATEST_INTEGER:
+        return "an integer of more than 64 bits"
+    return f"{value!r:.40}"
+
+
+# readers: made once for each type, since looking at a field's type takes longer than reading a value
+
+
+@functools.cache
+def reader_of(kind: Any) -> Reader:
+    """Return the function that reads a type from a JSON value; it raises `Damage`."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: decode(hints[name], each) for name, each in value.items()})
-    if kind is Path:
-        return Path(value)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return decode(next(each for each in arguments if each is not type(None)), value)
+    if origin is typing.Annotated:
+        reader: Reader = kind.__metadata__[0]
+        return reader
+    if origin is typing.Literal:
+        return _choice_reader(arguments)
     if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(decode(arguments[0], each) for each in value)
-        return tuple(decode(each, item) for each, item in zip(arguments, value, strict=True))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {key: decode(arguments[1], each) for key, each in value.items()}
+        if arguments[1:] == (...,):
+            return _list_reader(arguments[0])
+        return _fixed_reader(arguments)
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in arguments if member is not type(None)]
+        reader = reader_of(members[0]) if len(members) == 1 else _tagged_reader(members)
+        return _optional_reader(reader) if len(members) < len(arguments) else reader
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping_reader(*arguments)
+    if is_dataclass(kind):
+        return _record_reader(kind)
+    return SCALARS[kind]
+
+
+@functools.cache
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that have defaults, with them."""
+    made = {each.name: each.default_factory() for each in fields(kind) if each.default_factory is not MISSING}
+    return made | {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+
+
+def tag_of(kind: type) -> str | None:
+    """Return what tells a member of a union from the others."""
+    tag = getattr(kind, "kind", None)
+    return tag if isinstance(tag, str) else None  # the `kind` of a class with a field of that name is a descriptor
+
+
+def _record_reader(kind: Any) -> Reader:
+    names = {each.name for each in fields(kind)} | ({"kind"} if tag_of(kind) is not None else set())
+    defaults = defaults_of(kind)
+    columns: list[tuple[str, Any, Reader]] = []
+    validate = getattr(kind, "validate", None)
+
+    def read(value: Any) -> Any:
+        if not columns:  # not before: the class may contain itself
+            hints = typing.get_type_hints(kind, include_extras=True)
+            columns.extend((each.name, hints[each.name], reader_of(hints[each.name])) for each in fields(kind))
+        if not isinstance(value, dict):
+            raise Damage(f"{shown(value)} instead of an object")
+        if value.keys() != names:
+            if missing := sorted(names - defaults.keys() - value.keys()):
+                raise Damage(f"the key `{missing[0]}` is missing")
+            if unknown := sorted(value.keys() - names):
+                raise Damage(f"unknown key `{unknown[0][:40]}`")
+        given = []
+        name = ""
+        try:
+            for name, hint, read_field in columns:
+                if name not in value:
+                    given.append(defaults[name])
+                    continue
+                item = value[name]
+                # many fields are plain strings, for which the call would take longest
+                given.append(item if hint is str and type(item) is str else read_field(item))
+        except Damage as damage:
+            damage.path = f".{name}{damage.path}"
+            raise
+        record = kind(*given)
+        if validate is not None:
+            validate(record)
+        return record
+
+    return read
+
+
+def _tagged_reader(members: list[Any]) -> Reader:
+    readers = {tag_of(member): reader_of(member) for member in members}
+    assert None not in readers, members
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Damage(f"{shown(value)} instead of an object")
+        tag = value.get("kind")
+        if not isinstance(tag, str) or tag not in readers:
+            raise Damage(f"{shown(tag)} instead of one of {', '.join(f'`{known}`' for known in readers)}", ".kind")
+        return readers[tag](value)
+
+    return read
+
+
+def _list_reader(kind: Any) -> Reader:
+    read_item = reader_of(kind)
+
+    def read(value: Any) -> tuple[Any, ...]:
+        result: list[Any] = []
+        try:
+            for item in read_list(value):
+                result.append(read_item(item))  # noqa: PERF401 (its length says which item is damaged)
+        except Damage as damage:
+            if isinstance(value, list):
+                damage.path = f"[{len(result)}]{damage.path}"
+            raise
+        return tuple(result)
+
+    return read
+
+
+def _fixed_reader(kinds: tuple[Any, ...]) -> Reader:
+    readers = [reader_of(kind) for kind in kinds]
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise Damage(f"{shown(value)} instead of a list of {len(readers)}")
+        return tuple(read_item(item) for read_item, item in zip(readers, value, strict=True))
+
+    return read
+
+
+def _mapping_reader(key_kind: Any, kind: Any) -> Reader:
+    read_key, read_item = _read_number if key_kind is int else reader_of(key_kind), reader_of(kind)
+
+    def read(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise Damage(f"{shown(value)} instead of an object")
+        key: Any = ""
+        try:
+            result = {}
+            for key, item in value.items():
+                result[read_key(key)] = read_item(item)
+        except Damage as damage:
+            damage.path = f"[{key!r:.80}]{damage.path}"
+            raise
+        return result
+
+    return read
+
+
+def _optional_reader(read_value: Reader) -> Reader:
+    return lambda value: None if value is None else read_value(value)
+
+
+def _choice_reader(choices: tuple[str, ...]) -> Reader:
+    def read(value: Any) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        raise Damage(f"{shown(value)} instead of one of {', '.join(f'`{choice}`' for choice in choices)}")
+
+    return read
+
+
+def read_list(value: Any) -> list[Any]:
+    """Return `value`, a list."""
+    if not isinstance(value, list):
+        raise Damage(f"{shown(value)} instead of a list")
     return value
+
+
+def read_integer(value: Any) -> int:
+    """Return `value`, an integer of 64 bits."""
+    if type(value) is not int or not -GREATEST_INTEGER - 1 <= value <= GREATEST_INTEGER:
+        raise Damage(f"{shown(value)} instead of an integer of 64 bits")
+    return value
+
+
+def _read_string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Damage(f"{shown(value)} instead of a string")
+    return value
+
+
+def _read_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Damage(f"{shown(value)} instead of true or false")
+    return value
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is int:
+        return float(read_integer(value))
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise Damage(f"{shown(value)} instead of a number")
+    return value
+
+
+def _read_number(key: str) -> int:
+    """Return the key of a mapping from integers, which JSON holds as text."""
+    if not (key.isascii() and key.isdecimal() and len(key) < len(str(GREATEST_INTEGER))):
+        raise Damage(f"{key[:40]!r} instead of a number")
+    return int(key)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """Refuse what Python's reader takes beyond JSON: NaN and infinities."""
+    msg = f"the constant {name}"
+    raise ValueError(msg)
+
+
+SCALARS: Mapping[Any, Reader] = {
+    str: _read_string,
+    bool: _read_bool,
+    int: read_integer,
+    float: _read_float,
+    Path: lambda value: Path(_read_string(value)),
+    Any: lambda value: value,
+}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.format.reading import read_bool, read_fields, read_list, read_natural, read_text, refuse
+from hatch_lower.format.codec import Damage
+from hatch_lower.format.values import DTYPES, Dtype, Natural, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,13 @@ class Storage:
     Its key is the `content_key` of what it held when it was packaged.
     """
 
-    key: str
-    dtype: str
-    length: int
+    key: Text
+    dtype: Dtype
+    length: Natural
+
+    def validate(self) -> None:
+        if DTYPES[self.dtype].safetensors is None:
+            raise Damage(f"a storage of {self.dtype}, which safetensors cannot hold")
 
     @property
     def may_hold_indices(self) -> bool:
@@ -36,11 +40,11 @@ class Constant:
         mutable: whether some method changes it in place.
     """
 
-    storage: int
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    storage: Natural
+    dtype: Dtype
+    shape: tuple[Natural, ...]
+    stride: tuple[Natural, ...]
+    offset: Natural
     mutable: bool
 
 
@@ -49,54 +53,17 @@ def content_key(dtype: str, sha256: str) -> str:
     return sha256_bytes(f"{dtype} {sha256}".encode())
 
 
-def read_storage(value: Any, where: str) -> Storage:
-    """Return a storage of a dtype that safetensors can hold."""
-    fields = read_fields(value, frozenset({"key", "dtype", "length"}), where)
-    dtype = _read_dtype(fields["dtype"], where)
-    if DTYPES[dtype].safetensors is None:
-        refuse(where, f"a storage of {dtype}, which safetensors cannot hold")
-    return Storage(read_text(fields["key"], where), dtype, read_natural(fields["length"], where))
-
-
-def read_constant(value: Any, storages: tuple[Storage, ...], where: str) -> Constant:
-    """Return a constant that lies within its storage."""
-    fields = read_fields(value, frozenset({"storage", "dtype", "shape", "stride", "offset", "mutable"}), where)
-    index = read_natural(fields["storage"], where)
-    if index >= len(storages):
-        refuse(where, f"storage {index} of {len(storages)}")
-    dtype = _read_dtype(fields["dtype"], where)
-    shape = tuple(read_natural(each, where) for each in read_list(fields["shape"], where))
-    stride = tuple(read_natural(each, where) for each in read_list(fields["stride"], where))
-    offset = read_natural(fields["offset"], where)
-    if len(shape) != len(stride):
-        refuse(where, f"{len(shape)} sizes and {len(stride)} strides")
-    size = storages[index].length * DTYPES[storages[index].dtype].size
-    if size % DTYPES[dtype].size and dtype != storages[index].dtype:
-        refuse(where, f"a storage of {size} bytes seen as {dtype}")
-    last = offset + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
-    if (all(shape) and last * DTYPES[dtype].size >= size) or offset * DTYPES[dtype].size > size:
-        refuse(where, f"a view of {list(shape)} that ends beyond its storage")
-    return Constant(index, dtype, shape, stride, offset, read_bool(fields["mutable"], where))
-
-
-def storage_json(storage: Storage) -> dict[str, Any]:
-    """Return the JSON value that `read_storage` reads."""
-    return {"key": storage.key, "dtype": storage.dtype, "length": storage.length}
-
-
-def constant_json(constant: Constant) -> dict[str, Any]:
-    """Return the JSON value that `read_constant` reads."""
-    return {
-        "storage": constant.storage,
-        "dtype": constant.dtype,
-        "shape": list(constant.shape),
-        "stride": list(constant.stride),
-        "offset": constant.offset,
-        "mutable": constant.mutable,
-    }
-
-
-def _read_dtype(value: Any, where: str) -> str:
-    if not isinstance(value, str) or value not in DTYPES:
-        refuse(where, f"the dtype {value!r:.40}")
-    return value
+def check_view(constant: Constant, storages: Sequence[Storage]) -> None:
+    """Refuse a constant that does not lie within its storage."""
+    if constant.storage >= len(storages):
+        raise Damage(f"storage {constant.storage} of {len(storages)}")
+    storage, shape = storages[constant.storage], constant.shape
+    if len(shape) != len(constant.stride):
+        raise Damage(f"{len(shape)} sizes and {len(constant.stride)} strides")
+    size = storage.length * DTYPES[storage.dtype].size
+    element = DTYPES[constant.dtype].size
+    if size % element and constant.dtype != storage.dtype:
+        raise Damage(f"a storage of {size} bytes seen as {constant.dtype}")
+    last = constant.offset + sum((count - 1) * step for count, step in zip(shape, constant.stride, strict=True))
+    if (all(shape) and last * element >= size) or constant.offset * element > size:
+        raise Damage(f"a view of {list(shape)} that ends beyond its storage")

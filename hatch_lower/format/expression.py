@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any
 
-from hatch_lower.format.reading import read_fields, read_integer, read_list, refuse
+from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 
 DEPTH_LIMIT = 32
 POWER_LIMIT = 64
@@ -26,59 +26,57 @@ class Compound:
     op: str
     args: tuple[Expression, ...]
 
+    def to_json(self) -> Any:
+        return {"op": self.op, "args": encode(self.args)}
 
-Expression: TypeAlias = int | str | Compound
 
-
-def read_symbol(value: Any, where: str) -> str:
+def read_symbol(value: Any) -> str:
     """Return `value`, the name of a symbol: ASCII letters, digits and underscores."""
     if not isinstance(value, str) or not value.isascii() or not value.isidentifier():
-        refuse(where, f"{value!r:.40} instead of a symbol")
+        raise Damage(f"{value!r:.40} instead of a symbol")
     return value
 
 
-def read_expression(value: Any, where: str, depth: int = 0) -> Expression:
+def read_expression(value: Any, depth: int = 0) -> Any:
     """Return the expression that `value` describes.
 
     Raises:
-        ProgramError: for an unknown operation, a wrong number of arguments, division by the literal 0, an exponent
+        Damage: for an unknown operation, a wrong number of arguments, division by the literal 0, an exponent
             that is not a literal from 0 to 64, powers of powers beyond that, or more than 32 levels.
     """
     if isinstance(value, str):
-        return read_symbol(value, where)
+        return read_symbol(value)
     if not isinstance(value, dict):
-        return read_integer(value, where)
-    fields = read_fields(value, frozenset({"op", "args"}), where)
-    op = fields["op"]
+        return read_integer(value)
+    if value.keys() != {"op", "args"}:
+        raise Damage("an object without just `op` and `args` instead of a size")
+    op = value["op"]
     if not isinstance(op, str) or op not in ARITIES:
-        refuse(where, f"unknown operation {op!r:.40}")
+        raise Damage(f"unknown operation {op!r:.40}")
     if depth >= DEPTH_LIMIT:
-        refuse(where, f"an expression of more than {DEPTH_LIMIT} levels")
-    args = tuple(read_expression(each, where, depth + 1) for each in read_list(fields["args"], where))
+        raise Damage(f"an expression of more than {DEPTH_LIMIT} levels")
+    args = tuple(read_expression(part, depth + 1) for part in read_list(value["args"]))
     arity = ARITIES[op]
     if len(args) != arity if arity is not None else not args:
-        refuse(where, f"`{op}` of {len(args)} arguments")
+        raise Damage(f"`{op}` of {len(args)} arguments")
     if op in ("floordiv", "mod") and args[1] == 0:
-        refuse(where, "a division by 0")
+        raise Damage("a division by 0")
     if op == "pow" and not (isinstance(args[1], int) and 0 <= args[1] <= POWER_LIMIT):
-        refuse(where, "an exponent that is no literal from 0 to 64")
+        raise Damage("an exponent that is no literal from 0 to 64")
     compound = Compound(op, args)
     if op == "pow" and _degree(compound) > POWER_LIMIT:
-        refuse(where, "a power of a power beyond 64")
+        raise Damage("a power of a power beyond 64")
     return compound
 
 
-def expression_json(expression: Expression) -> Any:
-    """Return the JSON value that `read_expression` reads."""
-    if isinstance(expression, Compound):
-        return {"op": expression.op, "args": [expression_json(each) for each in expression.args]}
-    return expression
+SymbolName = Annotated[str, read_symbol]
+Expression = Annotated[int | str | Compound, read_expression]
 
 
 def symbols_in(expression: Expression) -> frozenset[str]:
     """Return the names of the symbols that an expression depends on."""
     if isinstance(expression, Compound):
-        return frozenset[str]().union(*(symbols_in(each) for each in expression.args))
+        return frozenset[str]().union(*(symbols_in(part) for part in expression.args))
     return frozenset({expression}) if isinstance(expression, str) else frozenset()
 
 
@@ -88,7 +86,7 @@ def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
         return values[expression]
     if isinstance(expression, int):
         return expression
-    args = [evaluate(each, values) for each in expression.args]
+    args = [evaluate(part, values) for part in expression.args]
     match expression.op:
         case "add":
             return sum(args)
@@ -116,13 +114,13 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
         return names.get(expression, expression)
     if isinstance(expression, int):
         return str(expression)
-    texts = [expression_text(each, names) for each in expression.args]
+    texts = [expression_text(part, names) for part in expression.args]
     match expression.op:
         case "add" | "sub":
             return texts[0] + "".join(map(partial(_term, expression.op), expression.args[1:], texts[1:]))
         case "max" | "min":
             return f"{expression.op}({', '.join(texts)})"
-    grouped = [_grouped(each, text) for each, text in zip(expression.args, texts, strict=True)]
+    grouped = [_grouped(part, text) for part, text in zip(expression.args, texts, strict=True)]
     joints = {"mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
     return f"-{grouped[0]}" if expression.op == "neg" else joints[expression.op].join(grouped)
 

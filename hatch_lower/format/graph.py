@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
-from hatch_lower.format.arguments import Argument, argument_json
-from hatch_lower.format.inputs import Input, TensorInput, input_json
+from hatch_lower.format.arguments import Argument, ConstantName, Value, references_in
+from hatch_lower.format.codec import Damage, within
+from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
+from hatch_lower.format.values import Natural, Text, read_text
 
+DEPTH_LIMIT = 16
+OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+KEYWORD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 PYTHON_OPS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -34,23 +40,48 @@ PYTHON_OPS: Mapping[str, int] = MappingProxyType(
 (a number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null."""
 
 
+def read_op_name(value: Any) -> str:
+    """Return `value`, the name of an overload: `aten.add.Tensor`."""
+    op = read_text(value)
+    if not OP_NAME.fullmatch(op):
+        raise Damage(f"{op[:80]!r} instead of an operator `namespace.name.overload`")
+    return op
+
+
+def read_keyword(value: str) -> str:
+    """Return `value`, the name of a keyword argument."""
+    if not KEYWORD_NAME.fullmatch(value):
+        raise Damage(f"a keyword argument {value[:40]!r}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """A call of an overload: `aten.add.Tensor`. Keyword arguments are sorted by name."""
+    """A call of an overload."""
 
-    op: str
+    kind: ClassVar[str] = "op"
+    op: Annotated[str, read_op_name]
     args: tuple[Argument, ...]
-    kwargs: tuple[tuple[str, Argument], ...]
-    out: int
+    kwargs: Mapping[Annotated[str, read_keyword], Argument]
+    out: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
     """An operation of `PYTHON_OPS`."""
 
-    op: str
+    kind: ClassVar[str] = "python"
+    op: Text
     args: tuple[Argument, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if PYTHON_OPS.get(self.op) != len(self.args):
+            raise Damage(f"the operation {self.op[:40]!r} of {len(self.args)} arguments")
+        if self.op == "getitem" and not isinstance(self.args[1], int | Value):
+            raise Damage(f"an item {self.args[1]!r:.40}")
+        if self.op == "getitem" and not isinstance(self.args[0], Value | ConstantName | tuple):
+            raise Damage(f"an item of {self.args[0]!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +96,52 @@ class DelegateCall:
         out: the slot.
     """
 
-    delegate: int
+    kind: ClassVar[str] = "delegate"
+    delegate: Natural
     args: tuple[Argument, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[TensorInput | None, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if len(self.args) != len(self.inputs):
+            raise Damage(f"{len(self.args)} arguments for {len(self.inputs)} inputs")
 
 
 @dataclass(frozen=True, slots=True)
 class Cond:
     """One of two graphs, called with `args`; its result is the sequence of that graph's outputs."""
 
+    kind: ClassVar[str] = "cond"
     predicate: Argument
-    true_graph: Graph
-    false_graph: Graph
+    true: Graph
+    false: Graph
     args: tuple[Argument, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if not len(self.true.inputs) == len(self.false.inputs) == len(self.args):
+            raise Damage("branches that take other numbers of values than they are given")
+        if len(self.true.outputs) != len(self.false.outputs):
+            raise Damage("branches that give different numbers of values")
 
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """A loop: `body(*carried, *extra)` gives the next carried values as long as `condition` of the same holds."""
+    """A loop: `body(*args, *extra)` gives the next carried values as long as `condition` of the same holds."""
 
+    kind: ClassVar[str] = "while"
     condition: Graph
     body: Graph
     args: tuple[Argument, ...]
     extra: tuple[Argument, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if not len(self.condition.inputs) == len(self.body.inputs) == len(self.args) + len(self.extra):
+            raise Damage("a loop whose graphs take another number of values than they are given")
+        if len(self.condition.outputs) != 1 or len(self.body.outputs) != len(self.args):
+            raise Damage("a loop whose graphs give another number of values than it carries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +152,18 @@ class Map:
     null.
     """
 
+    kind: ClassVar[str] = "map"
     body: Graph
     args: tuple[Argument, ...]
     extra: tuple[Argument, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if not _are_references(self.args):
+            raise Damage("a map over something else than tensors")
+        if len(self.body.inputs) != len(self.args) + len(self.extra):
+            raise Damage("a map whose graph takes another number of values than it is given")
+        _check_stacked(self.body.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +180,21 @@ class Scan:
         out: the slot.
     """
 
+    kind: ClassVar[str] = "scan"
     body: Graph
     args: tuple[Argument, ...]
     rows: tuple[Argument, ...]
     extra: tuple[Argument, ...]
-    out: int
+    out: Natural
+
+    def validate(self) -> None:
+        if not _are_references(self.rows):
+            raise Damage("a scan over something else than tensors")
+        if len(self.body.inputs) != len(self.args) + len(self.rows) + len(self.extra):
+            raise Damage("a scan whose graph takes another number of values than it is given")
+        if len(self.body.outputs) < len(self.args):
+            raise Damage("a scan whose graph gives fewer values than it carries")
+        _check_stacked(self.body.outputs[len(self.args) :])
 
 
 Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map | Scan
@@ -136,18 +204,18 @@ Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map
 class Graph:
     """Instructions in order; slots are local to the graph, and each is written once."""
 
-    inputs: tuple[int, ...]
+    inputs: tuple[Natural, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Argument, ...]
 
 
-def graph_json(graph: Graph) -> Any:
-    """Return the JSON value that `read_graph` reads."""
-    return {
-        "inputs": list(graph.inputs),
-        "instructions": [_instruction_json(each) for each in graph.instructions],
-        "outputs": [argument_json(each) for each in graph.outputs],
-    }
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the graphs of a method may refer to."""
+
+    constants: Mapping[str, Any]
+    delegates: int
+    symbols: Mapping[str, Symbol]
 
 
 def arguments_of(instruction: Instruction) -> Iterator[Argument]:
@@ -156,8 +224,7 @@ def arguments_of(instruction: Instruction) -> Iterator[Argument]:
         yield instruction.predicate
     yield from instruction.args
     if isinstance(instruction, OpCall):
-        for _, argument in instruction.kwargs:
-            yield argument
+        yield from instruction.kwargs.values()
     if isinstance(instruction, Scan):
         yield from instruction.rows
     if isinstance(instruction, While | Map | Scan):
@@ -167,36 +234,66 @@ def arguments_of(instruction: Instruction) -> Iterator[Argument]:
 def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
     """Return the graphs inside an instruction."""
     if isinstance(instruction, Cond):
-        return (instruction.true_graph, instruction.false_graph)
+        return (instruction.true, instruction.false)
     if isinstance(instruction, While):
         return (instruction.condition, instruction.body)
     return (instruction.body,) if isinstance(instruction, Map | Scan) else ()
 
 
-def _instruction_json(instruction: Instruction) -> dict[str, Any]:
-    fields: dict[str, Any] = {"args": [argument_json(each) for each in instruction.args], "out": instruction.out}
-    match instruction:
-        case OpCall():
-            kwargs = {name: argument_json(each) for name, each in instruction.kwargs}
-            return fields | {"kind": "op", "op": instruction.op, "kwargs": kwargs}
-        case PythonCall():
-            return fields | {"kind": "python", "op": instruction.op}
-        case DelegateCall():
-            inputs = [input_json(each) for each in instruction.inputs]
-            outputs = [None if each is None else input_json(each) for each in instruction.outputs]
-            return fields | {
-                "kind": "delegate",
-                "delegate": instruction.delegate,
-                "inputs": inputs,
-                "outputs": outputs,
-            }
-        case Cond():
-            branches = {"true": graph_json(instruction.true_graph), "false": graph_json(instruction.false_graph)}
-            return fields | branches | {"kind": "cond", "predicate": argument_json(instruction.predicate)}
-    fields |= {"body": graph_json(instruction.body), "extra": [argument_json(each) for each in instruction.extra]}
-    match instruction:
-        case While():
-            return fields | {"kind": "while", "condition": graph_json(instruction.condition)}
-        case Map():
-            return fields | {"kind": "map"}
-    return fields | {"kind": "scan", "rows": [argument_json(each) for each in instruction.rows]}
+def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
+    """Refuse what a graph's parts cannot tell by themselves.
+
+    Raises:
+        Damage: for a slot that is written twice or read before, an unknown constant, delegate or symbol, or more than
+            16 levels of nesting.
+    """
+    if depth > DEPTH_LIMIT:
+        raise Damage(f"graphs of more than {DEPTH_LIMIT} levels")
+    known = set(graph.inputs)
+    if len(known) != len(graph.inputs):
+        raise Damage("two inputs with one slot")
+    for index, instruction in enumerate(graph.instructions):
+        try:
+            _check_instruction(instruction, known, scope, depth)
+        except Damage as damage:
+            damage.path = f".instructions[{index}]{damage.path}"
+            raise
+        known.add(instruction.out)
+    with within(".outputs"):
+        for argument in graph.outputs:
+            check_references(argument, known, scope.constants)
+
+
+def check_references(argument: Argument, known: Collection[int], constants: Collection[str]) -> None:
+    """Refuse a slot that holds nothing yet and a constant that the plan does not have."""
+    for reference in references_in(argument):
+        if isinstance(reference, ConstantName):
+            if reference.name not in constants:
+                raise Damage(f"the unknown constant `{reference.name[:80]}`")
+        elif reference.slot not in known:
+            raise Damage(f"the slot {reference.slot} is read before it is written")
+
+
+def _check_instruction(instruction: Instruction, known: set[int], scope: Scope, depth: int) -> None:
+    for argument in arguments_of(instruction):
+        check_references(argument, known, scope.constants)
+    if isinstance(instruction, DelegateCall):
+        if instruction.delegate >= scope.delegates:
+            raise Damage(f"delegate {instruction.delegate} of {scope.delegates}")
+        for entry in (*instruction.inputs, *filter(None, instruction.outputs)):
+            check_declared(entry, scope.symbols)
+    for graph in nested_graphs(instruction):
+        check_graph(graph, scope, depth + 1)
+    if instruction.out in known:
+        raise Damage(f"the slot {instruction.out} is written twice")
+
+
+def _are_references(arguments: tuple[Argument, ...]) -> bool:
+    return bool(arguments) and all(isinstance(argument, Value | ConstantName) for argument in arguments)
+
+
+def _check_stacked(outputs: tuple[Argument, ...]) -> None:
+    """Refuse outputs of a row that cannot be stacked, whatever the row."""
+    for output in outputs:
+        if not (output is None or isinstance(output, Value | ConstantName)):
+            raise Damage(f"an output {output!r:.40}, which is no tensor, of each row")

@@ -6,21 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hatch_lower.format.delegates import TargetEntry, read_target, target_json
-from hatch_lower.format.package import MANIFEST_SCHEMA, package_manifest
-from hatch_lower.format.reading import (
-    check_schema,
-    parse_json,
-    read_digest,
-    read_fields,
-    read_list,
-    read_module_name,
-    read_natural,
-    read_object,
-    read_path,
-    read_text,
-    refuse,
-)
+from hatch_lower.format.codec import Damage, encode, read_file
+from hatch_lower.format.delegates import TargetEntry
+from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
+from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +23,23 @@ class FileEntry:
         header_sha256: of a safetensors file's first eight bytes and header; else empty.
     """
 
-    path: str
-    size: int
-    sha256: str
+    path: RelativePath
+    size: Natural
+    sha256: Digest
     header_sha256: str = ""
+
+    def validate(self) -> None:
+        if self.header_sha256:
+            read_digest(self.header_sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class MethodEntry:
     """How much of a method was delegated: nodes of its edge program, those in delegates, number of delegate calls."""
 
-    nodes: int
-    delegated: int
-    partitions: int
+    nodes: Natural
+    delegated: Natural
+    partitions: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +60,11 @@ class RecipeEntry:
     plan: FileEntry
     debug: FileEntry
     delegates: tuple[FileEntry, ...]
-    backends: tuple[str, ...]
-    requirements: tuple[str, ...]
+    backends: tuple[Text, ...]
+    requirements: tuple[Text, ...]
     target: TargetEntry | None
-    methods: Mapping[str, MethodEntry]
-    imports: tuple[str, ...] = ()
+    methods: Mapping[Text, MethodEntry]
+    imports: tuple[ModuleName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +79,29 @@ class ModelEntry:
         assets: files that the project packages with it, by the names that they have for the user.
     """
 
-    order: tuple[str, ...]
+    order: tuple[Text, ...]
     constants: FileEntry | None
     check: FileEntry | None
-    recipes: Mapping[str, RecipeEntry]
-    assets: Mapping[str, FileEntry] = field(default_factory=dict)
+    recipes: Mapping[Text, RecipeEntry]
+    assets: Mapping[RelativePath, FileEntry] = field(default_factory=dict)
+
+    def validate(self) -> None:
+        if not self.order or sorted(self.order) != sorted(self.recipes):
+            raise Damage("a load order that does not name every recipe once", ".order")
+        if self.constants is not None and not self.constants.header_sha256:
+            raise Damage("the key `header_sha256` is missing", ".constants")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """All lowered models in one `_lowered` folder, and the versions of what made them."""
 
-    distribution: str
-    version: str
-    hatch_lower: str
-    torch: str
-    tools: Mapping[str, str]
-    models: Mapping[str, ModelEntry]
+    distribution: Text
+    version: Text
+    hatch_lower: Text
+    torch: Text
+    tools: Mapping[str, Text]
+    models: Mapping[Text, ModelEntry]
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:
@@ -111,21 +110,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
     Raises:
         ProgramError: if it is damaged, or from a newer hatch-lower.
     """
-    value = parse_json(data, where)
-    check_schema(value, MANIFEST_SCHEMA, where)
-    names = frozenset({"schema", "distribution", "version", "hatch_lower", "torch", "tools", "models"})
-    fields = read_fields(value, names, where)
-    return Manifest(
-        read_text(fields["distribution"], where),
-        read_text(fields["version"], where),
-        read_text(fields["hatch_lower"], where),
-        read_text(fields["torch"], where),
-        {name: read_text(each, f"{where}: tools") for name, each in read_object(fields["tools"], where).items()},
-        {
-            read_text(name, where): read_model(each, f"{where}: models[{name!r:.80}]")
-            for name, each in read_object(fields["models"], where).items()
-        },
-    )
+    return read_file(Manifest, data, MANIFEST_SCHEMA, where)
 
 
 def write_manifest(manifest: Manifest) -> bytes:
@@ -136,104 +121,10 @@ def write_manifest(manifest: Manifest) -> bytes:
         manifest.hatch_lower,
         manifest.torch,
         manifest.tools,
-        {name: model_json(each) for name, each in manifest.models.items()},
+        {name: model_json(model) for name, model in manifest.models.items()},
     )
 
 
-def read_model(value: Any, where: str) -> ModelEntry:
-    """Return a model's part of the manifest, as `model_json` writes it.
-
-    Raises:
-        ProgramError: if it is not of that form.
-    """
-    names = frozenset({"order", "constants", "check", "recipes"})
-    fields = read_fields(value, names, where, optional=frozenset({"assets"}))
-    recipes = {
-        read_text(name, where): _read_recipe(each, f"{where}.recipes[{name!r:.80}]")
-        for name, each in read_object(fields["recipes"], where).items()
-    }
-    order = _read_texts(fields["order"], f"{where}.order")
-    if not order or sorted(order) != sorted(recipes):
-        refuse(f"{where}.order", "a load order that does not name every recipe once")
-    constants = None if fields["constants"] is None else _read_file(fields["constants"], f"{where}.constants", True)
-    check = None if fields["check"] is None else _read_file(fields["check"], f"{where}.check")
-    assets = {
-        read_path(name, f"{where}.assets"): _read_file(each, f"{where}.assets[{name!r:.80}]")
-        for name, each in read_object(fields.get("assets", {}), where).items()
-    }
-    return ModelEntry(order, constants, check, recipes, assets)
-
-
-def _read_recipe(value: Any, where: str) -> RecipeEntry:
-    names = frozenset({"plan", "debug", "delegates", "backends", "requirements", "target", "methods"})
-    fields = read_fields(value, names, where, frozenset({"imports"}))
-    return RecipeEntry(
-        _read_file(fields["plan"], f"{where}.plan"),
-        _read_file(fields["debug"], f"{where}.debug"),
-        tuple(
-            _read_file(each, f"{where}.delegates[{index}]")
-            for index, each in enumerate(read_list(fields["delegates"], where))
-        ),
-        _read_texts(fields["backends"], f"{where}.backends"),
-        _read_texts(fields["requirements"], f"{where}.requirements"),
-        read_target(fields["target"], f"{where}.target"),
-        {
-            read_text(name, where): _read_method(each, f"{where}.methods[{name!r:.80}]")
-            for name, each in read_object(fields["methods"], where).items()
-        },
-        tuple(read_module_name(each, f"{where}.imports") for each in read_list(fields.get("imports", []), where)),
-    )
-
-
-def _read_method(value: Any, where: str) -> MethodEntry:
-    fields = read_fields(value, frozenset({"nodes", "delegated", "partitions"}), where)
-    return MethodEntry(*(read_natural(fields[name], where) for name in ("nodes", "delegated", "partitions")))
-
-
-def _read_file(value: Any, where: str, has_header: bool = False) -> FileEntry:
-    names = frozenset({"path", "size", "sha256"})
-    fields = read_fields(value, names | {"header_sha256"} if has_header else names, where)
-    return FileEntry(
-        read_path(fields["path"], where),
-        read_natural(fields["size"], where),
-        read_digest(fields["sha256"], where),
-        read_digest(fields["header_sha256"], where) if has_header else "",
-    )
-
-
-def _read_texts(value: Any, where: str) -> tuple[str, ...]:
-    return tuple(read_text(each, where) for each in read_list(value, where))
-
-
-def _file_json(entry: FileEntry) -> dict[str, Any]:
-    fields = {"path": entry.path, "size": entry.size, "sha256": entry.sha256}
-    return fields | {"header_sha256": entry.header_sha256} if entry.header_sha256 else fields
-
-
-def model_json(model: ModelEntry) -> dict[str, Any]:
+def model_json(model: ModelEntry) -> Any:
     """Return a model's part of the manifest as JSON."""
-    fields = {
-        "order": list(model.order),
-        "constants": model.constants and _file_json(model.constants),
-        "check": model.check and _file_json(model.check),
-        "recipes": {name: _recipe_json(each) for name, each in model.recipes.items()},
-    }
-    assets = {name: _file_json(each) for name, each in model.assets.items()}
-    return fields | {"assets": assets} if assets else fields
-
-
-def _recipe_json(recipe: RecipeEntry) -> dict[str, Any]:
-    imports = {"imports": list(recipe.imports)} if recipe.imports else {}
-    return {
-        **imports,
-        "plan": _file_json(recipe.plan),
-        "debug": _file_json(recipe.debug),
-        "delegates": [_file_json(each) for each in recipe.delegates],
-        "backends": list(recipe.backends),
-        "requirements": list(recipe.requirements),
-        "target": target_json(recipe.target),
-        "methods": {
-            name: {"nodes": each.nodes, "delegated": each.delegated, "partitions": each.partitions}
-            for name, each in recipe.methods.items()
-        },
-    }
+    return encode(model, packaged=True)

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from hatch_lower.canonical import canonical_json
-from hatch_lower.format.arguments import Argument, ConstantName, Value, argument_json, read_argument
-from hatch_lower.format.constants import Constant, Storage, constant_json, read_constant, read_storage, storage_json
-from hatch_lower.format.delegates import DelegateEntry, delegate_json, read_delegate
-from hatch_lower.format.graph import Graph, graph_json
-from hatch_lower.format.graph_reader import Scope, read_graph
-from hatch_lower.format.inputs import (
-    Input,
-    Symbol,
-    TensorInput,
-    input_json,
-    read_input,
-    read_symbols,
-    symbols_json,
-)
-from hatch_lower.format.reading import (
-    check_schema,
-    parse_json,
-    read_fields,
-    read_identifier,
-    read_list,
-    read_natural,
-    read_object,
-    read_pair,
-    read_text,
-    refuse,
-)
-from hatch_lower.format.tree import Tree, count_leaves, read_tree, tree_json
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.arguments import Argument, ConstantName, Value
+from hatch_lower.format.codec import Damage, encode, read_file, within
+from hatch_lower.format.constants import Constant, Storage, check_view
+from hatch_lower.format.delegates import DelegateEntry, TargetEntry
+from hatch_lower.format.expression import SymbolName
+from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
+from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared, input_text, range_texts
+from hatch_lower.format.manifest import RecipeEntry
+from hatch_lower.format.tree import Tree, count_leaves, leaf_paths, tree_text
+from hatch_lower.format.values import Identifier, Natural, Text
 
 PLAN_SCHEMA = 2
 
@@ -42,8 +26,8 @@ PLAN_SCHEMA = 2
 class Parameter:
     """A parameter of the Python signature, `positional` or `keyword`."""
 
-    name: str
-    kind: str
+    name: Identifier
+    kind: Literal["positional", "keyword"]
     tree: Tree
 
 
@@ -63,11 +47,24 @@ class MethodPlan:
 
     parameters: tuple[Parameter, ...]
     inputs: tuple[Input, ...]
-    symbols: Mapping[str, Symbol]
+    symbols: Mapping[SymbolName, Symbol]
     graph: Graph
     mutations: tuple[tuple[str, Argument], ...]
-    input_mutations: tuple[tuple[int, Argument], ...]
+    input_mutations: tuple[tuple[Natural, Argument], ...]
     outputs: Tree
+
+    def validate(self) -> None:
+        if len({parameter.name for parameter in self.parameters}) != len(self.parameters):
+            raise Damage("two parameters of one name")
+        kinds = [parameter.kind for parameter in self.parameters]
+        if kinds != sorted(kinds, reverse=True):
+            raise Damage("a positional parameter after a keyword one")
+        leaves = sum(count_leaves(parameter.tree) for parameter in self.parameters)
+        if not leaves == len(self.inputs) == len(self.graph.inputs):
+            raise Damage(f"{leaves} leaves, {len(self.inputs)} inputs, {len(self.graph.inputs)} graph inputs")
+        if count_leaves(self.outputs) != len(self.graph.outputs):
+            count = len(self.graph.outputs)
+            raise Damage(f"{count_leaves(self.outputs)} output leaves for {count} graph outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +72,36 @@ class Plan:
     """All methods of one model for one recipe."""
 
     storages: tuple[Storage, ...]
-    constants: Mapping[str, Constant]
+    constants: Mapping[Text, Constant]
     delegates: tuple[DelegateEntry, ...]
-    methods: Mapping[str, MethodPlan]
+    methods: Mapping[Text, MethodPlan]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends whose delegates it runs, by name."""
+        return tuple(sorted({entry.backend for entry in self.delegates}))
+
+    @property
+    def target(self) -> TargetEntry | None:
+        """The machine that its native code needs."""
+        return next((entry.target for entry in self.delegates if entry.target is not None), None)
+
+    def validate(self) -> None:
+        for name, constant in self.constants.items():
+            with within(f".constants[{name!r:.80}]"):
+                check_view(constant, self.storages)
+        files: dict[str, str] = {}
+        for index, entry in enumerate(self.delegates):
+            with within(f".delegates[{index}]"):
+                for name in entry.constants:
+                    if name not in self.constants:
+                        raise Damage(f"the unknown constant `{name[:80]}`")
+                for name, data in entry.data.items():
+                    if files.setdefault(name, data.file) != data.file:
+                        raise Damage(f"the name {name!r:.80} for another file than elsewhere")
+        for name, method in self.methods.items():
+            with within(f".methods[{name!r:.80}]"):
+                check_method(method, Scope(self.constants, len(self.delegates), method.symbols))
 
 
 def read_plan(data: bytes, where: str) -> Plan:
@@ -86,124 +110,88 @@ def read_plan(data: bytes, where: str) -> Plan:
     Raises:
         ProgramError: if it is damaged, or from a newer hatch-lower.
     """
-    value = parse_json(data, where)
-    check_schema(value, PLAN_SCHEMA, where)
-    try:
-        fields = read_fields(value, frozenset({"schema", "storages", "constants", "delegates", "methods"}), where)
-        storages = tuple(
-            read_storage(each, f"{where}: storages[{index}]")
-            for index, each in enumerate(read_list(fields["storages"], where))
-        )
-        constants = {
-            read_text(name, where): read_constant(each, storages, f"{where}: constants[{name!r:.80}]")
-            for name, each in read_object(fields["constants"], where).items()
-        }
-        delegates = tuple(
-            read_delegate(each, constants, f"{where}: delegates[{index}]")
-            for index, each in enumerate(read_list(fields["delegates"], where))
-        )
-        _check_data(delegates, where)
-        methods = {
-            read_text(name, where): _read_method(each, constants, len(delegates), f"{where}: methods[{name!r:.80}]")
-            for name, each in read_object(fields["methods"], where).items()
-        }
-    except RecursionError:
-        refuse(where, "JSON that nests too deeply")
-    return Plan(storages, constants, delegates, methods)
+    return read_file(Plan, data, PLAN_SCHEMA, where)
 
 
 def write_plan(plan: Plan) -> bytes:
     """Return the plan as canonical JSON, which `read_plan` reads back to an equal plan."""
-    return canonical_json(
-        {
-            "schema": PLAN_SCHEMA,
-            "storages": [storage_json(each) for each in plan.storages],
-            "constants": {name: constant_json(each) for name, each in plan.constants.items()},
-            "delegates": [delegate_json(each) for each in plan.delegates],
-            "methods": {name: _method_json(each) for name, each in plan.methods.items()},
-        }
-    )
+    return canonical_json({"schema": PLAN_SCHEMA, **encode(plan, packaged=True)})
 
 
-def _check_data(delegates: Iterable[DelegateEntry], where: str) -> None:
-    """Refuse one name for two files of named data."""
-    files: dict[str, str] = {}
-    for index, entry in enumerate(delegates):
-        for name, data in entry.data.items():
-            if files.setdefault(name, data.file) != data.file:
-                refuse(f"{where}: delegates[{index}]", f"the name {name!r:.80} for another file than elsewhere")
+def check_method(method: MethodPlan, scope: Scope) -> None:
+    """Refuse a method that refers to what the plan or the method does not have."""
+    for index, entry in enumerate(method.inputs):
+        with within(f".inputs[{index}]"):
+            check_declared(entry, scope.symbols)
+    with within(".graph"):
+        check_graph(method.graph, scope)
+    slots = {*method.graph.inputs, *(instruction.out for instruction in method.graph.instructions)}
+    with within(".mutations"):
+        for name, source in method.mutations:
+            if name not in scope.constants or not scope.constants[name].mutable:
+                raise Damage(f"{name!r:.80} instead of a mutable constant")
+            check_source(source, slots, scope)
+    with within(".input_mutations"):
+        for position, source in method.input_mutations:
+            if position >= len(method.inputs) or not isinstance(method.inputs[position], TensorInput):
+                raise Damage(f"input {position}, which is no tensor")
+            check_source(source, slots, scope)
 
 
-def _read_method(value: Any, constants: Mapping[str, Constant], delegates: int, where: str) -> MethodPlan:
-    names = frozenset(
-        {"parameters", "inputs", "symbols", "graph", "mutations", "input_mutations", "outputs"},
-    )
-    fields = read_fields(value, names, where)
-    parameters = tuple(
-        _read_parameter(each, f"{where}.parameters[{index}]")
-        for index, each in enumerate(read_list(fields["parameters"], where))
-    )
-    if len({each.name for each in parameters}) != len(parameters):
-        refuse(where, "two parameters of one name")
-    if [each.kind for each in parameters] != sorted((each.kind for each in parameters), reverse=True):
-        refuse(where, "a positional parameter after a keyword one")
-    symbols = read_symbols(fields["symbols"], f"{where}.symbols")
-    inputs = tuple(
-        read_input(each, symbols, f"{where}.inputs[{index}]")
-        for index, each in enumerate(read_list(fields["inputs"], where))
-    )
-    graph = read_graph(fields["graph"], Scope(constants, delegates, symbols), f"{where}.graph")
-    leaves = sum(count_leaves(each.tree) for each in parameters)
-    if not leaves == len(inputs) == len(graph.inputs):
-        refuse(where, f"{leaves} leaves, {len(inputs)} inputs, {len(graph.inputs)} graph inputs")
-    outputs = read_tree(fields["outputs"], f"{where}.outputs")
-    if count_leaves(outputs) != len(graph.outputs):
-        refuse(where, f"{count_leaves(outputs)} output leaves for {len(graph.outputs)} graph outputs")
-    slots = frozenset(graph.inputs) | {each.out for each in graph.instructions}
-    mutations = []
-    for each in read_list(fields["mutations"], where):
-        name, source = read_pair(each, f"{where}.mutations")
-        if not isinstance(name, str) or name not in constants or not constants[name].mutable:
-            refuse(f"{where}.mutations", f"{name!r:.80} instead of a mutable constant")
-        mutations.append((name, _read_reference(source, slots, constants, f"{where}.mutations")))
-    input_mutations = []
-    for each in read_list(fields["input_mutations"], where):
-        index, source = read_pair(each, f"{where}.input_mutations")
-        position = read_natural(index, f"{where}.input_mutations")
-        if position >= len(inputs) or not isinstance(inputs[position], TensorInput):
-            refuse(f"{where}.input_mutations", f"input {position}, which is no tensor")
-        input_mutations.append((position, _read_reference(source, slots, constants, f"{where}.input_mutations")))
-    return MethodPlan(parameters, inputs, symbols, graph, tuple(mutations), tuple(input_mutations), outputs)
+def check_source(source: Argument, slots: set[int], scope: Scope) -> None:
+    """Refuse to copy what is no value or constant of a method's top graph."""
+    if not isinstance(source, Value | ConstantName):
+        raise Damage("neither a slot nor a constant")
+    check_references(source, slots, scope.constants)
 
 
-def _read_parameter(value: Any, where: str) -> Parameter:
-    fields = read_fields(value, frozenset({"name", "kind", "tree"}), where)
-    if fields["kind"] not in ("positional", "keyword"):
-        refuse(where, f"a parameter of kind {fields['kind']!r:.40}")
-    return Parameter(read_identifier(fields["name"], where), fields["kind"], read_tree(fields["tree"], where))
+def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
+    """Refuse a plan that the manifest contradicts: the choice of a recipe trusts the manifest, running it the plan.
+
+    Args:
+        plan: the recipe's.
+        recipe: what the manifest says of it.
+        where: the plan's file.
+
+    Raises:
+        ProgramError: if the plan has other methods, runs other backends, or needs another machine.
+    """
+    for what, stated, listed in (
+        ("the methods", names_text(plan.methods), names_text(recipe.methods)),
+        ("the backends", names_text(plan.backends), names_text(recipe.backends)),
+        ("the machine", machine_text(plan.target), machine_text(recipe.target)),
+    ):
+        if stated != listed:
+            raise ProgramError(
+                "the plan and the manifest contradict each other",
+                where=where,
+                found=f"{what} {stated}, where the manifest says {listed}",
+                hint="install the distribution again; if that does not help, build its wheel again",
+            )
 
 
-def _read_reference(
-    value: Any, slots: frozenset[int], constants: Mapping[str, Constant], where: str
-) -> Value | ConstantName:
-    """Return a value or constant of a method's top graph."""
-    reference = read_argument(value, where)
-    if isinstance(reference, Value) and reference.slot in slots:
-        return reference
-    if isinstance(reference, ConstantName) and reference.name in constants:
-        return reference
-    refuse(where, "neither a slot nor a constant")
+def names_text(names: Iterable[str]) -> str:
+    """Return names for a message."""
+    return ", ".join(f"`{name:.80}`" for name in sorted(names)) or "none"
 
 
-def _method_json(method: MethodPlan) -> dict[str, Any]:
-    return {
-        "parameters": [
-            {"name": each.name, "kind": each.kind, "tree": tree_json(each.tree)} for each in method.parameters
-        ],
-        "inputs": [input_json(each) for each in method.inputs],
-        "symbols": symbols_json(method.symbols),
-        "graph": graph_json(method.graph),
-        "mutations": [[name, argument_json(source)] for name, source in method.mutations],
-        "input_mutations": [[index, argument_json(source)] for index, source in method.input_mutations],
-        "outputs": tree_json(method.outputs),
-    }
+def machine_text(target: TargetEntry | None) -> str:
+    """Return a machine for a message."""
+    return f"{target.system:.40} {target.machine:.40}, {target.isa:.40}" if target is not None else "any"
+
+
+def signature_text(name: str, method: MethodPlan) -> str:
+    """Return `embed(image: float32[batch, 1, 8, 8], *, scale: the value 2); batch from 1 to 1024`."""
+    leaves = (input_text(entry, method.symbols) for entry in method.inputs)
+    texts = []
+    for parameter in method.parameters:
+        if parameter.kind == "keyword" and "*" not in texts:
+            texts.append("*")
+        texts.append(f"{parameter.name}: {tree_text(parameter.tree, leaves.__next__)}")
+    return "; ".join([f"{name}({', '.join(texts)})", *range_texts(method.inputs, method.symbols)])
+
+
+def input_texts(method: MethodPlan) -> dict[str, str]:
+    """Return a method's inputs in words, by the paths that lead to them: `image`, `boxes[0]`."""
+    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
+    return {path: input_text(value, method.symbols) for path, value in zip(paths, method.inputs, strict=True)}

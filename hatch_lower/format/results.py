@@ -1,4 +1,8 @@
-"""What a build puts into the wheel and says about it. A build of what is known needs no more than this of a report."""
+"""What a build puts into the wheel and says about it.
+
+A build of what is known needs no more than this, and is to take 50 ms at most: the whole of a
+report is in `format/record.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.canonical import canonical_json
 from hatch_lower.frozen import Frozen
+
+MANIFEST_SCHEMA = 1
+SBOM_FILE = "hatch-lower.cdx.json"
+"""The SBOM's name below `.dist-info/sboms` in each wheel that the hook took part in."""
 
 
 class PayloadFile(Frozen):
@@ -97,3 +106,29 @@ class BuildResult(Frozen):
     requirements: tuple[str, ...]
     native: tuple[Path, ...]
     models: tuple[ModelResult, ...] = ()
+
+
+def package_manifest(
+    distribution: str, version: str, hatch_lower: str, torch: str, tools: Mapping[str, str], models: Mapping[str, Any]
+) -> bytes:
+    """Return `manifest.json`.
+
+    Args:
+        distribution: name of the project.
+        version: of the project.
+        hatch_lower: version of this package.
+        torch: its version.
+        tools: name to version of what else shaped the programs.
+        models: name to `format.manifest.model_json`, as it was written.
+    """
+    return canonical_json(
+        {
+            "schema": MANIFEST_SCHEMA,
+            "distribution": distribution,
+            "version": version,
+            "hatch_lower": hatch_lower,
+            "torch": torch,
+            "tools": dict(tools),
+            "models": dict(models),
+        }
+    )

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any
 
-from hatch_lower.format.reading import (
-    read_fields,
-    read_identifier,
-    read_integer,
-    read_list,
-    read_pair,
-    read_qualified_name,
-    read_text,
-    refuse,
-)
+from hatch_lower.format.codec import Damage, encode, read_integer, read_list
+from hatch_lower.format.values import read_identifier, read_qualified_name, read_text
 
 DEPTH_LIMIT = 32
+NAME_KEYS = {"namedtuple": "fields", "object": "keys"}
+"""Kind of a container that is an instance of a class, to JSON's key of its names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A tensor, number or other literal."""
+
+    def to_json(self) -> Any:
+        return "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,56 +40,49 @@ class Container:
     type_name: str = ""
     distribution: str = ""
 
+    def to_json(self) -> Any:
+        children = encode(self.children)
+        if self.kind == "dict":
+            return {"dict": [list(pair) for pair in zip(self.keys, children, strict=True)]}
+        if self.kind not in NAME_KEYS:
+            return {self.kind: children}
+        source = {"distribution": self.distribution} if self.distribution else {}
+        return {self.kind: self.type_name, NAME_KEYS[self.kind]: list(self.keys), "children": children, **source}
 
-Tree: TypeAlias = Leaf | Container | None
 
-
-def read_tree(value: Any, where: str, depth: int = 0) -> Tree:
+def read_tree(value: Any, depth: int = 0) -> Leaf | Container | None:
     """Return the tree that `value` describes, of at most 32 levels; null is the value `None`."""
     if value is None:
         return None
     if value == "*":
         return Leaf()
     if depth >= DEPTH_LIMIT:
-        refuse(where, f"containers of more than {DEPTH_LIMIT} levels")
+        raise Damage(f"containers of more than {DEPTH_LIMIT} levels")
     if isinstance(value, dict):
-        if "namedtuple" in value:
-            return _read_named(value, "namedtuple", "fields", where, depth)
-        if "object" in value:
-            return _read_named(value, "object", "keys", where, depth)
+        for kind in NAME_KEYS:
+            if kind in value:
+                return _read_instance(value, kind, depth)
         for kind in ("tuple", "list"):
             if value.keys() == {kind}:
-                return Container(kind, _read_children(value[kind], where, depth))
+                return Container(kind, _read_children(value[kind], depth))
         if value.keys() == {"dict"}:
-            pairs = [read_pair(each, where) for each in read_list(value["dict"], where)]
-            keys = tuple(key if isinstance(key, str) else read_integer(key, where) for key, _ in pairs)
+            pairs = read_list(value["dict"])
+            if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+                raise Damage("a dict without pairs")
+            keys = tuple(key if isinstance(key, str) else read_integer(key) for key, _ in pairs)
             if len(set(keys)) != len(keys):
-                refuse(where, "the same key twice")
-            return Container("dict", tuple(read_tree(child, where, depth + 1) for _, child in pairs), keys)
-    refuse(where, "no tree of containers")
+                raise Damage("the same key twice")
+            return Container("dict", _read_children([child for _, child in pairs], depth), keys)
+    raise Damage("no tree of containers")
 
 
-def tree_json(tree: Tree) -> Any:
-    """Return the JSON value that `read_tree` reads."""
-    if tree is None:
-        return None
-    if isinstance(tree, Leaf):
-        return "*"
-    children = [tree_json(each) for each in tree.children]
-    match tree.kind:
-        case "tuple" | "list":
-            return {tree.kind: children}
-        case "dict":
-            return {"dict": [[key, child] for key, child in zip(tree.keys, children, strict=True)]}
-    keys = "fields" if tree.kind == "namedtuple" else "keys"
-    source = {"distribution": tree.distribution} if tree.distribution else {}
-    return {tree.kind: tree.type_name, keys: list(tree.keys), "children": children, **source}
+Tree = Annotated[Leaf | Container | None, read_tree]
 
 
 def count_leaves(tree: Tree) -> int:
     """Return the number of leaves."""
     if isinstance(tree, Container):
-        return sum(count_leaves(each) for each in tree.children)
+        return sum(map(count_leaves, tree.children))
     return 0 if tree is None else 1
 
 
@@ -121,7 +111,7 @@ def tree_text(tree: Tree, leaves: Callable[[], str]) -> str:
         return "None"
     if isinstance(tree, Leaf):
         return leaves()
-    texts = [tree_text(each, leaves) for each in tree.children]
+    texts = [tree_text(child, leaves) for child in tree.children]
     match tree.kind:
         case "tuple":
             return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
@@ -133,19 +123,20 @@ def tree_text(tree: Tree, leaves: Callable[[], str]) -> str:
     return f"{name}({', '.join(f'{key}={text}' for key, text in zip(tree.keys, texts, strict=True))})"
 
 
-def _read_children(value: Any, where: str, depth: int) -> tuple[Tree, ...]:
-    return tuple(read_tree(each, where, depth + 1) for each in read_list(value, where))
+def _read_children(value: Any, depth: int) -> tuple[Tree, ...]:
+    return tuple(read_tree(child, depth + 1) for child in read_list(value))
 
 
-def _read_named(value: dict[str, Any], kind: str, names: str, where: str, depth: int) -> Container:
+def _read_instance(value: dict[str, Any], kind: str, depth: int) -> Container:
     """Return a `namedtuple` or `object`, whose keys must be identifiers for attribute access."""
-    fields = read_fields(value, frozenset({kind, names, "children"}), where, frozenset({"distribution"}))
-    type_name = read_qualified_name(fields[kind], where)
-    children = _read_children(fields["children"], where, depth)
-    keys = tuple(read_identifier(each, where) for each in read_list(fields[names], where))
+    if value.keys() - {"distribution"} != {kind, NAME_KEYS[kind], "children"}:
+        raise Damage(f"{kind} without just a class, names, children and perhaps a distribution")
+    type_name = read_qualified_name(value[kind])
+    children = _read_children(value["children"], depth)
+    keys = tuple(map(read_identifier, read_list(value[NAME_KEYS[kind]])))
     if len(keys) != len(children) or len(set(keys)) != len(keys):
-        refuse(where, f"{len(keys)} names for {len(children)} children, or one of them twice")
+        raise Damage(f"{len(keys)} names for {len(children)} children, or one of them twice")
     if kind == "namedtuple" and any(key.startswith("_") for key in keys):
-        refuse(where, "a named tuple's field that starts with an underscore")
-    distribution = read_text(fields["distribution"], where) if "distribution" in fields else ""
+        raise Damage("a named tuple's field that starts with an underscore")
+    distribution = read_text(value["distribution"]) if "distribution" in value else ""
     return Container(kind, children, keys, type_name, distribution)

@@ -17,8 +17,7 @@ from hatch_lower.build.sbom import Subject
 from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
-from hatch_lower.format.package import SBOM_FILE
-from hatch_lower.format.results import BuildResult
+from hatch_lower.format.results import SBOM_FILE, BuildResult
 
 LIBRARY = "cyclonedx-python-lib"
 

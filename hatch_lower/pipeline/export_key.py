@@ -27,9 +27,9 @@ from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DEBUG_SCHEMA
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.format.package import MANIFEST_SCHEMA
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import FORMS, BackendRecord, MethodRecord, ModelReport
+from hatch_lower.format.results import MANIFEST_SCHEMA
 from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.emit.anchors import source_lines
 from hatch_lower.pipeline.emit.constants import SpanDigests

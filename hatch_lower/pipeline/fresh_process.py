@@ -139,7 +139,7 @@ def start_fresh() -> FreshProcess | None:
 def read_request(line: bytes) -> Packaged | None:
     # a backend that writes into all descriptors has written here, too
     try:
-        packaged: Packaged = decode(Packaged, json.loads(line))
+        packaged: Packaged = decode(Packaged, json.loads(line), "")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return packaged

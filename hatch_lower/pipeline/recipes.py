@@ -11,7 +11,6 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
-from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.pipeline.exceptions import trim
 from hatch_lower.pipeline.model_build import LoweredRecipe
@@ -66,9 +65,9 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
         plan=lowered.files.plan,
         debug=lowered.files.debug,
         delegates=lowered.files.delegates,
-        backends=backends_in(plan),
+        backends=plan.backends,
         requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project)})),
-        target=target_in(plan),
+        target=plan.target,
         methods=lowered.methods,
         imports=lowered.recipe.imports,
     )

@@ -14,7 +14,6 @@ from hatch_lower.errors import PackageError
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, lowered_modules
-from hatch_lower.format.agreement import backends_in, target_in
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.pipeline.capture import capture_program
 from hatch_lower.pipeline.emit.constants import merge_storages
@@ -67,9 +66,9 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         plan=files.plan,
         debug=files.debug,
         delegates=files.delegates,
-        backends=backends_in(emitted.plan),
+        backends=emitted.plan.backends,
         requirements=emitted.requirements(),
-        target=target_in(emitted.plan),
+        target=emitted.plan.target,
         methods={name: count_method(program) for name, program in programs.items()},
     )
     entry = ModelEntry(order=(RECIPE,), constants=stored, check=None, recipes={RECIPE: recipe})

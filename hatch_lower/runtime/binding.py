@@ -66,7 +66,7 @@ def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Express
             for dimension, expression in enumerate(entry.shape):
                 yield index, dimension, expression
         elif isinstance(entry, SymbolInput):
-            yield index, None, entry.expression
+            yield index, None, entry.expr
 
 
 def solve(expression: Expression, symbol: str, result: Expression) -> Expression | None:

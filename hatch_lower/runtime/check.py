@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from hatch_lower.errors import LowerError
-from hatch_lower.format.agreement import check_agreement
 from hatch_lower.format.arguments import Literal, Special
-from hatch_lower.format.dtypes import DTYPES
 from hatch_lower.format.expression import evaluate, symbols_in
 from hatch_lower.format.inputs import LiteralInput, TensorInput
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
-from hatch_lower.format.plan import MethodPlan, Plan, read_plan
+from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
+from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import choose_builder, take_apart
 from hatch_lower.runtime.executor import Executor
@@ -191,8 +190,8 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -
             leaves.append(tensor)
         elif isinstance(entry, LiteralInput):
             leaves.append(literal_value(entry.value))
-        elif symbols_in(entry.expression) <= sizes.keys():
-            leaves.append(evaluate(entry.expression, sizes))
+        elif symbols_in(entry.expr) <= sizes.keys():
+            leaves.append(evaluate(entry.expr, sizes))
         else:
             return [], f"its input {index + 1} is an integer, which is not packaged"
     return leaves, ""

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.plan import Plan
-from hatch_lower.format.signature import signature_text
+from hatch_lower.format.plan import Plan, signature_text
 from hatch_lower.runtime.writer import MethodWriter
 
 

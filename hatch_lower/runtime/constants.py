@@ -6,6 +6,7 @@ import math
 import mmap
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,22 @@ from torch import Tensor
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode, parse_json, refuse
 from hatch_lower.format.constants import Constant, Storage, content_key
-from hatch_lower.format.dtypes import DTYPES
-from hatch_lower.format.reading import parse_json, read_fields, read_list, read_natural, read_object, read_pair, refuse
+from hatch_lower.format.values import DTYPES, Natural
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000
 """safetensors' own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a safetensors header says of a tensor."""
+
+    dtype: str
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
 
 
 class ConstantsFile:
@@ -55,7 +65,7 @@ class ConstantsFile:
         prefix = self._mapping[: self._begin]
         if header_sha256 and sha256_bytes(prefix) != header_sha256:
             refuse(where, "a header with another sha256 than the manifest says")
-        self._header: dict[str, Any] = read_object(parse_json(prefix[LENGTH_BYTES:], where), where)
+        self._header: Mapping[str, Any] = decode(Mapping[str, Any], parse_json(prefix[LENGTH_BYTES:], where), where)
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
         """Return the tensor of each storage, over the mapped memory.
@@ -76,35 +86,41 @@ class ConstantsFile:
 
     def _tensor(self, key: str) -> Tensor:
         where = f"{self._where}: {key!r:.80}"
-        fields = read_fields(self._header[key], frozenset({"dtype", "shape", "data_offsets"}), where)
-        names = [name for name, each in DTYPES.items() if each.safetensors and each.safetensors == fields["dtype"]]
+        entry = self._entry(key)
+        names = [name for name, stored in DTYPES.items() if stored.safetensors and stored.safetensors == entry.dtype]
         if not names:
-            refuse(where, f"the dtype {fields['dtype']!r:.40}")
-        shape = [read_natural(each, where) for each in read_list(fields["shape"], where)]
+            refuse(where, f"the dtype {entry.dtype!r:.40}")
         try:
-            return self._span(Storage(key, names[0], math.prod(shape)), shape).reshape(shape)
+            storage = Storage(key, names[0], math.prod(entry.shape))
+            return self._span(storage, entry.shape).reshape(entry.shape)
         except RuntimeError as error:
             refuse(where, f"sizes that no tensor has ({error})")
 
     def _whole_span(self, storage: Storage) -> Tensor:
-        span = self._span(storage, [storage.length])
+        span = self._span(storage, (storage.length,))
         if storage.may_hold_indices:
-            begin, end = self._header[storage.key]["data_offsets"]
+            begin, end = self._entry(storage.key).data_offsets
             with memoryview(self._mapping) as content:
                 sha256 = sha256_bytes(content[self._begin + begin : self._begin + end])
             if content_key(storage.dtype, sha256) != storage.key:
                 refuse(f"{self._where}: {storage.key!r:.80}", "other integers than were packaged")
         return span
 
-    def _span(self, storage: Storage, shape: list[int]) -> Tensor:
+    def _entry(self, key: str) -> TensorEntry:
+        entry: TensorEntry = decode(TensorEntry, self._header[key], f"{self._where}: {key!r:.80}")
+        return entry
+
+    def _span(self, storage: Storage, shape: tuple[int, ...]) -> Tensor:
         where = f"{self._where}: {storage.key!r:.80}"
         if storage.key not in self._header or storage.key == "__metadata__":
             refuse(where, "no such tensor")
-        fields = read_fields(self._header[storage.key], frozenset({"dtype", "shape", "data_offsets"}), where)
-        if fields["dtype"] != DTYPES[storage.dtype].safetensors or fields["shape"] != shape:
+        entry = self._entry(storage.key)
+        if entry.dtype != DTYPES[storage.dtype].safetensors or entry.shape != shape:
             refuse(where, f"a tensor of another dtype or shape than the plan's {storage.dtype}[{storage.length}]")
         limit = len(self._mapping) - self._begin
-        begin, end = (read_natural(each, where, limit) for each in read_pair(fields["data_offsets"], where))
+        begin, end = entry.data_offsets
+        if end > limit:
+            refuse(where, f"the bytes {begin} to {end} of {limit}")
         if end - begin != storage.length * DTYPES[storage.dtype].size:
             refuse(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
         dtype = getattr(torch, storage.dtype)

@@ -58,7 +58,7 @@ class InputWriter:
                 lines += self._check_literal(index, entry, leaf)
             elif isinstance(entry, SymbolInput):
                 lines.append(f"if {self._type()}({leaf}) is not {self._bound(int)}: {self._refuse_one(index, leaf)}")
-                sizes.append((leaf, entry.expression, index, None))
+                sizes.append((leaf, entry.expr, index, None))
             else:
                 lines += self._check_tensor(index, entry, leaf)
                 if any(symbols_in(each) for each in entry.shape):
@@ -261,7 +261,7 @@ def expressions_of(entry: Input) -> tuple[Expression, ...]:
     """Return every expression of an input."""
     if isinstance(entry, TensorInput):
         return (*entry.shape, *entry.stride)
-    return (entry.expression,) if isinstance(entry, SymbolInput) else ()
+    return (entry.expr,) if isinstance(entry, SymbolInput) else ()
 
 
 def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:
@@ -279,7 +279,7 @@ def range_code(symbol: Symbol, variable: str, *, is_solved: bool = False) -> str
 
     `is_solved`: it was computed from a tensor's size, and may be negative.
     """
-    tests = [f"{variable} < {symbol.minimum}"] if symbol.minimum > 0 or is_solved else []
-    if symbol.maximum is not None:
-        tests.append(f"{variable} > {symbol.maximum}")
+    tests = [f"{variable} < {symbol.min}"] if symbol.min > 0 or is_solved else []
+    if symbol.max is not None:
+        tests.append(f"{variable} > {symbol.max}")
     return " or ".join(tests)

@@ -11,19 +11,26 @@ from pathlib import Path
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.errors import ProgramError, nearest
-from hatch_lower.format.package import SBOM_FILE
-from hatch_lower.format.reading import (
-    check_schema,
-    parse_json,
-    read_fields,
-    read_object,
-    read_path,
-    read_qualified_name,
-)
+from hatch_lower.format.codec import read_file
+from hatch_lower.format.results import SBOM_FILE
+from hatch_lower.format.values import QualifiedName, RelativePath
 from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
 EAGER_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EagerFile:
+    """`eager.json`, which an editable build with `editable = "eager"` writes.
+
+    Args:
+        models: name to the entry point.
+        assets: model's name to its files, relative to the folder of this one.
+    """
+
+    models: Mapping[str, QualifiedName]
+    assets: Mapping[str, Mapping[str, RelativePath]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +181,11 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
 
 
 def read_eager(path: Path) -> dict[str, EagerEntry]:
-    """Return the entry points in the file that an editable build with `editable = "eager"` writes."""
-    where = str(path)
-    value = parse_json(read_bytes(path), where)
-    check_schema(value, EAGER_SCHEMA, where)
-    fields = read_fields(value, frozenset({"schema", "models"}), where, optional=frozenset({"assets"}))
-    assets = {
-        model: {name: path.parent / read_path(each, where) for name, each in read_object(paths, where).items()}
-        for model, paths in read_object(fields.get("assets", {}), where).items()
-    }
+    """Return the models of an `eager.json`."""
+    file = read_file(EagerFile, read_bytes(path), EAGER_SCHEMA, str(path))
     return {
-        name: EagerEntry(read_qualified_name(each, where), assets.get(name, {}))
-        for name, each in read_object(fields["models"], where).items()
+        model: EagerEntry(export, {name: path.parent / asset for name, asset in file.assets.get(model, {}).items()})
+        for model, export in file.models.items()
     }
 
 

@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from hatch_lower.errors import InputError, ProgramError, nearest
-from hatch_lower.format.agreement import check_agreement
+from hatch_lower.format.codec import refuse
 from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
-from hatch_lower.format.plan import Plan, read_plan
-from hatch_lower.format.reading import refuse
+from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.data import weight_files
 from hatch_lower.runtime.delegates import Delegate
@@ -233,10 +232,7 @@ def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile |
 def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
     """Return the debug map of a recipe."""
     where = str(folder.path / entry.path)
-    try:
-        return read_debug(folder.read(entry), where)
-    except RecursionError:
-        refuse(where, "JSON that nests too deeply")
+    return read_debug(folder.read(entry), where)
 
 
 def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:

@@ -130,7 +130,7 @@ class LoadedModel:
             ProgramError: if the debug file is damaged, or the model runs eagerly.
         """
         self._check_method(method)
-        return self._provenance.read_debug().methods.get(method, MethodDebug())
+        return self._provenance.read_debug().methods.get(method, MethodDebug({}, {}, {}, ()))
 
     def clone(self) -> LoadedModel:
         """Return another instance: it shares constants and code, and owns a copy of the current state."""

@@ -146,11 +146,11 @@ def resolve_operators(graph: Graph, where: str) -> Operators:
         schema = operators[call.op]._schema
         positional = sum(not each.kwarg_only for each in schema.arguments)
         known = {each.name for each in schema.arguments[len(call.args) :]}
-        if len(call.args) > positional or not known.issuperset(name for name, _ in call.kwargs):
+        if len(call.args) > positional or not known.issuperset(call.kwargs):
             raise ProgramError(
                 "the program calls an operator with arguments that it does not take",
                 where=where,
-                found=f"{len(call.args)} arguments and {[name for name, _ in call.kwargs]} for {schema}",
+                found=f"{len(call.args)} arguments and {list(call.kwargs)} for {schema}",
                 hint="install the torch version that the program requires",
             )
     return operators

@@ -14,7 +14,7 @@ from torch import Tensor
 from hatch_lower.errors import CallError, InputError, LowerError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import evaluate, expression_text, symbols_in
-from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, symbols_text
+from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.binding import SIZE, Binding
 
@@ -98,14 +98,10 @@ class Refusals:
             )
 
     def _size_mismatch(self, entry: Input, value: Any, sizes: Mapping[str, int]) -> str:
-        labels = {name: each.label for name, each in self._plan.symbols.items()}
+        labels = {name: each.name for name, each in self._plan.symbols.items()}
         if isinstance(entry, LiteralInput):
             return ""
-        pairs = (
-            zip(entry.shape, value.shape, strict=True)
-            if isinstance(entry, TensorInput)
-            else [(entry.expression, value)]
-        )
+        pairs = zip(entry.shape, value.shape, strict=True) if isinstance(entry, TensorInput) else [(entry.expr, value)]
         for dimension, (expression, size) in enumerate(pairs):
             name = f"dimension {dimension} is {size}" if isinstance(entry, TensorInput) else f"it is {size}"
             if not symbols_in(expression) <= sizes.keys():
@@ -116,15 +112,15 @@ class Refusals:
                 return f"{name}, which must be {text}" + ("" if isinstance(expression, int) else f" = {expected}")
             for symbol in sorted(symbols_in(expression)):
                 limits = self._plan.symbols[symbol]
-                if sizes[symbol] < limits.minimum:
-                    return f"{name}, but {limits.label} must be at least {limits.minimum}"
-                if limits.maximum is not None and sizes[symbol] > limits.maximum:
-                    return f"{name}, but {limits.label} must be at most {limits.maximum}"
+                if sizes[symbol] < limits.min:
+                    return f"{name}, but {limits.name} must be at least {limits.min}"
+                if limits.max is not None and sizes[symbol] > limits.max:
+                    return f"{name}, but {limits.name} must be at most {limits.max}"
         return ""
 
     def _refuse(self, index: int, value: Any, reason: str) -> NoReturn:
         entry = self._plan.inputs[index]
-        ranges = symbols_text(entry, self._plan.symbols)
+        ranges = ", ".join(range_texts([entry], self._plan.symbols))
         what = f"method `{self._method}` takes {input_text(entry, self._plan.symbols)} for `{self._paths[index]}`"
         raise InputError(
             f"{what}, {ranges}" if ranges else what,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import hatch_lower
-from hatch_lower.format.reading import refuse
+from hatch_lower.format.codec import refuse
 from hatch_lower.runtime.installed import normal_name, read_field
 
 RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9})*"

@@ -6,11 +6,9 @@ import functools
 import importlib.metadata
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
-from hatch_lower.format.delegates import target_json
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.requirements import requirement_reason
@@ -120,8 +118,7 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
         reason = requirement_reason(text, where)
         if reason is not None:
             return reason
-    target: Any = target_json(recipe.target)
-    reason = unsupported_reason(target) if target is not None else None
+    reason = unsupported_reason(recipe.target) if recipe.target is not None else None
     if reason is not None:
         return reason
     return next(filter(None, map(kinds.missing_reason, recipe.backends)), None)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.canonical import sha256_file
-from hatch_lower.format.reading import (
-    check_schema,
-    parse_json,
-    read_digest,
-    read_fields,
-    read_integer,
-    read_object,
-    read_pair,
-)
+from hatch_lower.format.codec import read_file
+from hatch_lower.format.values import Digest
 from hatch_lower.runtime.classes import editable_folder
 from hatch_lower.runtime.files import PackagedFolder, read_bytes
 
 SOURCES = "sources.json"
 SOURCES_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The files that exports read: model to the file's path below the project, its time in nanoseconds and digest."""
+
+    models: Mapping[str, Mapping[str, tuple[int, Digest]]]
 
 
 def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
@@ -38,16 +40,8 @@ def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
         root = None
     if root is None:
         return []
-    where = str(path)
-    value = parse_json(read_bytes(path), where)
-    check_schema(value, SOURCES_SCHEMA, where)
-    models = read_object(read_fields(value, frozenset({"schema", "models"}), where)["models"], where)
-    changed = []
-    for name, entry in read_object(models.get(model, {}), where).items():
-        time, digest = read_pair(entry, where)
-        if has_changed(Path(root, name), read_integer(time, where), read_digest(digest, where)):
-            changed.append(name)
-    return changed
+    sources = read_file(Sources, read_bytes(path), SOURCES_SCHEMA, str(path)).models.get(model, {})
+    return [name for name, (time, digest) in sources.items() if has_changed(Path(root, name), time, digest)]
 
 
 def has_changed(path: Path, time: int, digest: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from pathlib import Path
+
+from hatch_lower.format.delegates import TargetEntry
 
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
@@ -18,22 +19,18 @@ BASELINES = {"aarch64": "armv8-a"}
 """What every machine of an architecture without levels can run."""
 
 
-def unsupported_reason(target: Mapping[str, str], cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return why code for `target` cannot run on this machine, or `None` if it can.
 
     Args:
-        target: `system` and `machine` as `platform` gives them, and `isa`, the instruction set level.
+        target: what it was compiled for.
         cpuinfo: where Linux describes the processor.
     """
-    here = {"system": platform.system(), "machine": platform.machine()}
-    for key, value in here.items():
-        if target.get(key) != value:
-            return f"it was compiled for {target.get('system')} on {target.get('machine')}, and this is " + (
-                f"{here['system']} on {here['machine']}"
-            )
-    isa = target.get("isa", "")
-    if here["machine"] in BASELINES:
-        return None if isa == BASELINES[here["machine"]] else f"its instruction set `{isa}` is unknown here"
+    system, machine, isa = platform.system(), platform.machine(), target.isa
+    if (target.system, target.machine) != (system, machine):
+        return f"it was compiled for {target.system} on {target.machine}, and this is {system} on {machine}"
+    if machine in BASELINES:
+        return None if isa == BASELINES[machine] else f"its instruction set `{isa}` is unknown here"
     if isa not in [name for name, _ in LEVELS]:
         return f"its instruction set `{isa}` is unknown here"
     flags = cpu_flags(cpuinfo)

@@ -188,9 +188,7 @@ class MethodWriter:
                 return self._write_delegate(instruction, args, out, symbols, specs)
             case Cond():
                 predicate = self._argument(instruction.predicate, variables)
-                yes, no = (
-                    self._call_graph(each, args, symbols) for each in (instruction.true_graph, instruction.false_graph)
-                )
+                yes, no = (self._call_graph(each, args, symbols) for each in (instruction.true, instruction.false))
                 return [f"{out} = {yes} if {predicate} else {no}"]
             case While():
                 return self._write_while(instruction, args, out, variables, symbols)
@@ -315,7 +313,7 @@ class MethodWriter:
 
     def _keywords(self, call: OpCall, variables: Mapping[int, str]) -> Iterator[str]:
         """Yield keyword arguments; `from`, which torch uses and Python reserves, through a dict."""
-        for name, argument in call.kwargs:
+        for name, argument in call.kwargs.items():
             code = self._argument(argument, variables)
             if keyword.iskeyword(name):
                 yield f"**{{{self.names.bind('key', name, ('key', name))}: {code}}}"

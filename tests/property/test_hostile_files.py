@@ -301,7 +301,7 @@ RICH = plan_value(
                 parameter("x1", {"namedtuple": "collections:Pair", "fields": ["a"], "children": ["*"]}),
                 parameter("x2", kind="keyword"),
             ],
-            symbols={"s0": {"min": 1, "max": 8, "name": "batch"}, "s1": {"min": 0, "max": None}},
+            symbols={"s0": {"min": 1, "max": 8, "name": "batch"}, "s1": {"min": 0, "max": None, "name": "s1"}},
             tree={
                 "object": "collections:OrderedDict",
                 "keys": ["a", "b", "c"],

@@ -27,7 +27,7 @@ def product(*factors: Any) -> Any:
 def tensor_input(*shape: Any, dtype: str = "float32", stride: Sequence[Any] | None = None) -> dict[str, Any]:
     """Return an INPUT, contiguous unless strides are given."""
     steps = contiguous(shape) if stride is None else list(stride)
-    return {"kind": "tensor", "dtype": dtype, "shape": list(shape), "stride": steps, "device": "cpu"}
+    return {"kind": "tensor", "dtype": dtype, "shape": list(shape), "stride": steps}
 
 
 def contiguous(shape: Sequence[Any]) -> list[Any]:

@@ -11,8 +11,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.errors import ConfigError
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, model_json, write_manifest
-from hatch_lower.format.package import package_manifest
-from hatch_lower.format.results import ModelResult
+from hatch_lower.format.results import ModelResult, package_manifest
 
 ENTRY = ModelEntry(("default",), None, None, {})
 

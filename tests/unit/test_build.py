@@ -548,7 +548,7 @@ def test_a_report_survives_json(tmp_path: Path) -> None:
         {"gcc": "13"},
         "2.13.0",
     )
-    assert decode(ModelReport, json.loads(json.dumps(encode(report)))) == report
+    assert decode(ModelReport, json.loads(json.dumps(encode(report))), "") == report
 
 
 def test_the_environment_of_a_child() -> None:

@@ -48,7 +48,7 @@ DELEGATED = Plan(
                 (
                     DelegateCall(0, (Value(0),), (IMAGE,), (IMAGE,), 1),
                     PythonCall("getitem", (Value(1), 0), 2),
-                    OpCall("aten.cumsum.default", (Value(2), 0), (), 3),
+                    OpCall("aten.cumsum.default", (Value(2), 0), {}, 3),
                 ),
                 (Value(3),),
             ),
@@ -67,7 +67,7 @@ PORTABLE = Plan(
             PARAMETERS,
             (IMAGE,),
             SYMBOLS,
-            Graph((0,), (OpCall("aten.mul.Tensor", (Value(0), ConstantName("weight")), (), 1),), (Value(1),)),
+            Graph((0,), (OpCall("aten.mul.Tensor", (Value(0), ConstantName("weight")), {}, 1),), (Value(1),)),
             (),
             (),
             Container("dict", (Leaf(),), ("logits",)),
@@ -499,7 +499,7 @@ def test_a_debug_map_that_nests_without_end_is_one_message(tmp_path: Path) -> No
     files = relisted(packaged_files(), "digits/default.debug.json", b"[" * 100_000)
     result = run("debug", write_wheel(tmp_path / "deep.whl", files), "forward")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "error: the debug map is damaged\n" in result.stderr
+    assert "error: a packaged program file is damaged\n" in result.stderr
 
 
 def test_a_bare_word_is_a_name_whatever_lies_here(wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

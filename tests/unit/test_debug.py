@@ -155,13 +155,13 @@ def test_origins_of_instructions_and_delegate_instructions() -> None:
 def test_damaged_files_are_refused(change: Any) -> None:
     value = json.loads(write_debug(example()))
     change(value)
-    with pytest.raises(ProgramError, match="the debug map is damaged\n  where: default"):
+    with pytest.raises(ProgramError, match="a packaged program file is damaged\n  where: default"):
         read_debug(json.dumps(value).encode(), "default.debug.json")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{", b"3"])
 def test_other_files_are_refused(data: bytes) -> None:
-    with pytest.raises(ProgramError, match="the debug map is damaged"):
+    with pytest.raises(ProgramError, match="a packaged program file is damaged"):
         read_debug(data, "default.debug.json")
 
 
@@ -169,6 +169,6 @@ def test_a_newer_schema_is_refused() -> None:
     with pytest.raises(ProgramError) as caught:
         read_debug(b'{"schema":2}', "digits/default.debug.json")
     assert str(caught.value) == (
-        "the debug map needs a newer hatch-lower\n  where: digits/default.debug.json\n"
-        "  found: schema 2; this version reads up to 1\n  to do: upgrade hatch-lower"
+        "a packaged program needs a newer hatch-lower\n  where: digits/default.debug.json\n"
+        "  found: schema 2; this hatch-lower reads schema 1\n  to do: upgrade hatch-lower"
     )

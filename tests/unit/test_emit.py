@@ -352,7 +352,7 @@ def test_nested_branches() -> None:
     emitted = check(made, (torch.ones(2, 3),), (torch.ones(2, 3) * -1,), (torch.ones(2, 3) * 9,))
     graph = emitted.plan.methods["forward"].graph
     (outer,) = [each for each in graph.instructions if isinstance(each, Cond)]
-    assert any(isinstance(each, Cond) for each in outer.true_graph.instructions)
+    assert any(isinstance(each, Cond) for each in outer.true.instructions)
 
 
 def test_a_branch_on_a_size() -> None:

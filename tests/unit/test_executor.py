@@ -44,7 +44,7 @@ from hatch_lower.runtime.operators import PYTHON_FUNCTIONS, PYTHON_TEMPLATES
 
 pytestmark = pytest.mark.torch
 
-ANY = {"min": 0, "max": None}
+ANY = {"min": 0, "max": None, "name": "any"}
 IMAGE = tensor_input("s0", 1, 8, 8)
 VECTOR = tensor_input(4)
 ADD = "aten.add.Tensor"
@@ -216,7 +216,7 @@ def test_strides_as_exported() -> None:
 
 def test_strides_that_do_not_matter() -> None:
     entry = tensor_input("s0", 3, stride=[3, 1])
-    executor = executor_of(delegated(entry, {"s0": {"min": 0, "max": None}}))
+    executor = executor_of(delegated(entry, {"s0": {"min": 0, "max": None, "name": "s0"}}))
     one = torch.randn(8, 3)[::8]
     empty = torch.empty_strided((0, 3), (7, 5))
     for each in (one, empty):
@@ -297,7 +297,9 @@ def returned(monkeypatch: pytest.MonkeyPatch, *outputs: Any, expected: Sequence[
     """Call a delegate that returns the outputs and should return others, with rows as the only size."""
     monkeypatch.setattr(Returning, "outputs", list(outputs))
     body = [call(0, [v(0)], [tensor_input("s0", 4)], 1, expected), python("getitem", v(1), 0, out=2)]
-    forward = method([tensor_input("s0", 4)], body, v(2), symbols={**BATCH, "u0": {"min": 0, "max": None}})
+    forward = method(
+        [tensor_input("s0", 4)], body, v(2), symbols={**BATCH, "u0": {"min": 0, "max": None, "name": "u0"}}
+    )
     plan = plan_value(forward=forward, delegates=[delegate_entry("returning")])
     executor = executor_of(plan, delegates={"returning": Returning}, **fields)
     return executor.methods["forward"](torch.zeros(3, 4))
@@ -360,7 +362,7 @@ def test_an_output_may_be_the_clone_of_a_view(monkeypatch: pytest.MonkeyPatch, o
 
 
 def test_a_size_that_depends_on_data() -> None:
-    symbols = {"u0": {"min": 0, "max": None}}
+    symbols = {"u0": {"min": 0, "max": None, "name": "u0"}}
     body = [
         op("aten.nonzero.default", v(0), out=1),
         call(0, [v(1)], [tensor_input("u0", 1, dtype="int64", stride=[1, 1])], 2),
@@ -409,7 +411,7 @@ def test_one_symbol_in_two_inputs() -> None:
     ],
 )
 def test_a_symbol_that_has_to_be_solved_for(expression: Any, good: int, bad: int, text: str | None) -> None:
-    entry = {"kind": "tensor", "dtype": "float32", "shape": [expression], "stride": [1], "device": "cpu"}
+    entry = {"kind": "tensor", "dtype": "float32", "shape": [expression], "stride": [1]}
     forward = forward_of(plan_value(forward=method([entry], [], v(0), symbols=BATCH)))
     assert forward(torch.zeros(good)).shape == (good,)
     with pytest.raises(InputError) as caught:
@@ -420,7 +422,7 @@ def test_a_symbol_that_has_to_be_solved_for(expression: Any, good: int, bad: int
 def calls_to_load(count: int) -> int:
     """Return how many functions Python calls to load a plan whose symbols follow from each other, the first last."""
     sums = [{"op": "add", "args": [f"s{index}", f"s{index + 1}"]} for index in range(count)]
-    symbols = {f"s{index}": {"min": 0, "max": None} for index in range(count + 1)}
+    symbols = {f"s{index}": {"min": 0, "max": None, "name": f"s{index}"} for index in range(count + 1)}
     inputs = [tensor_input(each) for each in (*sums, f"s{count}")]
     plan = plan_of(plan_value(forward=method(inputs, [], v(0), symbols=symbols)))
     calls = 0
@@ -454,7 +456,7 @@ def test_a_symbol_may_have_any_name() -> None:
 
 
 def test_a_symbol_that_nothing_determines() -> None:
-    entry = {"kind": "tensor", "dtype": "float32", "shape": [product("s0", "s0")], "stride": [1], "device": "cpu"}
+    entry = {"kind": "tensor", "dtype": "float32", "shape": [product("s0", "s0")], "stride": [1]}
     with pytest.raises(ProgramError, match="the symbol `s0` is not determined by the inputs"):
         executor_of(plan_value(forward=method([entry], [], v(0), symbols=BATCH)))
 
@@ -1007,7 +1009,7 @@ def test_rows_that_are_missing(shapes: list[tuple[int, int]], found: str) -> Non
     body = graph(2, [op(ADD, v(0), v(1), out=2)], v(2))
     instruction = {"kind": "map", "body": body, "args": [v(0), v(1)], "extra": [], "out": 9}
     value = rows_value(instruction, MATRIX, other, results=1)
-    value["methods"]["forward"]["symbols"] = {name: {"min": 0, "max": None} for name in ("s0", "s1")}
+    value["methods"]["forward"]["symbols"] = {name: {"min": 0, "max": None, "name": name} for name in ("s0", "s1")}
     with pytest.raises(InputError) as caught:
         forward_of(value, torch.ones(4))(*map(torch.zeros, shapes))
     assert str(caught.value) == (

@@ -978,8 +978,8 @@ HEADER = json.loads(safetensors_bytes(TENSORS)[8:].split(b"}}")[0] + b"}}")
             "a tensor of another dtype or shape than the plan's float32[4]",
         ),
         ({**HEADER, "w": {**HEADER["w"], "data_offsets": [0, 15]}}, "15 bytes for 4 elements of float32"),
-        ({**HEADER, "w": {**HEADER["w"], "data_offsets": [8, 24]}}, "24 instead of an integer from 0 to 20"),
-        ({**HEADER, "w": {**HEADER["w"], "data_offsets": [-4, 12]}}, "-4 instead of an integer from 0 to 20"),
+        ({**HEADER, "w": {**HEADER["w"], "data_offsets": [8, 24]}}, "the bytes 8 to 24 of 20"),
+        ({**HEADER, "w": {**HEADER["w"], "data_offsets": [-4, 12]}}, f"-4 instead of an integer from 0 to {2**63 - 1}"),
         ({**HEADER, "w": {**HEADER["w"], "data_offsets": [16, 0]}}, "-16 bytes for 4 elements of float32"),
     ],
 )

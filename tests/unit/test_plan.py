@@ -27,11 +27,11 @@ from support.plans import (
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.arguments import read_argument
-from hatch_lower.format.expression import evaluate, expression_text, read_expression
-from hatch_lower.format.inputs import TensorInput, is_contiguous, read_input, read_symbols
-from hatch_lower.format.plan import read_plan, write_plan
-from hatch_lower.format.signature import signature_text
+from hatch_lower.format.arguments import Argument
+from hatch_lower.format.codec import decode
+from hatch_lower.format.expression import Expression, evaluate, expression_text
+from hatch_lower.format.inputs import TensorInput, is_contiguous
+from hatch_lower.format.plan import read_plan, signature_text, write_plan
 
 WHERE = "digits/default.json"
 DAMAGED = (
@@ -92,7 +92,7 @@ def full_value() -> dict[str, Any]:
         body,
         *(v(8), v(9), v(10), None),
         parameters=[parameter("batch", TREE)],
-        symbols={**BATCH, "s1": {"min": 0, "max": None}},
+        symbols={**BATCH, "s1": {"min": 0, "max": None, "name": "s1"}},
         tree=TREE,
         mutations=[("count", v(8))],
         input_mutations=[(0, v(5)), (1, c("net.w"))],
@@ -225,7 +225,7 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
 @pytest.mark.parametrize(
     ("path", "new", "where", "found"),
     [
-        (("storages",), {}, "digits/default.json", "an object instead of a list"),
+        (("storages",), {}, "digits/default.json: storages", "an object instead of a list"),
         (("more",), 1, "digits/default.json", "unknown key `more`"),
         (
             ("storages", 0, "dtype"),
@@ -233,23 +233,23 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             "digits/default.json: storages[0]",
             "a storage of complex128, which safetensors cannot hold",
         ),
-        (("storages", 0, "dtype"), "float31", "digits/default.json: storages[0]", "the dtype 'float31'"),
+        (("storages", 0, "dtype"), "float31", "digits/default.json: storages[0].dtype", "the dtype 'float31'"),
         (
             ("storages", 0, "length"),
             -1,
-            "digits/default.json: storages[0]",
+            "digits/default.json: storages[0].length",
             f"-1 instead of an integer from 0 to {2**63 - 1}",
         ),
         (
             ("storages", 0, "length"),
             2**70,
-            "digits/default.json: storages[0]",
+            "digits/default.json: storages[0].length",
             f"an integer of more than 64 bits instead of an integer from 0 to {2**63 - 1}",
         ),
         (
             ("storages", 0, "length"),
             True,
-            "digits/default.json: storages[0]",
+            "digits/default.json: storages[0].length",
             f"True instead of an integer from 0 to {2**63 - 1}",
         ),
         (
@@ -274,7 +274,7 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
         (
             ("constants", "net.w", "stride"),
             [-3, 1],
-            "digits/default.json: constants['net.w']",
+            "digits/default.json: constants['net.w'].stride[0]",
             f"-3 instead of an integer from 0 to {2**63 - 1}",
         ),
         (
@@ -283,32 +283,37 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             "digits/default.json: constants['empty']",
             "a view of [0, 4] that ends beyond its storage",
         ),
-        (("constants", "count", "mutable"), 0, "digits/default.json: constants['count']", "0 instead of true or false"),
+        (
+            ("constants", "count", "mutable"),
+            0,
+            "digits/default.json: constants['count'].mutable",
+            "0 instead of true or false",
+        ),
         (
             ("delegates", 0, "file"),
             "../x.so",
-            "digits/default.json: delegates[0]",
+            "digits/default.json: delegates[0].file",
             "'../x.so' instead of a relative path without `..`",
         ),
         (
             ("delegates", 0, "file"),
             "/x.so",
-            "digits/default.json: delegates[0]",
+            "digits/default.json: delegates[0].file",
             "'/x.so' instead of a relative path without `..`",
         ),
         (
             ("delegates", 0, "file"),
             "a\\b",
-            "digits/default.json: delegates[0]",
+            "digits/default.json: delegates[0].file",
             "'a\\\\b' instead of a relative path without `..`",
         ),
         (("delegates", 0, "constants"), ["net.x"], "digits/default.json: delegates[0]", "the unknown constant `net.x`"),
-        (("delegates", 0, "target"), {}, "digits/default.json: delegates[0]", "the key `isa` is missing"),
+        (("delegates", 0, "target"), {}, "digits/default.json: delegates[0].target", "the key `isa` is missing"),
         (("delegates", 1, "data", "weights"), 1, AT_DATA, "1 instead of an object"),
         (
             ("delegates", 1, "data", "weights", "file"),
             "../x",
-            AT_DATA,
+            f"{AT_DATA}.file",
             "'../x' instead of a relative path without `..`",
         ),
         (("delegates", 1, "data", "weights", "alignment"), 0, AT_DATA, "an alignment of 0 bytes"),
@@ -322,24 +327,44 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             "digits/default.json: delegates[1]",
             "the name 'weights' for another file than elsewhere",
         ),
-        ((*FORWARD, "parameters", 0, "name"), "a b", f"{AT_FORWARD}.parameters[0]", "'a b' instead of an identifier"),
+        (
+            (*FORWARD, "parameters", 0, "name"),
+            "a b",
+            f"{AT_FORWARD}.parameters[0].name",
+            "'a b' instead of an identifier",
+        ),
         (
             (*FORWARD, "parameters", 0, "name"),
             "lambda",
-            f"{AT_FORWARD}.parameters[0]",
+            f"{AT_FORWARD}.parameters[0].name",
             "'lambda' instead of an identifier",
         ),
-        ((*FORWARD, "parameters", 0, "name"), "ﬁ", f"{AT_FORWARD}.parameters[0]", "'ﬁ' instead of an identifier"),
-        ((*FORWARD, "parameters", 0, "kind"), "star", f"{AT_FORWARD}.parameters[0]", "a parameter of kind 'star'"),
+        ((*FORWARD, "parameters", 0, "name"), "ﬁ", f"{AT_FORWARD}.parameters[0].name", "'ﬁ' instead of an identifier"),
+        (
+            (*FORWARD, "parameters", 0, "kind"),
+            "star",
+            f"{AT_FORWARD}.parameters[0].kind",
+            "'star' instead of one of `positional`, `keyword`",
+        ),
         ((*FORWARD, "parameters", 0, "tree"), "*", AT_FORWARD, "1 leaves, 4 inputs, 4 graph inputs"),
-        ((*FORWARD, "symbols", "s0", "max"), 0, f"{AT_FORWARD}.symbols.s0", "a range from 1 to 0"),
+        ((*FORWARD, "symbols", "s0", "max"), 0, f"{AT_FORWARD}.symbols['s0']", "a range from 1 to 0"),
         ((*FORWARD, "symbols"), {}, f"{AT_FORWARD}.inputs[0]", "the symbol `s0` is not declared"),
-        ((*FORWARD, "inputs", 0, "kind"), "scalar", f"{AT_FORWARD}.inputs[0]", "an input of kind 'scalar'"),
-        ((*FORWARD, "inputs", 0, "dtype"), [], f"{AT_FORWARD}.inputs[0]", "a tensor of dtype [] on 'cpu'"),
-        ((*FORWARD, "inputs", 0, "device"), "cuda", f"{AT_FORWARD}.inputs[0]", "a tensor of dtype 'float32' on 'cuda'"),
+        (
+            (*FORWARD, "inputs", 0, "kind"),
+            "scalar",
+            f"{AT_FORWARD}.inputs[0].kind",
+            "'scalar' instead of one of `tensor`, `literal`, `symbol`",
+        ),
+        ((*FORWARD, "inputs", 0, "dtype"), [], f"{AT_FORWARD}.inputs[0].dtype", "the dtype []"),
+        ((*FORWARD, "inputs", 0, "device"), "cuda", f"{AT_FORWARD}.inputs[0]", "unknown key `device`"),
         ((*FORWARD, "inputs", 0, "shape"), [1], f"{AT_FORWARD}.inputs[0]", "1 sizes and 4 strides"),
         ((*FORWARD, "inputs", 0, "shape", 1), -1, f"{AT_FORWARD}.inputs[0]", "a negative size or stride"),
-        ((*FORWARD, "inputs", 0, "shape", 1), 1.5, f"{AT_FORWARD}.inputs[0]", "1.5 instead of an integer of 64 bits"),
+        (
+            (*FORWARD, "inputs", 0, "shape", 1),
+            1.5,
+            f"{AT_FORWARD}.inputs[0].shape[1]",
+            "1.5 instead of an integer of 64 bits",
+        ),
         ((*FORWARD, "graph", "inputs"), [0, 0, 1, 2], f"{AT_FORWARD}.graph", "two inputs with one slot"),
         (
             (*FORWARD, "graph", "outputs"),
@@ -348,22 +373,37 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             "the slot 99 is read before it is written",
         ),
         ((*FORWARD, "graph", "outputs"), [1], AT_FORWARD, "4 output leaves for 1 graph outputs"),
-        ((*BODY, 0, "kind"), "jump", f"{AT_BODY}[0]", "an instruction of kind 'jump'"),
-        ((*BODY, 0, "op"), "aten.add", f"{AT_BODY}[0]", "'aten.add' instead of an operator `namespace.name.overload`"),
+        (
+            (*BODY, 0, "kind"),
+            "jump",
+            f"{AT_BODY}[0].kind",
+            "'jump' instead of one of `op`, `python`, `delegate`, `cond`, `while`, `map`, `scan`",
+        ),
+        (
+            (*BODY, 0, "op"),
+            "aten.add",
+            f"{AT_BODY}[0].op",
+            "'aten.add' instead of an operator `namespace.name.overload`",
+        ),
         (
             (*BODY, 0, "op"),
             "aten.add.Tensor\n",
-            f"{AT_BODY}[0]",
+            f"{AT_BODY}[0].op",
             "'aten.add.Tensor\\n' instead of an operator `namespace.name.overload`",
         ),
-        ((*BODY, 0, "kwargs"), {"a b": 1}, f"{AT_BODY}[0]", "a keyword argument 'a b'"),
+        ((*BODY, 0, "kwargs"), {"a b": 1}, f"{AT_BODY}[0].kwargs['a b']", "a keyword argument 'a b'"),
         ((*BODY, 0, "args", 0), v(7), f"{AT_BODY}[0]", "the slot 7 is read before it is written"),
         ((*BODY, 0, "args", 1), c("net.x"), f"{AT_BODY}[0]", "the unknown constant `net.x`"),
-        ((*BODY, 0, "args", 1), {"code": "1"}, f"{AT_BODY}[0]", "unknown argument `code`: '1'"),
-        ((*BODY, 0, "args", 1), {"float": "1"}, f"{AT_BODY}[0]", "unknown argument `float`: '1'"),
-        ((*BODY, 0, "args", 1), {"device": "cuda"}, f"{AT_BODY}[0]", "unknown argument `device`: 'cuda'"),
-        ((*BODY, 0, "args", 1), {"v": 0, "c": 1}, f"{AT_BODY}[0]", "an object of 2 keys instead of an argument"),
-        ((*BODY, 0, "args", 1), [[[[[[[[[1]]]]]]]]], f"{AT_BODY}[0]", "lists of more than 8 levels"),
+        ((*BODY, 0, "args", 1), {"code": "1"}, f"{AT_BODY}[0].args[1]", "unknown argument `code`: '1'"),
+        ((*BODY, 0, "args", 1), {"float": "1"}, f"{AT_BODY}[0].args[1]", "unknown argument `float`: '1'"),
+        ((*BODY, 0, "args", 1), {"device": "cuda"}, f"{AT_BODY}[0].args[1]", "unknown argument `device`: 'cuda'"),
+        (
+            (*BODY, 0, "args", 1),
+            {"v": 0, "c": 1},
+            f"{AT_BODY}[0].args[1]",
+            "an object of 2 keys instead of an argument",
+        ),
+        ((*BODY, 0, "args", 1), [[[[[[[[[1]]]]]]]]], f"{AT_BODY}[0].args[1]", "lists of more than 8 levels"),
         ((*BODY, 0, "out"), 0, f"{AT_BODY}[0]", "the slot 0 is written twice"),
         ((*BODY, 2, "delegate"), 2, f"{AT_BODY}[2]", "delegate 2 of 2"),
         ((*BODY, 2, "args"), [], f"{AT_BODY}[2]", "0 arguments for 3 inputs"),
@@ -486,7 +526,7 @@ def test_graphs_and_trees_nest_only_so_deep() -> None:
     ],
 )
 def test_expressions(value: Any, number: int, text: str) -> None:
-    expression = read_expression(value, WHERE)
+    expression = decode(Expression, value, WHERE)
     assert evaluate(expression, {"s0": 5}) == number
     assert expression_text(expression, {"s0": "batch"}) == text
 
@@ -511,7 +551,7 @@ def test_expressions(value: Any, number: int, text: str) -> None:
 )
 def test_malformed_expressions(value: Any) -> None:
     with pytest.raises(ProgramError):
-        read_expression(value, WHERE)
+        decode(Expression, value, WHERE)
 
 
 @pytest.mark.parametrize(
@@ -528,16 +568,14 @@ def test_malformed_expressions(value: Any) -> None:
     ],
 )
 def test_contiguity_whatever_the_symbols(shape: list[Any], stride: list[Any], expected: bool) -> None:
-    symbols = read_symbols({**BATCH, "s1": {"min": 0, "max": None}}, WHERE)
-    entry = read_input(tensor_input(*shape, stride=stride), symbols, WHERE)
-    assert isinstance(entry, TensorInput)
+    entry = decode(TensorInput, tensor_input(*shape, stride=stride), WHERE)
     assert is_contiguous(entry) is expected
 
 
 @pytest.mark.parametrize("value", [1e400, float("nan"), 2**63, object])
 def test_arguments_that_json_cannot_hold(value: Any) -> None:
     with pytest.raises(ProgramError):
-        read_argument(value, WHERE)
+        decode(Argument, value, WHERE)
 
 
 def test_signatures_in_words() -> None:

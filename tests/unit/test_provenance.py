@@ -26,10 +26,9 @@ from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.graph import Graph, OpCall
 from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry, model_json
-from hatch_lower.format.package import SBOM_FILE
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.record import Architecture, BackendRecord
-from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile
+from hatch_lower.format.results import SBOM_FILE, BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 
@@ -43,7 +42,7 @@ PLAN = Plan(
             (Parameter("image", "positional", Leaf()),),
             (TensorInput("float32", ("s0", 8), (8, 1)),),
             {"s0": Symbol(1, 1024, "batch")},
-            Graph((0,), (OpCall("aten.relu.default", (Value(0),), (), 1),), (Value(1), Value(1))),
+            Graph((0,), (OpCall("aten.relu.default", (Value(0),), {}, 1),), (Value(1), Value(1))),
             (),
             (),
             Container("dict", (Leaf(), Leaf()), ("logits", "again")),

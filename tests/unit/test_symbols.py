@@ -87,7 +87,7 @@ def test_names_follow_the_order_of_appearance() -> None:
     known = symbols(labels={"s3": "batch"})
     assert known.expr(B) == "s0"
     assert known.expr(A * 2) == Compound("mul", (2, "s1"))
-    assert [each.label for each in known.ranges().values()] == ["batch", "s1"]
+    assert [each.name for each in known.ranges().values()] == ["batch", "s1"]
     assert known.rename("u0 <= s77 and s3 != s4") == "u0 <= s1 and s0 != s4"
 
 
@@ -106,7 +106,7 @@ def test_ranges() -> None:
     ranges = {A: ValueRanges(2, 1024), B: ValueRanges(sympy.Integer(0), int_oo)}
     known = symbols(ranges)
     known.expr(A + B)
-    found = {(each.minimum, each.maximum) for each in known.ranges().values()}
+    found = {(each.min, each.max) for each in known.ranges().values()}
     assert found == {(2, 1024), (0, None)}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.runtime.target import unsupported_reason
 
 V2 = "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
@@ -25,8 +26,8 @@ def write_cpuinfo(folder: Path, flags: str) -> Path:
     return path
 
 
-def target(isa: str, machine: str = "x86_64") -> dict[str, str]:
-    return {"system": "Linux", "machine": machine, "isa": isa}
+def target(isa: str, machine: str = "x86_64") -> TargetEntry:
+    return TargetEntry("Linux", machine, isa)
 
 
 def test_a_processor_runs_its_own_level_and_those_below(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import OpCall
 from hatch_lower.format.manifest import FileEntry
-from hatch_lower.format.plan import MethodPlan, Plan
-from hatch_lower.format.signature import signature_text
+from hatch_lower.format.plan import MethodPlan, Plan, signature_text
 from hatch_lower.format.tree import tree_text
 
 Facts = dict[str, Any]

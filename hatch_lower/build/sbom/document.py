@@ -32,9 +32,8 @@ from hatch_lower.build.sbom import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.config.tables import Card, Dataset
-from hatch_lower.format.plan import MethodPlan, Plan, read_plan
+from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile
-from hatch_lower.format.signature import input_texts
 from hatch_lower.format.tree import tree_text
 
 PREFIX = "hatch-lower"

@@ -12,9 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.tensors import dtype_name
-from hatch_lower.format.arguments import LAYOUTS, MEMORY_FORMATS, Argument, Literal, Special
-from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
 
 
 def overload_of(target: Any) -> OpOverload | None:
@@ -47,15 +45,10 @@ def literal_argument(value: Any, where: str) -> Literal:
         known = value.node.maybe_as_int()
         if known is not None:
             return int(known)
-    name = str(value).removeprefix("torch.")
-    if isinstance(value, torch.dtype) and dtype_name(value) in DTYPES:
-        return Special("dtype", name)
-    if isinstance(value, torch.device) and value.type == "cpu":
-        return Special("device", "cpu")
-    if isinstance(value, torch.layout) and name in LAYOUTS:
-        return Special("layout", name)
-    if isinstance(value, torch.memory_format) and name in MEMORY_FORMATS:
-        return Special("memory_format", name)
+    name = value.type if isinstance(value, torch.device) else str(value).removeprefix("torch.")
+    for kind, names in NAMES.items():
+        if isinstance(value, getattr(torch, kind)) and name in names:
+            return Special(kind, name)
     raise EdgeError(
         "a literal in the graph cannot be packaged",
         where=where,

@@ -18,7 +18,7 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.state import layouts
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
 from hatch_lower.format.constants import Constant, Storage, content_key
-from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.values import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import torch
 
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
-from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.values import DTYPES
 
 ALIGNMENT = 64
 """Bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this."""

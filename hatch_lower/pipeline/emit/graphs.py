@@ -168,7 +168,7 @@ class GraphEmitter:
         if name in ASSERTIONS:
             args = [self._message(arg) if isinstance(arg, str) else arg for arg in args]
         converted = self._arguments(args, node)
-        kwargs = tuple(sorted((key, self._argument(value, node)) for key, value in node.kwargs.items()))
+        kwargs = {key: self._argument(value, node) for key, value in sorted(node.kwargs.items())}
         if name not in SIZES:
             self._note_undelegated(node, name)
         return self._append(lambda out: OpCall(name, converted, kwargs, out), self._handles(node, name))
@@ -236,7 +236,7 @@ class GraphEmitter:
         copies = [self._append(clone_of(base), ()) for base in self._arguments(bases, node)]
         values = {name: self._argument(value, node) for name, value in given.items()}
         values |= {name: None if place is None else copies[place] for name, place in places.items()}
-        kwargs = tuple(sorted(values.items()))
+        kwargs = dict(sorted(values.items()))
         name = op_name(overload)
         self._note_undelegated(node, name)
         result = self._append(lambda out: OpCall(name, (), kwargs, out), self._handles(node, name))

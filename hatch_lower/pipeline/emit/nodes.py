@@ -38,7 +38,7 @@ def always_holds(condition: Any, symbols: Symbols) -> bool:
 
 
 def clone_of(argument: Argument) -> Callable[[int], Instruction]:
-    return lambda out: OpCall("aten.clone.default", (argument,), (), out)
+    return lambda out: OpCall("aten.clone.default", (argument,), {}, out)
 
 
 def item_of(sequence: Argument, index: int) -> Callable[[int], Instruction]:

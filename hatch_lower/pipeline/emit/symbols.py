@@ -24,7 +24,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import EdgeError
-from hatch_lower.format.expression import Compound, Expression, expression_json
+from hatch_lower.format.codec import encode
+from hatch_lower.format.expression import Compound, Expression
 from hatch_lower.format.inputs import Symbol
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
@@ -118,7 +119,7 @@ class Symbols:
         parts = [self._convert(part) for part in expr.args]
         numbers = [part for part in parts if isinstance(part, int)]
         others = [part for part in parts if not isinstance(part, int)]
-        others.sort(key=lambda part: canonical_json(expression_json(part)))
+        others.sort(key=lambda part: canonical_json(encode(part)))
         return Compound(op, tuple([*numbers, *others] if op == "mul" else [*others, *numbers]))
 
     def _ordered(self, op: str, expr: sympy.Expr) -> Expression:

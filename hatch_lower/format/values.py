@@ -1,0 +1,122 @@
+"""Strings and numbers with a form of their own in packaged files: each type names the function that checks it."""
+
+from __future__ import annotations
+
+import keyword
+import unicodedata
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+from hatch_lower.format.codec import GREATEST_INTEGER, Damage, shown
+
+
+def read_natural(value: Any, limit: int = GREATEST_INTEGER) -> int:
+    """Return `value`, an integer from 0 to `limit`."""
+    if type(value) is not int or not 0 <= value <= limit:
+        raise Damage(f"{shown(value)} instead of an integer from 0 to {limit}")
+    return value
+
+
+def read_text(value: Any) -> str:
+    """Return `value`, a string that is not empty and holds no NUL."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise Damage(f"{shown(value)} instead of a text")
+    return value
+
+
+def read_identifier(value: Any) -> str:
+    """Return `value`, a Python identifier in the form in which Python itself keeps it, and no keyword.
+
+    Nor is it `__debug__`, to which nothing can be assigned.
+    """
+    text = read_text(value)
+    reserved = keyword.iskeyword(text) or text == "__debug__"
+    if not text.isidentifier() or reserved or unicodedata.normalize("NFKC", text) != text:
+        raise Damage(f"{text[:40]!r} instead of an identifier")
+    return text
+
+
+def read_module_name(value: Any) -> str:
+    """Return `value`, `package.module`."""
+    text = read_text(value)
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise Damage(f"{text[:80]!r} instead of a module's name")
+    return text
+
+
+def read_qualified_name(value: Any) -> str:
+    """Return `value`, `package.module:Class.Inner`."""
+    text = read_text(value)
+    module, colon, name = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        raise Damage(f"{text[:80]!r} instead of `module:Class`")
+    return text
+
+
+def read_path(value: Any) -> str:
+    """Return `value`, a relative POSIX path that stays below the folder that it is relative to."""
+    text = read_text(value)
+    if "\\" in text or ":" in text or any(part in ("", ".", "..") for part in text.split("/")):
+        raise Damage(f"{text[:120]!r} instead of a relative path without `..`")
+    return text
+
+
+def read_digest(value: Any) -> str:
+    """Return `value`, a sha256 in lower-case hexadecimal."""
+    text = read_text(value)
+    if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
+        raise Damage(f"{text[:80]!r} instead of a sha256")
+    return text
+
+
+def read_dtype(value: Any) -> str:
+    """Return `value`, a dtype of `DTYPES`."""
+    if not isinstance(value, str) or value not in DTYPES:
+        raise Damage(f"the dtype {value!r:.40}")
+    return value
+
+
+Natural = Annotated[int, read_natural]
+Text = Annotated[str, read_text]
+Identifier = Annotated[str, read_identifier]
+ModuleName = Annotated[str, read_module_name]
+QualifiedName = Annotated[str, read_qualified_name]
+RelativePath = Annotated[str, read_path]
+Digest = Annotated[str, read_digest]
+Dtype = Annotated[str, read_dtype]
+
+
+class StoredDtype(NamedTuple):
+    """Bytes per element, and safetensors' name (`None` where safetensors has none)."""
+
+    size: int
+    safetensors: str | None
+
+
+DTYPES: Mapping[str, StoredDtype] = MappingProxyType(
+    {
+        "bfloat16": StoredDtype(2, "BF16"),
+        "bool": StoredDtype(1, "BOOL"),
+        "complex128": StoredDtype(16, None),
+        "complex32": StoredDtype(4, None),
+        "complex64": StoredDtype(8, "C64"),
+        "float16": StoredDtype(2, "F16"),
+        "float32": StoredDtype(4, "F32"),
+        "float64": StoredDtype(8, "F64"),
+        "float8_e4m3fn": StoredDtype(1, "F8_E4M3"),
+        "float8_e4m3fnuz": StoredDtype(1, "F8_E4M3FNUZ"),
+        "float8_e5m2": StoredDtype(1, "F8_E5M2"),
+        "float8_e5m2fnuz": StoredDtype(1, "F8_E5M2FNUZ"),
+        "float8_e8m0fnu": StoredDtype(1, "F8_E8M0"),
+        "int16": StoredDtype(2, "I16"),
+        "int32": StoredDtype(4, "I32"),
+        "int64": StoredDtype(8, "I64"),
+        "int8": StoredDtype(1, "I8"),
+        "uint16": StoredDtype(2, "U16"),
+        "uint32": StoredDtype(4, "U32"),
+        "uint64": StoredDtype(8, "U64"),
+        "uint8": StoredDtype(1, "U8"),
+    }
+)
+"""By torch's own name of the dtype, without `torch.`."""
