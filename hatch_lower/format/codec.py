@@ -140,7 +140,7 @@ def parse_json(data: bytes, where: str) -> Any:
     return value
 
 
-def read_file(kind: type[Record], data: bytes, schema: int, where: str) -> Record:
+def decode_file(kind: type[Record], data: bytes, schema: int, where: str) -> Record:
     """Return what a JSON file with the key `schema` holds beside it.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import DebugError
-from hatch_lower.format.codec import encode, read_file
+from hatch_lower.format.codec import decode_file, encode
 
 DEBUG_SCHEMA = 1
 
@@ -101,4 +101,4 @@ def read_debug(data: bytes, where: str) -> DebugMap:
     Raises:
         ProgramError: if it is damaged, or from a newer version.
     """
-    return read_file(DebugMap, data, DEBUG_SCHEMA, where)
+    return decode_file(DebugMap, data, DEBUG_SCHEMA, where)

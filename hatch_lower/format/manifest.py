@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hatch_lower.format.codec import Damage, encode, read_file
+from hatch_lower.format.codec import Damage, decode_file, encode
 from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
@@ -110,7 +110,7 @@ def read_manifest(data: bytes, where: str) -> Manifest:
     Raises:
         ProgramError: if it is damaged, or from a newer hatch-lower.
     """
-    return read_file(Manifest, data, MANIFEST_SCHEMA, where)
+    return decode_file(Manifest, data, MANIFEST_SCHEMA, where)
 
 
 def write_manifest(manifest: Manifest) -> bytes:

@@ -9,7 +9,7 @@ from typing import Literal
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
-from hatch_lower.format.codec import Damage, encode, read_file, within
+from hatch_lower.format.codec import Damage, decode_file, encode, within
 from hatch_lower.format.constants import Constant, Storage, check_view
 from hatch_lower.format.delegates import DelegateEntry, TargetEntry
 from hatch_lower.format.expression import SymbolName
@@ -110,7 +110,7 @@ def read_plan(data: bytes, where: str) -> Plan:
     Raises:
         ProgramError: if it is damaged, or from a newer hatch-lower.
     """
-    return read_file(Plan, data, PLAN_SCHEMA, where)
+    return decode_file(Plan, data, PLAN_SCHEMA, where)
 
 
 def write_plan(plan: Plan) -> bytes:

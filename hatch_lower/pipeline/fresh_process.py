@@ -28,8 +28,8 @@ from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.check import check_method
-from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
 

@@ -18,9 +18,9 @@ from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.eager import verify_method
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
 from hatch_lower.pipeline.package import CONSTANTS, Packager, ProgramFiles
-from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor, execute_plan
+from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.selection import DelegateKinds
 
 

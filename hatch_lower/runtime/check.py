@@ -17,15 +17,15 @@ from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import MethodPlan, Plan, check_agreement, read_plan
 from hatch_lower.format.tree import Leaf, Tree, leaf_paths
 from hatch_lower.format.values import DTYPES
-from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.containers import choose_builder, take_apart
+from hatch_lower.runtime.editable import changed_sources, stale_text
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
-from hatch_lower.runtime.stale import changed_sources, stale_text
 
 
 @dataclass(frozen=True, slots=True)

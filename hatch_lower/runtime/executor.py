@@ -16,9 +16,8 @@ from hatch_lower.errors import LowerError, ProgramError, nearest
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
-from hatch_lower.runtime.constants import view_constant
-from hatch_lower.runtime.data import data_files, map_data
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.mapped import data_files, map_data, view_constant
 
 
 class Runnable(Protocol):

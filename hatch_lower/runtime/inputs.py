@@ -11,16 +11,16 @@ from hatch_lower.errors import InputError, ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import Expression, symbols_in
 from hatch_lower.format.inputs import (
-    Input,
     LiteralInput,
     Symbol,
     SymbolInput,
     TensorInput,
+    expressions_in,
     input_text,
     is_contiguous,
 )
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.binding import SIZE, bind_symbols
+from hatch_lower.runtime.analysis import SIZE, bind_symbols
 from hatch_lower.runtime.names import Names, expression_code
 from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
@@ -100,7 +100,7 @@ class InputWriter:
                 del self.symbols[SIZE]
                 self.symbols[each.symbol] = self._names.fresh("s")
                 lines.append(f"{self.symbols[each.symbol]} = {code}")
-        used = [size for entry in self._plan.inputs for size in expressions_of(entry)]
+        used = [size for entry in self._plan.inputs for size in expressions_in(entry)]
         unknown = sorted(frozenset[str]().union(*map(symbols_in, used)) - self.symbols.keys())
         if unknown:
             raise ProgramError(
@@ -255,13 +255,6 @@ def refuse_produced(expected: str, value: object) -> None:
         found=describe_value(value),
         hint="install the torch version that the program requires, or build the wheel again",
     )
-
-
-def expressions_of(entry: Input) -> tuple[Expression, ...]:
-    """Return every expression of an input."""
-    if isinstance(entry, TensorInput):
-        return (*entry.shape, *entry.stride)
-    return (entry.expr,) if isinstance(entry, SymbolInput) else ()
 
 
 def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:

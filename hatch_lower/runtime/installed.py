@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hatch_lower import MODEL_GROUP
 from hatch_lower.errors import ProgramError, nearest
-from hatch_lower.format.codec import read_file
+from hatch_lower.format.codec import decode_file
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.values import QualifiedName, RelativePath
 from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
@@ -182,7 +182,7 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
 
 def read_eager(path: Path) -> dict[str, EagerEntry]:
     """Return the models of an `eager.json`."""
-    file = read_file(EagerFile, read_bytes(path), EAGER_SCHEMA, str(path))
+    file = decode_file(EagerFile, read_bytes(path), EAGER_SCHEMA, str(path))
     return {
         model: EagerEntry(export, {name: path.parent / asset for name, asset in file.assets.get(model, {}).items()})
         for model, export in file.models.items()

@@ -17,17 +17,15 @@ from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
-from hatch_lower.runtime.constants import ConstantsFile
-from hatch_lower.runtime.data import weight_files
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.eager import make_eager
+from hatch_lower.runtime.editable import make_eager, warn_if_stale
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.files import FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
-from hatch_lower.runtime.imports import import_modules
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
+from hatch_lower.runtime.mapped import ConstantsFile, weight_files
+from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
-from hatch_lower.runtime.stale import warn_if_stale
 
 
 def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False) -> LoadedModel:

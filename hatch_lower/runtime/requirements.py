@@ -1,17 +1,23 @@
-"""Whether the distributions that a recipe requires are installed here."""
+"""Whether this machine has what a recipe requires: distributions, modules to import, a processor for native code."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import operator
+import platform
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import hatch_lower
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import refuse
+from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.runtime.installed import normal_name, read_field
 
 RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9})*"
@@ -36,7 +42,7 @@ def requirement_reason(text: str, where: str) -> str | None:
     plain = PLAIN_REQUIREMENT.fullmatch(text)
     if plain is None:
         return general_reason(text, where)
-    version = installed_version(normal_name(plain[1]))
+    version = version_here(normal_name(plain[1]))
     if version is None:
         return f"it needs {text}, which is not installed"
     is_met = is_within(plain[2], version)
@@ -92,7 +98,7 @@ def general_reason(text: str, where: str) -> str | None:
         refuse(where, f"the requirement {text!r:.80}: {error}")
     if not is_needed:
         return None
-    version = installed_version(normal_name(requirement.name))
+    version = version_here(normal_name(requirement.name))
     if version is None:
         return f"it needs {text}, which is not installed"
     try:
@@ -102,7 +108,7 @@ def general_reason(text: str, where: str) -> str | None:
     return None if is_met else f"it needs {text}, and {version} is installed"
 
 
-def installed_version(name: str) -> str | None:
+def version_here(name: str) -> str | None:
     """Return the version of a distribution; torch and hatch-lower are asked directly, as they are imported anyway."""
     if name in ("torch", "hatch-lower"):
         return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
@@ -110,3 +116,85 @@ def installed_version(name: str) -> str | None:
         return read_field(importlib.metadata.distribution(name), "Version") or None
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("x86-64", frozenset()),
+    ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
+    ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
+    ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
+)
+"""The x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds."""
+
+BASELINES = {"aarch64": "armv8-a"}
+"""What every machine of an architecture without levels can run."""
+
+
+def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return why code for `target` cannot run on this machine, or `None` if it can.
+
+    Args:
+        target: what it was compiled for.
+        cpuinfo: where Linux describes the processor.
+    """
+    system, machine, isa = platform.system(), platform.machine(), target.isa
+    if (target.system, target.machine) != (system, machine):
+        return f"it was compiled for {target.system} on {target.machine}, and this is {system} on {machine}"
+    if machine in BASELINES:
+        return None if isa == BASELINES[machine] else f"its instruction set `{isa}` is unknown here"
+    if isa not in [name for name, _ in LEVELS]:
+        return f"its instruction set `{isa}` is unknown here"
+    flags = cpu_flags(cpuinfo)
+    for name, needed in LEVELS:
+        missing = sorted(needed - flags)
+        if missing:
+            return f"it needs the instruction set {isa}, and this processor has no {', '.join(missing)}"
+        if name == isa:
+            return None
+    return None
+
+
+def cpu_flags(cpuinfo: Path) -> frozenset[str]:
+    """Return the flags of the first processor; none if they cannot be read."""
+    try:
+        with cpuinfo.open(encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "flags":
+                    return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def import_modules(names: Iterable[str], where: str, *, installed: bool) -> None:
+    """Import what is not imported yet.
+
+    Args:
+        names: of the modules.
+        where: the manifest that names them, for messages.
+        installed: whether it belongs to an installed distribution. Another one may come from anywhere, and is not to
+            choose which code runs.
+
+    Raises:
+        ProgramError: if a module cannot be imported, or may not be.
+    """
+    for name in names:
+        if name in sys.modules:
+            continue
+        if not installed:
+            raise ProgramError(
+                "the program needs a module that is not imported",
+                where=where,
+                found=f"`{name}`",
+                hint=f"run `import {name}` before loading; a program from a folder does not import anything itself",
+            )
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ProgramError(
+                "a module that the program needs cannot be imported",
+                where=where,
+                found=f"`{name}`: {type(error).__name__}: {error}",
+                hint="install the distribution that has it, as the wheel requires it",
+            ) from error

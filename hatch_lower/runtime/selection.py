@@ -11,8 +11,7 @@ from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.requirements import requirement_reason
-from hatch_lower.runtime.target import unsupported_reason
+from hatch_lower.runtime.requirements import requirement_reason, unsupported_reason
 
 
 class DelegateKinds:

@@ -44,16 +44,13 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
-from hatch_lower.runtime.aliasing import Aliasing, Root
-from hatch_lower.runtime.binding import bind_symbols
+from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.operators import function_of, python_code, resolve_operators, size_code
-from hatch_lower.runtime.outputs import OutputCheck
-from hatch_lower.runtime.refusals import Refusals, call_failed
+from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
-from hatch_lower.runtime.uses import last_uses, references_to_values, symbols_of
 
 
 class MethodWriter:

@@ -22,8 +22,8 @@ from hatch_lower.cli import main
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
 from hatch_lower.runtime.check import check_model
-from hatch_lower.runtime.constants import ConstantsFile
 from hatch_lower.runtime.files import open_folder
+from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 
 pytestmark = pytest.mark.torch

@@ -32,9 +32,9 @@ from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, Recip
 from hatch_lower.format.plan import read_plan, write_plan
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.pipeline.package import Packager
-from hatch_lower.runtime.data import map_data
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.mapped import map_data
 
 pytestmark = pytest.mark.torch
 

@@ -22,7 +22,7 @@ PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantsFile:
+class WrittenConstants:
     """What the manifest says of the constants file: bytes, sha256 of all and of the part before the data."""
 
     size: int
@@ -30,7 +30,7 @@ class ConstantsFile:
     header_sha256: str
 
 
-def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> ConstantsFile:
+def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
     """Write a safetensors file.
 
     Args:
@@ -43,7 +43,7 @@ def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> Constan
         return write_to(file, storages)
 
 
-def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> ConstantsFile:
+def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
     """Write a safetensors file to a stream; hashing runs beside writing."""
     keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
     header = make_header(keys, storages)
@@ -58,7 +58,7 @@ def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> ConstantsF
                 hashing.submit(total.update, piece)
                 file.write(piece)
             size += len(data)
-    return ConstantsFile(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
+    return WrittenConstants(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
 
 
 def place_in_file(key: str, tensor: torch.Tensor) -> tuple[bool, int, str]:

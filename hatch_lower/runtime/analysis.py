@@ -1,0 +1,210 @@
+"""What is known of a method before its code is written, from its graph and inputs alone.
+
+Where the values of symbols come from, when a slot is used for the last time, and what may share memory with what.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hatch_lower.format.arguments import Argument, Value, references_in
+from hatch_lower.format.constants import Constant
+from hatch_lower.format.expression import Compound, Expression, symbols_in
+from hatch_lower.format.graph import (
+    DelegateCall,
+    Graph,
+    Instruction,
+    Map,
+    OpCall,
+    PythonCall,
+    arguments_of,
+    nested_graphs,
+)
+from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
+from hatch_lower.runtime.operators import Operators, may_return_alias
+
+SIZE = "<size>"
+"""Stands for what is found; no symbol has this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A symbol's value.
+
+    Args:
+        symbol: its name.
+        input: the index of the input that it comes from.
+        dimension: of the tensor; `None` where the input is an integer.
+        expression: over `SIZE` (what is found there) and symbols bound before.
+    """
+
+    symbol: str
+    input: int
+    dimension: int | None
+    expression: Expression
+
+
+def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
+    """Return a binding for each symbol whose value the inputs determine, in an order in which they can be computed."""
+    bindings: dict[str, Binding] = {}
+    sizes = list(sizes_of(inputs))
+    unknown = [set(symbols_in(expression)) for *_, expression in sizes]
+    users: dict[str, list[int]] = {}
+    for number, symbols in enumerate(unknown):
+        for symbol in symbols:
+            users.setdefault(symbol, []).append(number)
+    # a size that is a symbol itself costs nothing
+    ready = deque(number for number, (*_, expression) in enumerate(sizes) if isinstance(expression, str))
+    ready.extend(number for number, symbols in enumerate(unknown) if len(symbols) == 1)
+    while ready:
+        number = ready.popleft()
+        index, dimension, expression = sizes[number]
+        if not unknown[number]:
+            continue
+        (symbol,) = unknown[number]
+        solution = solve(expression, symbol, SIZE)
+        if solution is None:
+            continue
+        bindings[symbol] = Binding(symbol, index, dimension, solution)
+        for user in users[symbol]:
+            unknown[user].discard(symbol)
+            if len(unknown[user]) == 1:
+                ready.append(user)
+    return tuple(bindings.values())
+
+
+def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Expression]]:
+    """Yield every size and integer of the inputs: index of the input, dimension, expression."""
+    for index, entry in enumerate(inputs):
+        if isinstance(entry, TensorInput):
+            for dimension, expression in enumerate(entry.shape):
+                yield index, dimension, expression
+        elif isinstance(entry, SymbolInput):
+            yield index, None, entry.expr
+
+
+def solve(expression: Expression, symbol: str, result: Expression) -> Expression | None:
+    """Return `symbol` in terms of the expression's `result`, or `None` where that cannot be done by inversion.
+
+    The caller still compares the expression with the result: dividing loses a remainder.
+    """
+    if expression == symbol:
+        return result
+    if not isinstance(expression, Compound):
+        return None
+    holders = [index for index, each in enumerate(expression.args) if symbol in symbols_in(each)]
+    if len(holders) != 1:
+        return None
+    (index,) = holders
+    inner = expression.args[index]
+    others = expression.args[:index] + expression.args[index + 1 :]
+    match expression.op:
+        case "neg":
+            return solve(inner, symbol, Compound("neg", (result,)))
+        case "add":
+            return solve(inner, symbol, Compound("sub", (result, Compound("add", others))) if others else result)
+        case "sub":
+            inverse = Compound("add", (result, others[0])) if index == 0 else Compound("sub", (others[0], result))
+            return solve(inner, symbol, inverse)
+        case "mul" if 0 not in others:
+            return solve(inner, symbol, Compound("floordiv", (result, Compound("mul", others))) if others else result)
+    return None
+
+
+def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
+    """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""
+    needed = {each.slot for each in references_to_values(graph.outputs)} | kept
+    last: dict[int, int] = {}
+    for index, instruction in enumerate(graph.instructions):
+        last[instruction.out] = index
+        for each in references_to_values(arguments_of(instruction)):
+            last[each.slot] = index
+    uses: dict[int, list[int]] = {}
+    for slot, index in last.items():
+        if slot not in needed:
+            uses.setdefault(index, []).append(slot)
+    return uses
+
+
+def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
+    """Yield the slots that arguments mention."""
+    for argument in arguments:
+        for each in references_in(argument):
+            if isinstance(each, Value):
+                yield each
+
+
+def symbols_of(graph: Graph) -> frozenset[str]:
+    """Return the symbols that a graph's delegate calls mention, at any depth."""
+    symbols: frozenset[str] = frozenset()
+    for instruction in graph.instructions:
+        if isinstance(instruction, DelegateCall):
+            tensors = [*instruction.inputs, *filter(None, instruction.outputs)]
+            symbols = symbols.union(*(symbols_in(size) for each in tensors for size in expressions_in(each)))
+        symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
+    return symbols
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A storage of the plan, or an input of the method, by its index."""
+
+    is_constant: bool
+    index: int
+
+
+Roots: TypeAlias = frozenset[Root]
+NOTHING: Roots = frozenset()
+
+
+class Aliasing:
+    """Follows memory through a method's top graph.
+
+    It may name too many roots (a branch's or a loop's values: all that goes in), never too few.
+    """
+
+    def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Operators) -> None:
+        self._constants = constants
+        self._operators = operators
+        self._slots: dict[int, Roots] = {
+            slot: frozenset({Root(False, index)}) for index, slot in enumerate(graph.inputs)
+        }
+        for instruction in graph.instructions:
+            self._slots[instruction.out] = self._roots_of_instruction(instruction)
+
+    def roots_of(self, *arguments: Argument) -> Roots:
+        """Return what arguments may share memory with."""
+        return NOTHING.union(*(self._roots_of_references(each) for each in arguments))
+
+    def constant_root(self, name: str) -> Root:
+        """Return the root of a constant; tied constants have the same."""
+        return Root(True, self._constants[name].storage)
+
+    def _roots_of_references(self, argument: Argument) -> Roots:
+        roots: Roots = NOTHING
+        for each in references_in(argument):
+            roots |= self._slots[each.slot] if isinstance(each, Value) else {self.constant_root(each.name)}
+        return roots
+
+    def _roots_of_instruction(self, instruction: Instruction) -> Roots:
+        if isinstance(instruction, OpCall) and not may_return_alias(self._operators[instruction.op]):
+            return NOTHING
+        if isinstance(instruction, PythonCall) and instruction.op != "getitem":
+            return NOTHING
+        if isinstance(instruction, Map):  # what it returns is stacked, and so copied
+            return NOTHING
+        mentioned = {self.constant_root(name) for name in _constants_in(nested_graphs(instruction))}
+        return self.roots_of(*arguments_of(instruction)) | mentioned
+
+
+def _constants_in(graphs: Sequence[Graph]) -> Iterable[str]:
+    """Yield the names of the constants that graphs mention, at any depth."""
+    for graph in graphs:
+        arguments = [argument for each in graph.instructions for argument in arguments_of(each)]
+        for argument in (*arguments, *graph.outputs):
+            yield from (each.name for each in references_in(argument) if not isinstance(each, Value))
+        for instruction in graph.instructions:
+            yield from _constants_in(nested_graphs(instruction))
