@@ -31,7 +31,6 @@ def sha256_bytes(data: bytes | bytearray | memoryview) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """Return the sha256 of the canonical JSON of `value`."""
     return sha256_bytes(canonical_json(value))
 
 

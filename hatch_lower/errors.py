@@ -158,7 +158,6 @@ class CallError(LowerError, RuntimeError):
 
 
 def indented(text: str) -> str:
-    """Return `text` with every line after the first indented below its label."""
     return text.strip().replace("\n", "\n    ")
 
 

@@ -43,16 +43,13 @@ class Event(Frozen):
         return f"{name}.{self.method}" if self.method else name
 
     def ends_with(self, end: Event) -> bool:
-        """Return whether `end` is the end of the stage that this event starts."""
         return (self.stage, self.model, self.recipe, self.method) == (end.stage, end.model, end.recipe, end.method)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
         return asdict(self)
 
 
 def event_from_json(fields: dict[str, Any]) -> Event:
-    """Return the event that `Event.to_json` wrote."""
     return Event(**fields)
 
 
@@ -70,10 +67,10 @@ class NullReporter:
     """Shows nothing."""
 
     def report(self, event: Event) -> None:
-        """Show nothing."""
+        pass
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class SaidOnce:
@@ -108,7 +105,7 @@ class LineReporter:
             self._write_line(finished_line(event))
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class LiveReporter:
@@ -137,7 +134,6 @@ class LiveReporter:
         self._draw()
 
     def close(self) -> None:
-        """Clear the live line."""
         if self._drawn:
             self._stream.write("\r\x1b[2K")
             self._stream.flush()

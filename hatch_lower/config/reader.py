@@ -70,7 +70,6 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
 
 
 def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:
-    """Return a backend's name, or table of name and options, as a `BackendChoice`."""
     if isinstance(value, str) and value:
         return BackendChoice(value)
     if not isinstance(value, Mapping):
@@ -118,7 +117,6 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
 
 
 def canonical_license(text: str) -> tuple[str, bool]:
-    """Return an SPDX expression as SPDX spells it, and whether it is one."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # few tables have any
 
     try:
@@ -134,7 +132,6 @@ def refuse(sentence: str, value: object, problems: list[str]) -> Any:
 
 
 def words_for(value: object) -> str:
-    """Return a TOML value in a few words."""
     match value:
         case None:
             return "nothing"

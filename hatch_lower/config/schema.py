@@ -73,12 +73,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the JSON schema as it is checked in."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def reference_markdown() -> str:
-    """Return the reference page as it is checked in."""
     sections = [INTRODUCTION]
     for kind, title in (
         (HookTable, "`[….hooks.lower]`"),
@@ -95,7 +93,6 @@ def reference_markdown() -> str:
 
 
 def setting_sections(kind: type) -> Iterator[str]:
-    """Yield the reference of each setting of a table."""
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     for each in fields(kind):
         default = default_of(each)
@@ -105,7 +102,6 @@ def setting_sections(kind: type) -> Iterator[str]:
 
 
 def table_schema(kind: type) -> dict[str, Any]:
-    """Return the schema of a table that has exactly a dataclass's keys."""
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     properties = {}
     for each in fields(kind):
@@ -123,7 +119,6 @@ def table_schema(kind: type) -> dict[str, Any]:
 
 
 def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of one value."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return value_schema(arguments[0], limits)
@@ -148,7 +143,6 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
-    """Return a type in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return type_words(arguments[0], limits)
@@ -174,7 +168,6 @@ def default_of(each: Field[Any]) -> Any:
 
 
 def summary(kind: type) -> str:
-    """Return a dataclass's docstring."""
     return inspect.cleandoc(kind.__doc__ or "")
 
 

@@ -164,7 +164,6 @@ def file_name_problems(name: str, here: str) -> list[str]:
 
 
 def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[str, Recipe]:
-    """Return every recipe by name, `default` first."""
     recipes = {"default": Recipe("default", given.backends, given.verify, given.rtol, given.atol, given.imports)}
     check_backends(given.backends, path, problems)
     for name, recipe in given.recipes.items():
@@ -209,7 +208,6 @@ def own_backends() -> set[str]:
 
 
 def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
-    """Return every recipe's name in load order."""
     named = given.recipe_order if given.recipe_order is not None else ("default",)
     problems += name_problems(named, recipes, f"{path}.recipe-order", "recipe")
     first = [each for each in dict.fromkeys(named) if each in recipes]
@@ -217,7 +215,6 @@ def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, pr
 
 
 def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, noun: str) -> Iterator[str]:
-    """Yield a sentence for each name that is unknown or repeated."""
     for i, name in enumerate(names):
         if not name:
             continue  # already reported as ill-typed

@@ -215,7 +215,6 @@ class HookTable(Frozen):
 
 
 def toml_key(name: str) -> str:
-    """Return the TOML key of a field."""
     return name.replace("_", "-")
 
 

@@ -51,7 +51,7 @@ class Special:
         return {self.kind: self.name}
 
 
-def read_argument(value: Any, depth: int = 0) -> Any:
+def read_argument(value: object, depth: int = 0) -> Any:
     """Return the argument that `value` describes; lists become tuples, of at most 8 levels."""
     if isinstance(value, dict):
         if len(value) != 1:
@@ -67,8 +67,7 @@ def read_argument(value: Any, depth: int = 0) -> Any:
     return read_literal(value)
 
 
-def read_literal(value: Any) -> Any:
-    """Return the literal that `value` describes."""
+def read_literal(value: object) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -96,12 +95,10 @@ else:  # no type that is evaluated can contain itself
 
 
 def literal_text(literal: Literal) -> str:
-    """Return a literal as Python shows it."""
     return f"torch.{literal.name}" if isinstance(literal, Special) else repr(literal)
 
 
 def references_in(argument: Argument) -> Iterator[Value | ConstantName]:
-    """Yield every value and constant that an argument mentions, in order."""
     if isinstance(argument, tuple):
         for item in argument:
             yield from references_in(item)
@@ -109,7 +106,7 @@ def references_in(argument: Argument) -> Iterator[Value | ConstantName]:
         yield argument
 
 
-def _read_number(value: Any) -> float:
+def _read_number(value: object) -> float:
     """Return a floating-point number, which JSON may also write as an integer or as `{"float": …}`."""
     if isinstance(value, dict):
         value = read_literal(value)

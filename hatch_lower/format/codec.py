@@ -37,7 +37,6 @@ class Damage(Exception):  # noqa: N818
 
 @contextmanager
 def within(path: str) -> Iterator[None]:
-    """Add to each `Damage` raised inside that it is at `path`."""
     try:
         yield
     except Damage as damage:
@@ -46,11 +45,7 @@ def within(path: str) -> Iterator[None]:
 
 
 def refuse(where: str, found: str) -> NoReturn:
-    """Raise the error for a file that hatch-lower cannot have written.
-
-    Raises:
-        ProgramError: always.
-    """
+    """Raise the error for a file that hatch-lower cannot have written."""
     raise ProgramError(
         "a packaged program file is damaged",
         where=where,
@@ -59,7 +54,7 @@ def refuse(where: str, found: str) -> NoReturn:
     )
 
 
-def decode(kind: Any, value: Any, where: str) -> Any:
+def decode(kind: Any, value: object, where: str) -> Any:
     """Return a JSON value as a type: a dataclass, a scalar, or any nesting of tuples, mappings and unions of them.
 
     Args:
@@ -111,13 +106,11 @@ def encode(value: Any, *, packaged: bool = False) -> Any:
     return value
 
 
-def write_record(path: Path, record: Any) -> None:
-    """Write a dataclass as JSON."""
+def write_record(path: Path, record: object) -> None:
     path.write_text(json.dumps(encode(record)), encoding="utf-8")
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Return the dataclass that `write_record` wrote."""
     record: Record = decode(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
     return record
 
@@ -169,8 +162,7 @@ def decode_file(kind: type[Record], data: bytes, schema: int, where: str) -> Rec
     return record
 
 
-def shown(value: Any) -> str:
-    """Return a JSON value in a few words."""
+def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     if type(value) is int and not -GREATEST_INTEGER <= value <= GREATEST_INTEGER:
@@ -207,7 +199,6 @@ def reader_of(kind: Any) -> Reader:
 
 @functools.cache
 def defaults_of(kind: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that have defaults, with them."""
     made = {each.name: each.default_factory() for each in fields(kind) if each.default_factory is not MISSING}
     return made | {each.name: each.default for each in fields(kind) if each.default is not MISSING}
 
@@ -224,7 +215,7 @@ def _record_reader(kind: Any) -> Reader:
     columns: list[tuple[str, Any, Reader]] = []
     validate = getattr(kind, "validate", None)
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if not columns:  # not before: the class may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
             columns.extend((each.name, hints[each.name], reader_of(hints[each.name])) for each in fields(kind))
@@ -260,7 +251,7 @@ def _tagged_reader(members: list[Any]) -> Reader:
     readers = {tag_of(member): reader_of(member) for member in members}
     assert None not in readers, members
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
         tag = value.get("kind")
@@ -274,7 +265,7 @@ def _tagged_reader(members: list[Any]) -> Reader:
 def _list_reader(kind: Any) -> Reader:
     read_item = reader_of(kind)
 
-    def read(value: Any) -> tuple[Any, ...]:
+    def read(value: object) -> tuple[Any, ...]:
         result: list[Any] = []
         try:
             for item in read_list(value):
@@ -291,7 +282,7 @@ def _list_reader(kind: Any) -> Reader:
 def _fixed_reader(kinds: tuple[Any, ...]) -> Reader:
     readers = [reader_of(kind) for kind in kinds]
 
-    def read(value: Any) -> tuple[Any, ...]:
+    def read(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) != len(readers):
             raise Damage(f"{shown(value)} instead of a list of {len(readers)}")
         return tuple(read_item(item) for read_item, item in zip(readers, value, strict=True))
@@ -302,7 +293,7 @@ def _fixed_reader(kinds: tuple[Any, ...]) -> Reader:
 def _mapping_reader(key_kind: Any, kind: Any) -> Reader:
     read_key, read_item = _read_number if key_kind is int else reader_of(key_kind), reader_of(kind)
 
-    def read(value: Any) -> dict[Any, Any]:
+    def read(value: object) -> dict[Any, Any]:
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
         key: Any = ""
@@ -323,7 +314,7 @@ def _optional_reader(read_value: Reader) -> Reader:
 
 
 def _choice_reader(choices: tuple[str, ...]) -> Reader:
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         if isinstance(value, str) and value in choices:
             return value
         raise Damage(f"{shown(value)} instead of one of {', '.join(f'`{choice}`' for choice in choices)}")
@@ -331,33 +322,31 @@ def _choice_reader(choices: tuple[str, ...]) -> Reader:
     return read
 
 
-def read_list(value: Any) -> list[Any]:
-    """Return `value`, a list."""
+def read_list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise Damage(f"{shown(value)} instead of a list")
     return value
 
 
-def read_integer(value: Any) -> int:
-    """Return `value`, an integer of 64 bits."""
+def read_integer(value: object) -> int:
     if type(value) is not int or not -GREATEST_INTEGER - 1 <= value <= GREATEST_INTEGER:
         raise Damage(f"{shown(value)} instead of an integer of 64 bits")
     return value
 
 
-def _read_string(value: Any) -> str:
+def _read_string(value: object) -> str:
     if not isinstance(value, str):
         raise Damage(f"{shown(value)} instead of a string")
     return value
 
 
-def _read_bool(value: Any) -> bool:
+def _read_bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise Damage(f"{shown(value)} instead of true or false")
     return value
 
 
-def _read_float(value: Any) -> float:
+def _read_float(value: object) -> float:
     if type(value) is int:
         return float(read_integer(value))
     if not isinstance(value, float) or not math.isfinite(value):

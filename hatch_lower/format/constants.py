@@ -49,12 +49,10 @@ class Constant:
 
 
 def content_key(dtype: str, sha256: str) -> str:
-    """Return the key of a storage whose memory has this sha256."""
     return sha256_bytes(f"{dtype} {sha256}".encode())
 
 
 def check_view(constant: Constant, storages: Sequence[Storage]) -> None:
-    """Refuse a constant that does not lie within its storage."""
     if constant.storage >= len(storages):
         raise Damage(f"storage {constant.storage} of {len(storages)}")
     storage, shape = storages[constant.storage], constant.shape

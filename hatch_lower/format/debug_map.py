@@ -91,14 +91,9 @@ class DebugMap:
 
 
 def write_debug(debug: DebugMap) -> bytes:
-    """Return the debug file's canonical bytes."""
     return canonical_json({"schema": DEBUG_SCHEMA, **encode(debug)})
 
 
 def read_debug(data: bytes, where: str) -> DebugMap:
-    """Return the debug map that `write_debug` wrote; `where` names the file in errors.
-
-    Raises:
-        ProgramError: if it is damaged, or from a newer version.
-    """
+    """Return the debug map that `write_debug` wrote; `where` names the file in errors."""
     return decode_file(DebugMap, data, DEBUG_SCHEMA, where)

@@ -94,12 +94,10 @@ class DelegateEntry:
 
 
 def data_name(digest: str) -> str:
-    """Return the name of the file of named data with this sha256."""
     return f"{digest}.{BLOB_SUFFIX}"
 
 
 def is_whole(layout: DataLayout, size: int) -> bool:
-    """Return whether a layout describes a tensor of `size` bytes."""
     if layout.dtype not in DTYPES or sorted(layout.dim_order) != list(range(len(layout.sizes))):
         return False
     return math.prod(layout.sizes) * DTYPES[layout.dtype].size == size

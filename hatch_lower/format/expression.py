@@ -30,14 +30,14 @@ class Compound:
         return {"op": self.op, "args": encode(self.args)}
 
 
-def read_symbol(value: Any) -> str:
+def read_symbol(value: object) -> str:
     """Return `value`, the name of a symbol: ASCII letters, digits and underscores."""
     if not isinstance(value, str) or not value.isascii() or not value.isidentifier():
         raise Damage(f"{value!r:.40} instead of a symbol")
     return value
 
 
-def read_expression(value: Any, depth: int = 0) -> Any:
+def read_expression(value: object, depth: int = 0) -> Any:
     """Return the expression that `value` describes.
 
     Raises:
@@ -74,7 +74,6 @@ Expression = Annotated[int | str | Compound, read_expression]
 
 
 def symbols_in(expression: Expression) -> frozenset[str]:
-    """Return the names of the symbols that an expression depends on."""
     if isinstance(expression, Compound):
         return frozenset[str]().union(*(symbols_in(part) for part in expression.args))
     return frozenset({expression}) if isinstance(expression, str) else frozenset()
@@ -135,13 +134,11 @@ def _degree(expression: Expression) -> int:
 
 
 def _term(op: str, expression: Expression, text: str) -> str:
-    """Return a further term of a sum, with its sign."""
     if op == "add" and isinstance(expression, int) and expression < 0:
         return f" - {-expression}"
     return f"{' + ' if op == 'add' else ' - '}{_grouped(expression, text)}"
 
 
 def _grouped(expression: Expression, text: str) -> str:
-    """Put brackets around what would bind differently."""
     loose = isinstance(expression, Compound) and expression.op not in ("max", "min")
     return f"({text})" if loose or (isinstance(expression, int) and expression < 0) else text

@@ -6,10 +6,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from hatch_lower.format.arguments import Argument, ConstantName, Value, references_in
 from hatch_lower.format.codec import Damage, within
+from hatch_lower.format.constants import Constant
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
 from hatch_lower.format.values import Natural, Text, read_text
 
@@ -40,8 +41,7 @@ PYTHON_OPS: Mapping[str, int] = MappingProxyType(
 (a number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null."""
 
 
-def read_op_name(value: Any) -> str:
-    """Return `value`, the name of an overload: `aten.add.Tensor`."""
+def read_op_name(value: object) -> str:
     op = read_text(value)
     if not OP_NAME.fullmatch(op):
         raise Damage(f"{op[:80]!r} instead of an operator `namespace.name.overload`")
@@ -49,7 +49,6 @@ def read_op_name(value: Any) -> str:
 
 
 def read_keyword(value: str) -> str:
-    """Return `value`, the name of a keyword argument."""
     if not KEYWORD_NAME.fullmatch(value):
         raise Damage(f"a keyword argument {value[:40]!r}")
     return value
@@ -213,13 +212,12 @@ class Graph:
 class Scope:
     """What the graphs of a method may refer to."""
 
-    constants: Mapping[str, Any]
+    constants: Mapping[str, Constant]
     delegates: int
     symbols: Mapping[str, Symbol]
 
 
 def arguments_of(instruction: Instruction) -> Iterator[Argument]:
-    """Yield every argument that an instruction takes from its own graph."""
     if isinstance(instruction, Cond):
         yield instruction.predicate
     yield from instruction.args
@@ -232,7 +230,6 @@ def arguments_of(instruction: Instruction) -> Iterator[Argument]:
 
 
 def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
-    """Return the graphs inside an instruction."""
     if isinstance(instruction, Cond):
         return (instruction.true, instruction.false)
     if isinstance(instruction, While):
@@ -265,7 +262,6 @@ def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
 
 
 def check_references(argument: Argument, known: Collection[int], constants: Collection[str]) -> None:
-    """Refuse a slot that holds nothing yet and a constant that the plan does not have."""
     for reference in references_in(argument):
         if isinstance(reference, ConstantName):
             if reference.name not in constants:

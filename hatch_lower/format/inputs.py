@@ -63,14 +63,12 @@ Input: TypeAlias = TensorInput | LiteralInput | SymbolInput
 
 
 def expressions_in(entry: Input) -> tuple[Expression, ...]:
-    """Return the sizes and strides of a tensor, or the integer."""
     if isinstance(entry, TensorInput):
         return (*entry.shape, *entry.stride)
     return (entry.expr,) if isinstance(entry, SymbolInput) else ()
 
 
 def check_declared(entry: Input, symbols: Mapping[str, Symbol]) -> None:
-    """Refuse an input that depends on a symbol which is not declared."""
     for expression in expressions_in(entry):
         if unknown := sorted(symbols_in(expression) - symbols.keys()):
             raise Damage(f"the symbol `{unknown[0]}` is not declared")

@@ -105,16 +105,11 @@ class Manifest:
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:
-    """Return the manifest in `data`; `where` names the file in messages.
-
-    Raises:
-        ProgramError: if it is damaged, or from a newer hatch-lower.
-    """
+    """Return the manifest in `data`; `where` names the file in messages."""
     return decode_file(Manifest, data, MANIFEST_SCHEMA, where)
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as canonical JSON, which `read_manifest` reads back to an equal manifest."""
     return package_manifest(
         manifest.distribution,
         manifest.version,
@@ -126,5 +121,4 @@ def write_manifest(manifest: Manifest) -> bytes:
 
 
 def model_json(model: ModelEntry) -> Any:
-    """Return a model's part of the manifest as JSON."""
     return encode(model, packaged=True)

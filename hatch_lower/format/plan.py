@@ -59,12 +59,6 @@ class MethodPlan:
         kinds = [parameter.kind for parameter in self.parameters]
         if kinds != sorted(kinds, reverse=True):
             raise Damage("a positional parameter after a keyword one")
-        leaves = sum(count_leaves(parameter.tree) for parameter in self.parameters)
-        if not leaves == len(self.inputs) == len(self.graph.inputs):
-            raise Damage(f"{leaves} leaves, {len(self.inputs)} inputs, {len(self.graph.inputs)} graph inputs")
-        if count_leaves(self.outputs) != len(self.graph.outputs):
-            count = len(self.graph.outputs)
-            raise Damage(f"{count_leaves(self.outputs)} output leaves for {count} graph outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,6 @@ class Plan:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends whose delegates it runs, by name."""
         return tuple(sorted({entry.backend for entry in self.delegates}))
 
     @property
@@ -105,27 +98,27 @@ class Plan:
 
 
 def read_plan(data: bytes, where: str) -> Plan:
-    """Return the plan in `data`; `where` names the file in messages.
-
-    Raises:
-        ProgramError: if it is damaged, or from a newer hatch-lower.
-    """
+    """Return the plan in `data`; `where` names the file in messages."""
     return decode_file(Plan, data, PLAN_SCHEMA, where)
 
 
 def write_plan(plan: Plan) -> bytes:
-    """Return the plan as canonical JSON, which `read_plan` reads back to an equal plan."""
     return canonical_json({"schema": PLAN_SCHEMA, **encode(plan, packaged=True)})
 
 
 def check_method(method: MethodPlan, scope: Scope) -> None:
-    """Refuse a method that refers to what the plan or the method does not have."""
     for index, entry in enumerate(method.inputs):
         with within(f".inputs[{index}]"):
             check_declared(entry, scope.symbols)
+    graph = method.graph
     with within(".graph"):
-        check_graph(method.graph, scope)
-    slots = {*method.graph.inputs, *(instruction.out for instruction in method.graph.instructions)}
+        check_graph(graph, scope)
+    leaves = sum(count_leaves(parameter.tree) for parameter in method.parameters)
+    if not leaves == len(method.inputs) == len(graph.inputs):
+        raise Damage(f"{leaves} leaves, {len(method.inputs)} inputs, {len(graph.inputs)} graph inputs")
+    if count_leaves(method.outputs) != len(graph.outputs):
+        raise Damage(f"{count_leaves(method.outputs)} output leaves for {len(graph.outputs)} graph outputs")
+    slots = {*graph.inputs, *(instruction.out for instruction in graph.instructions)}
     with within(".mutations"):
         for name, source in method.mutations:
             if name not in scope.constants or not scope.constants[name].mutable:
@@ -146,16 +139,7 @@ def check_source(source: Argument, slots: set[int], scope: Scope) -> None:
 
 
 def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
-    """Refuse a plan that the manifest contradicts: the choice of a recipe trusts the manifest, running it the plan.
-
-    Args:
-        plan: the recipe's.
-        recipe: what the manifest says of it.
-        where: the plan's file.
-
-    Raises:
-        ProgramError: if the plan has other methods, runs other backends, or needs another machine.
-    """
+    """Refuse a plan that the manifest contradicts: the choice of a recipe trusts the manifest, running it the plan."""
     for what, stated, listed in (
         ("the methods", names_text(plan.methods), names_text(recipe.methods)),
         ("the backends", names_text(plan.backends), names_text(recipe.backends)),
@@ -171,12 +155,10 @@ def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Return names for a message."""
     return ", ".join(f"`{name:.80}`" for name in sorted(names)) or "none"
 
 
 def machine_text(target: TargetEntry | None) -> str:
-    """Return a machine for a message."""
     return f"{target.system:.40} {target.machine:.40}, {target.isa:.40}" if target is not None else "any"
 
 

@@ -50,7 +50,7 @@ class Container:
         return {self.kind: self.type_name, NAME_KEYS[self.kind]: list(self.keys), "children": children, **source}
 
 
-def read_tree(value: Any, depth: int = 0) -> Leaf | Container | None:
+def read_tree(value: object, depth: int = 0) -> Leaf | Container | None:
     """Return the tree that `value` describes, of at most 32 levels; null is the value `None`."""
     if value is None:
         return None
@@ -80,7 +80,6 @@ Tree = Annotated[Leaf | Container | None, read_tree]
 
 
 def count_leaves(tree: Tree) -> int:
-    """Return the number of leaves."""
     if isinstance(tree, Container):
         return sum(map(count_leaves, tree.children))
     return 0 if tree is None else 1
@@ -123,7 +122,7 @@ def tree_text(tree: Tree, leaves: Callable[[], str]) -> str:
     return f"{name}({', '.join(f'{key}={text}' for key, text in zip(tree.keys, texts, strict=True))})"
 
 
-def _read_children(value: Any, depth: int) -> tuple[Tree, ...]:
+def _read_children(value: object, depth: int) -> tuple[Tree, ...]:
     return tuple(read_tree(child, depth + 1) for child in read_list(value))
 
 

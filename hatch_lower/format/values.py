@@ -6,26 +6,24 @@ import keyword
 import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from hatch_lower.format.codec import GREATEST_INTEGER, Damage, shown
 
 
-def read_natural(value: Any, limit: int = GREATEST_INTEGER) -> int:
-    """Return `value`, an integer from 0 to `limit`."""
+def read_natural(value: object, limit: int = GREATEST_INTEGER) -> int:
     if type(value) is not int or not 0 <= value <= limit:
         raise Damage(f"{shown(value)} instead of an integer from 0 to {limit}")
     return value
 
 
-def read_text(value: Any) -> str:
-    """Return `value`, a string that is not empty and holds no NUL."""
+def read_text(value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise Damage(f"{shown(value)} instead of a text")
     return value
 
 
-def read_identifier(value: Any) -> str:
+def read_identifier(value: object) -> str:
     """Return `value`, a Python identifier in the form in which Python itself keeps it, and no keyword.
 
     Nor is it `__debug__`, to which nothing can be assigned.
@@ -37,16 +35,14 @@ def read_identifier(value: Any) -> str:
     return text
 
 
-def read_module_name(value: Any) -> str:
-    """Return `value`, `package.module`."""
+def read_module_name(value: object) -> str:
     text = read_text(value)
     if not all(part.isidentifier() for part in text.split(".")):
         raise Damage(f"{text[:80]!r} instead of a module's name")
     return text
 
 
-def read_qualified_name(value: Any) -> str:
-    """Return `value`, `package.module:Class.Inner`."""
+def read_qualified_name(value: object) -> str:
     text = read_text(value)
     module, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
@@ -54,7 +50,7 @@ def read_qualified_name(value: Any) -> str:
     return text
 
 
-def read_path(value: Any) -> str:
+def read_path(value: object) -> str:
     """Return `value`, a relative POSIX path that stays below the folder that it is relative to."""
     text = read_text(value)
     if "\\" in text or ":" in text or any(part in ("", ".", "..") for part in text.split("/")):
@@ -62,16 +58,14 @@ def read_path(value: Any) -> str:
     return text
 
 
-def read_digest(value: Any) -> str:
-    """Return `value`, a sha256 in lower-case hexadecimal."""
+def read_digest(value: object) -> str:
     text = read_text(value)
     if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
         raise Damage(f"{text[:80]!r} instead of a sha256")
     return text
 
 
-def read_dtype(value: Any) -> str:
-    """Return `value`, a dtype of `DTYPES`."""
+def read_dtype(value: object) -> str:
     if not isinstance(value, str) or value not in DTYPES:
         raise Damage(f"the dtype {value!r:.40}")
     return value

@@ -20,7 +20,7 @@ from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.pipeline.emit.constants_file import ConstantsFile, write_constants
+from hatch_lower.pipeline.emit.constants_file import WrittenConstants, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
@@ -124,7 +124,7 @@ class Packager:
         if known is not None and known.keys() != {"size", "sha256", "header_sha256"}:
             known = None
         if known is not None:
-            written, source = ConstantsFile(**known), self._store.blob_path(known["sha256"])
+            written, source = WrittenConstants(**known), self._store.blob_path(known["sha256"])
             if not (source.is_file() and source.stat().st_size == written.size):
                 known = None
         if known is None:
@@ -134,7 +134,7 @@ class Packager:
         self._files[path] = PayloadFile(path, source, written.size, written.sha256)
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
 
-    def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[ConstantsFile, Path]:
+    def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
         """Write the constants file where it will stay; return where that is.
 
         That is in the store: the folder may be on another file system, or in memory. It is below the folder if the
@@ -148,7 +148,7 @@ class Packager:
         written = write_constants(source, storages)
         return written, self._store.adopt(source, written.sha256)
 
-    def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[ConstantsFile, Path]:
+    def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
         """Write the constants file beside the blobs; what killed builds left of theirs goes."""
         folder = self._store.directory
         make_folder(folder)

@@ -77,7 +77,6 @@ def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
 
 
 def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Expression]]:
-    """Yield every size and integer of the inputs: index of the input, dimension, expression."""
     for index, entry in enumerate(inputs):
         if isinstance(entry, TensorInput):
             for dimension, expression in enumerate(entry.shape):
@@ -130,7 +129,6 @@ def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
 
 
 def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
-    """Yield the slots that arguments mention."""
     for argument in arguments:
         for each in references_in(argument):
             if isinstance(each, Value):
@@ -138,7 +136,6 @@ def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
 
 
 def symbols_of(graph: Graph) -> frozenset[str]:
-    """Return the symbols that a graph's delegate calls mention, at any depth."""
     symbols: frozenset[str] = frozenset()
     for instruction in graph.instructions:
         if isinstance(instruction, DelegateCall):
@@ -176,11 +173,9 @@ class Aliasing:
             self._slots[instruction.out] = self._roots_of_instruction(instruction)
 
     def roots_of(self, *arguments: Argument) -> Roots:
-        """Return what arguments may share memory with."""
         return NOTHING.union(*(self._roots_of_references(each) for each in arguments))
 
     def constant_root(self, name: str) -> Root:
-        """Return the root of a constant; tied constants have the same."""
         return Root(True, self._constants[name].storage)
 
     def _roots_of_references(self, argument: Argument) -> Roots:
@@ -201,7 +196,6 @@ class Aliasing:
 
 
 def _constants_in(graphs: Sequence[Graph]) -> Iterable[str]:
-    """Yield the names of the constants that graphs mention, at any depth."""
     for graph in graphs:
         arguments = [argument for each in graph.instructions for argument in arguments_of(each)]
         for argument in (*arguments, *graph.outputs):

@@ -62,11 +62,7 @@ def candidates(top: str) -> Iterator[importlib.metadata.Distribution]:
 
 
 def find_maker(container: Container) -> Maker:
-    """Return what makes a `namedtuple` or `object` of its class from its children.
-
-    Raises:
-        NoClassError: if that class is not to be had, or making an object of it would take more than assigning fields.
-    """
+    """Return what makes a `namedtuple` or `object` of its class from its children."""
     keys = [str(key) for key in container.keys]
     if container.type_name == "collections:OrderedDict":
         return lambda *children: OrderedDict(zip(keys, children, strict=True))
@@ -79,11 +75,7 @@ def find_maker(container: Container) -> Maker:
 
 
 def find_class(type_name: str, owner: str) -> type:
-    """Return the class `module:Class.Inner` of the installed distribution `owner`.
-
-    Raises:
-        NoClassError: if it is not there.
-    """
+    """Return the class `module:Class.Inner` of the installed distribution `owner`."""
     if not owner:
         raise NoClassError("no installed distribution defined it where it was exported")
     module, _, name = type_name.partition(":")
@@ -133,7 +125,6 @@ def places(module: str) -> list[tuple[str, str]]:
 
 
 def owns(distribution: importlib.metadata.Distribution, modules: list[tuple[str, str]]) -> bool:
-    """Return whether a distribution has installed all of these modules from their files."""
     record = distribution.read_text("RECORD")
     folder = editable_folder(distribution)
     if folder is None:
@@ -149,7 +140,6 @@ def owns(distribution: importlib.metadata.Distribution, modules: list[tuple[str,
 
 
 def path_below(folder: str, path: str) -> str:
-    """Return a path as RECORD writes it, relative to `folder`; itself where it is not in there."""
     below = path.startswith(f"{folder}{os.sep}")
     return path[len(folder) + 1 :].replace(os.sep, "/") if below else path
 
@@ -168,14 +158,12 @@ def editable_folder(distribution: importlib.metadata.Distribution) -> str | None
 
 
 def top_levels(distribution: importlib.metadata.Distribution, record: str) -> set[str]:
-    """Return the top-level modules of a distribution whose files RECORD does not list."""
     stated = (distribution.read_text("top_level.txt") or "").split()
     exported = (each.value.partition(":")[0].partition(".")[0] for each in distribution.entry_points)
     return {*stated, *exported, *(line.partition("/")[0] for line in record.splitlines() if "/" in line)}
 
 
 def tuple_maker(kind: type, keys: list[str]) -> Maker:
-    """Return what makes a named tuple."""
     if not issubclass(kind, tuple):
         raise NoClassError("the class is no named tuple")
     if kind.__module__ == "torch.return_types" and getattr(kind, "__match_args__", None) == tuple(keys):
@@ -211,7 +199,6 @@ def is_written(kind: type, base: type, name: str) -> bool:
 
 
 def object_maker(kind: type, keys: list[str]) -> Maker:
-    """Return what makes an object of a class against which there is no reason."""
     base = base_of(kind)
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     is_output = is_output_class(kind)
@@ -253,7 +240,6 @@ def has_plain_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return a field's default, where it has a plain one."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

@@ -35,7 +35,7 @@ class MethodCode:
     source: str
     code: CodeType
     function: str
-    objects: Mapping[str, Any]
+    objects: Mapping[str, object]
     constants: Mapping[str, str]
     delegates: Mapping[str, int]
     lock: str
@@ -44,18 +44,7 @@ class MethodCode:
 
 
 def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bool = False) -> MethodCode:
-    """Compile one method of a plan.
-
-    Args:
-        plan: as `read_plan` gives it.
-        name: of the method.
-        is_locked: whether each call holds the instance's lock.
-        checks_outputs: whether all that delegates return is compared with the plan, and not its number alone.
-
-    Raises:
-        ProgramError: if torch lacks an operator, the inputs do not determine what the program needs to know, or Python
-            refuses the code (a name that nothing can be assigned to, too much nesting).
-    """
+    """Compile one method of a plan."""
     writer = MethodWriter(plan, name, is_locked, checks_outputs)
     source = "\n".join(writer.write()) + "\n"
     names = writer.names

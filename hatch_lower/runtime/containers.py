@@ -55,7 +55,6 @@ class Builder:
         self._build: Callable[..., Any] | None = None
 
     def __call__(self, *children: Any) -> Any:
-        """Return the object that holds `children`."""
         if self._build is None:
             self._build = choose_builder(self._container)
         return self._build(*children)
@@ -84,7 +83,6 @@ def replaced_in(tree: Tree) -> Iterator[tuple[str, str]]:
 
 
 def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
-    """Return the code that builds a method's result from its leaves' code."""
     if tree is None:
         return "None"
     if isinstance(tree, Leaf):
@@ -101,18 +99,18 @@ def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
     return f"{names.bind('build', Builder(tree))}({', '.join(children)})"
 
 
-def take_apart(method: str, tree: Tree, path: str) -> Callable[[Any], list[Any]]:
+def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[object]]:
     """Return a function that gives the leaves of a parameter's value, in order.
 
     It raises `InputError` where the value's containers are not those of `tree`.
     """
 
-    def leaves_of(value: Any) -> list[Any]:
-        leaves: list[Any] = []
+    def leaves_of(value: object) -> list[object]:
+        leaves: list[object] = []
         collect(tree, value, path, leaves)
         return leaves
 
-    def collect(tree: Tree, value: Any, path: str, leaves: list[Any]) -> None:
+    def collect(tree: Tree, value: object, path: str, leaves: list[object]) -> None:
         if isinstance(tree, Leaf):
             leaves.append(value)
         elif tree is None:
@@ -125,7 +123,7 @@ def take_apart(method: str, tree: Tree, path: str) -> Callable[[Any], list[Any]]
             for index, child in enumerate(tree.children):
                 collect(child, children[index], step_into(tree, index, path), leaves)
 
-    def refuse(path: str, expected: str, value: Any) -> NoReturn:
+    def refuse(path: str, expected: str, value: object) -> NoReturn:
         raise InputError(
             f"method `{method}` takes {expected} for `{path}`",
             found=value_text(value),
@@ -136,7 +134,6 @@ def take_apart(method: str, tree: Tree, path: str) -> Callable[[Any], list[Any]]
 
 
 def children_of(container: Container, value: Any) -> list[Any] | None:
-    """Return a value's children in the container's order; `None` if it is another kind of container."""
     keys = container.keys
     match container.kind:
         case "tuple" | "list":
@@ -174,8 +171,7 @@ def container_text(container: Container) -> str:
     return f"a `{container.type_name.rpartition(':')[2]}` with {', '.join(f'`{key}`' for key in container.keys)}"
 
 
-def value_text(value: Any) -> str:
-    """Return what was passed instead of a container, in words."""
+def value_text(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{type(value).__name__} of {', '.join(repr(key) for key in value)[:200]}"
     if isinstance(value, tuple | list):

@@ -35,34 +35,25 @@ class EagerModel:
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name."""
         return MappingProxyType(self._methods)
 
     def clone(self) -> EagerModel:
-        """Return another instance over deep copies of the modules."""
         return EagerModel(copy.deepcopy(dict(self._modules)))
 
     def reset(self) -> None:
-        """Return the buffers to what they were when the entry point returned the modules."""
         with torch.no_grad():
             for buffer, content in self._buffers:
                 buffer.copy_(content)
 
     def has_changed(self) -> bool:
-        """Return whether a buffer differs from what the entry point returned; NaN counts as a difference."""
         return not all(torch.equal(buffer, content) for buffer, content in self._buffers)
 
     def signature(self, name: str) -> str:
-        """Return a method's Python signature."""
         return f"{name}{inspect.signature(self._methods[name])}"
 
 
 def make_eager(name: str, export: str) -> EagerModel:
-    """Return the eager model of an entry point `module:attribute`.
-
-    Raises:
-        ProgramError: if the entry point cannot be imported, fails, or returns something else than a model.
-    """
+    """Return the eager model of an entry point `module:attribute`."""
     module, _, attributes = export.partition(":")
     try:
         owner: Any = importlib.import_module(module)
@@ -100,8 +91,6 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs without gradients, as a lowered method does."""
-
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
@@ -122,11 +111,7 @@ class Sources:
 
 
 def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
-    """Return the files that the export of a model read and that have changed since; none for what is not editable.
-
-    Raises:
-        ProgramError: if the list of them is damaged.
-    """
+    """Return the files that the export of a model read and that have changed since; none for what is not editable."""
     path = folder.path / SOURCES
     if not folder.installed or not path.exists():
         return []
@@ -149,7 +134,6 @@ def has_changed(path: Path, time: int, digest: str) -> bool:
 
 
 def stale_text(model: str, changed: list[str]) -> str:
-    """Return what is wrong with a model whose sources have changed, and what to do."""
     names = ", ".join(f"`{each}`" for each in changed[:3])
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return (

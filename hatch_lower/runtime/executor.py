@@ -24,8 +24,7 @@ class Runnable(Protocol):
     """What a loaded model runs: a plan's `Executor`, or the eager module of an editable install."""
 
     @property
-    def methods(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name."""
+    def methods(self) -> Mapping[str, Callable[..., Any]]: ...
 
     def clone(self) -> Runnable:
         """Return another instance with a copy of the current state."""
@@ -84,7 +83,6 @@ class Executor:
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name: Python functions with the signatures of the exported ones."""
         return MappingProxyType(self._methods)
 
     def clone(self) -> Executor:
@@ -97,7 +95,6 @@ class Executor:
         return Executor(self._program, state, self)
 
     def reset(self) -> None:
-        """Return the state to what was packaged."""
         with self._lock, torch.inference_mode(False):
             for index, each in self._state.items():
                 each.copy_(self._program.spans[index])
@@ -115,11 +112,9 @@ class Executor:
             return not all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
 
     def signature(self, name: str) -> str:
-        """Return a method's signature with dtypes and symbolic shapes."""
         return self._program.codes[name].text
 
     def source(self, name: str) -> str:
-        """Return the Python source that a method was compiled to."""
         return self._program.codes[name].source
 
     def _view_constants(self, parent: Executor | None) -> dict[str, Tensor]:

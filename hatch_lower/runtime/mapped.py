@@ -34,8 +34,6 @@ HEADER_LIMIT = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a safetensors header says of a tensor."""
-
     dtype: str
     shape: tuple[Natural, ...]
     data_offsets: tuple[Natural, Natural]
@@ -73,23 +71,14 @@ class ConstantsFile:
         prefix = self._mapping[: self._begin]
         if header_sha256 and sha256_bytes(prefix) != header_sha256:
             refuse(where, "a header with another sha256 than the manifest says")
-        self._header: Mapping[str, Any] = decode(Mapping[str, Any], parse_json(prefix[LENGTH_BYTES:], where), where)
+        self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(prefix[LENGTH_BYTES:], where), where)
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
-        """Return the tensor of each storage, over the mapped memory.
-
-        Raises:
-            ProgramError: if one is missing, of another dtype or length, outside the file, or may hold indices and holds
-                others than were packaged.
-        """
+        """Return the tensor of each storage, over the mapped memory."""
         return tuple(self._whole_span(each) for each in storages)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the file in its own shape, over the mapped memory.
-
-        Raises:
-            ProgramError: if one is of an unknown dtype, or its sizes do not fit its place in the file.
-        """
+        """Return every tensor of the file in its own shape, over the mapped memory."""
         return {key: self._tensor(key) for key in self._header if key != "__metadata__"}
 
     def _tensor(self, key: str) -> Tensor:
@@ -138,11 +127,7 @@ class ConstantsFile:
 
 
 def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
-    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read.
-
-    Raises:
-        ProgramError: if torch has no tensor of that many elements or dimensions.
-    """
+    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read."""
     span = spans[constant.storage]
     dtype = getattr(torch, constant.dtype)
     try:
@@ -174,15 +159,7 @@ def weight_files(plan: Plan) -> frozenset[str]:
 
 
 def map_data(plan: Plan, folder: Path) -> Mapping[str, memoryview]:
-    """Return read-only views of the named data of all of a plan's delegates, by name.
-
-    Args:
-        plan: the plan.
-        folder: what the paths of the files are relative to.
-
-    Raises:
-        ProgramError: if a file cannot be mapped, or is not of the size that the plan says.
-    """
+    """Return read-only views of the named data of all of a plan's delegates, by name."""
     views: dict[str, memoryview] = {}
     files = data_files(plan)
     for each in files.values():
@@ -206,7 +183,6 @@ def map_file(path: Path, size: int) -> memoryview:
 
 
 def unusable(path: Path, found: str) -> ProgramError:
-    """Return the error for a file of named data that is not there or not whole."""
     return ProgramError(
         "the named data of a delegate cannot be used",
         where=str(path),

@@ -7,7 +7,6 @@ integers, finite floats, `None`, `True` and `False`. Everything else reaches it 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
 
 from hatch_lower.format.expression import Compound, Expression
 
@@ -25,7 +24,7 @@ class Names:
         self._prefix = "_" * (underscores + 1)
         self._known: dict[Hashable, str] = {}
         self._count = 0
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, object] = {}
         self.constants: dict[str, str] = {}
         self.delegates: dict[int, str] = {}
 
@@ -34,11 +33,10 @@ class Names:
         return self._prefix + text
 
     def fresh(self, text: str) -> str:
-        """Return an identifier that was not given out before."""
         self._count += 1
         return f"{self._prefix}{text}_{self._count}"
 
-    def bind(self, text: str, value: Any, key: Hashable = None) -> str:
+    def bind(self, text: str, value: object, key: Hashable = None) -> str:
         """Return the identifier of an object; with a `key`, the same one for each equal key."""
         known = self._known.get(key) if key is not None else None
         if known is None:
@@ -49,7 +47,6 @@ class Names:
         return known
 
     def constant(self, name: str) -> str:
-        """Return the identifier of a constant of the plan."""
         if name not in self.constants:
             self.constants[name] = self.fresh("c")
         return self.constants[name]
@@ -62,7 +59,6 @@ class Names:
 
 
 def expression_code(expression: Expression, variables: Mapping[str, str], names: Names) -> str:
-    """Return the code of an expression, with `variables` for its symbols."""
     if isinstance(expression, str):
         return variables[expression]
     if isinstance(expression, int):

@@ -119,7 +119,6 @@ UNBOUNDED = re.compile(
 
 
 def python_code(op: str, args: list[str], names: Names) -> str:
-    """Return the code of an operation on sizes."""
     if op in PYTHON_TEMPLATES:
         return PYTHON_TEMPLATES[op].format(*args)
     return f"{names.bind(op, PYTHON_FUNCTIONS[op], op)}({', '.join(args)})"
@@ -134,11 +133,7 @@ def size_code(op: str, args: list[str]) -> str | None:
 
 
 def resolve_operators(graph: Graph, where: str) -> Operators:
-    """Return every overload that a graph calls, at any depth, by its name in the plan.
-
-    Raises:
-        ProgramError: if torch has no such operator, or it does not take the arguments that it is given.
-    """
+    """Return every overload that a graph calls, at any depth, by its name in the plan."""
     operators: dict[str, OpOverload[..., Any]] = {}
     for call in calls_in(graph):
         if call.op not in operators:
@@ -157,7 +152,6 @@ def resolve_operators(graph: Graph, where: str) -> Operators:
 
 
 def calls_in(graph: Graph) -> Iterator[OpCall]:
-    """Yield the operator calls of a graph, at any depth."""
     for instruction in graph.instructions:
         if isinstance(instruction, OpCall):
             yield instruction
@@ -212,11 +206,7 @@ def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]
 
 
 def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
-    """Call an operator that gives a tensor other sizes and strides over the same memory.
-
-    Raises:
-        ProgramError: if that would reach out of it.
-    """
+    """Call an operator that gives a tensor other sizes and strides over the same memory."""
     ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
     first = self.storage_offset() + sum(min(each, 0) for each in ends)
     last = self.storage_offset() + sum(max(each, 0) for each in ends)

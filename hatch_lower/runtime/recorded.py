@@ -33,13 +33,7 @@ class Recorded:
     digests: Mapping[str, str]
 
     def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
-        """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists.
-
-        Args:
-            folder: the `_lowered` folder.
-            model: its name; the files in the folder of that name are its own.
-            files: what the manifest lists for it, the manifest itself not among them.
-        """
+        """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists."""
         listed = {each.path: each.sha256 for each in files}
         if not self.digests.get("manifest.json"):
             yield self._fault(folder / "manifest.json", "it has no sha256 of this file")

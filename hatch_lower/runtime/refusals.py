@@ -20,14 +20,7 @@ from hatch_lower.runtime.analysis import SIZE, Binding
 
 
 class Refusals:
-    """Raises the `InputError` that fits; one object for each method, bound into its code.
-
-    Args:
-        method: its name.
-        plan: what it was lowered for.
-        paths: how a caller reaches each leaf: `batch["image"]`.
-        bindings: where its symbols' values come from.
-    """
+    """Raises the `InputError` that fits; one object for each method, bound into its code."""
 
     def __init__(self, method: str, plan: MethodPlan, paths: Sequence[str], bindings: Sequence[Binding]) -> None:
         self._method = method
@@ -35,8 +28,7 @@ class Refusals:
         self._paths = paths
         self._bindings = bindings
 
-    def refuse_call(self, given: Mapping[str, bool], rest: Sequence[Any], extra: Mapping[str, Any]) -> NoReturn:
-        """Refuse a wrong number or wrong names of arguments."""
+    def refuse_call(self, given: Mapping[str, bool], rest: Sequence[object], extra: Mapping[str, object]) -> NoReturn:
         names = [each.name for each in self._plan.parameters if each.kind == "positional"]
         keywords = [each.name for each in self._plan.parameters if each.kind == "keyword"]
         wanted = ", ".join([f"`{name}`" for name in names] + [f"`{name}=`" for name in keywords]) or "no arguments"
@@ -54,7 +46,6 @@ class Refusals:
         )
 
     def refuse_values(self, *values: Any) -> NoReturn:
-        """Refuse the first of the leaves that does not fit."""
         for index, value in enumerate(values):
             self.check_value(index, value)
         sizes: dict[str, int] = {}
@@ -68,7 +59,7 @@ class Refusals:
                 self._refuse(index, value, reason)
         self._refuse(0, values[0], "it does not fit the other arguments")
 
-    def check_value(self, index: int, value: Any) -> None:
+    def check_value(self, index: int, value: object) -> None:
         """Refuse a leaf that is wrong by itself: type, dtype, device, layout, rank, static sizes, literal."""
         entry = self._plan.inputs[index]
         if isinstance(entry, TensorInput):
@@ -80,8 +71,7 @@ class Refusals:
         if reason:
             self._refuse(index, value, reason)
 
-    def as_tensor(self, index: int, value: Any) -> Tensor:
-        """Return a tensor of a subclass as a plain one; refuse anything else."""
+    def as_tensor(self, index: int, value: object) -> Tensor:
         plain = as_plain_tensor(value)
         if plain is None:
             self._refuse(index, value, "not a tensor" if not isinstance(value, Tensor) else "a tensor without memory")
@@ -118,7 +108,7 @@ class Refusals:
                     return f"{name}, but {limits.name} must be at most {limits.max}"
         return ""
 
-    def _refuse(self, index: int, value: Any, reason: str) -> NoReturn:
+    def _refuse(self, index: int, value: object, reason: str) -> NoReturn:
         entry = self._plan.inputs[index]
         ranges = ", ".join(range_texts([entry], self._plan.symbols))
         what = f"method `{self._method}` takes {input_text(entry, self._plan.symbols)} for `{self._paths[index]}`"
@@ -129,7 +119,7 @@ class Refusals:
         )
 
 
-def as_plain_tensor(value: Any) -> Tensor | None:
+def as_plain_tensor(value: object) -> Tensor | None:
     """Return a tensor without its Python subclass; `None` for what is no tensor, or has no memory of its own."""
     if not isinstance(value, Tensor):
         return None
@@ -148,8 +138,7 @@ def same_layout(value: Tensor, strides: tuple[int, ...]) -> bool:
     return all(size == 1 or left == right for size, left, right in zip(value.shape, found, strides, strict=True))
 
 
-def describe_value(value: Any) -> str:
-    """Return what was passed, in the same words as what is expected."""
+def describe_value(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
     dtype = str(value.dtype).removeprefix("torch.")
@@ -157,11 +146,7 @@ def describe_value(value: Any) -> str:
 
 
 def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
-    """Raise what a delegate raised in a call, in our words if it is not one of ours.
-
-    Raises:
-        CallError: with the engine's own words.
-    """
+    """Raise what a delegate raised in a call, in our words if it is not one of ours."""
     if isinstance(error, LowerError | MemoryError):
         raise error
     raise CallError(
@@ -172,7 +157,7 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
     ) from error
 
 
-def _tensor_mismatch(entry: TensorInput, value: Any) -> str:
+def _tensor_mismatch(entry: TensorInput, value: object) -> str:
     if not isinstance(value, Tensor):
         return "not a tensor"
     if value.device.type != "cpu":
@@ -189,7 +174,7 @@ def _tensor_mismatch(entry: TensorInput, value: Any) -> str:
     return ""
 
 
-def _is_literal(entry: LiteralInput, value: Any) -> bool:
+def _is_literal(entry: LiteralInput, value: object) -> bool:
     """Return whether a value is the exported one, of the same type: 1 is neither 1.0 nor True."""
     expected = getattr(torch, entry.value.name) if isinstance(entry.value, Special) else entry.value
     if isinstance(entry.value, Special) and entry.value.kind == "device":
@@ -210,12 +195,8 @@ class OutputCheck:
         self._where = where
         self._expected = expected
 
-    def __call__(self, outputs: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        """Compare the number of outputs, dtypes, shapes and strides, as far as they follow from the given sizes.
-
-        Raises:
-            ProgramError: if anything differs.
-        """
+    def __call__(self, outputs: Sequence[object], sizes: Mapping[str, int]) -> None:
+        """Compare the number of outputs, dtypes, shapes and strides, as far as they follow from the given sizes."""
         if len(outputs) != len(self._expected):
             raise self._error(self._where, f"{len(outputs)} outputs instead of {len(self._expected)}")
         for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
@@ -231,8 +212,7 @@ class OutputCheck:
         )
 
 
-def difference_of(output: Any, expected: TensorInput, sizes: Mapping[str, int]) -> str:
-    """Return how an output differs from what it should be; empty if it does not."""
+def difference_of(output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
     if not isinstance(output, Tensor):
         return f"`{type(output).__name__}` instead of a tensor"
     dtype = str(output.dtype).removeprefix("torch.")

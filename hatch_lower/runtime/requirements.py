@@ -34,11 +34,7 @@ PARTS = re.compile(r"(<=|>=|==|<)([0-9.]*[0-9])(\.\*)?")
 
 
 def requirement_reason(text: str, where: str) -> str | None:
-    """Return why a requirement is not met here, or `None` if it is.
-
-    Raises:
-        ProgramError: if it is no requirement; `where` is the file that says it.
-    """
+    """Return why a requirement is not met here, or `None` if it is."""
     plain = PLAIN_REQUIREMENT.fullmatch(text)
     if plain is None:
         return general_reason(text, where)
@@ -76,7 +72,6 @@ def is_within(bounds: str, version: str) -> bool | None:
 
 
 def release(text: str) -> tuple[int, ...]:
-    """Return the numbers of a release."""
     return tuple(int(each) for each in text.split("."))
 
 
@@ -86,7 +81,6 @@ def padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def general_reason(text: str, where: str) -> str | None:
-    """Return why a requirement of any form is not met here, or `None` if it is."""
     from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion
@@ -131,12 +125,7 @@ BASELINES = {"aarch64": "armv8-a"}
 
 
 def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return why code for `target` cannot run on this machine, or `None` if it can.
-
-    Args:
-        target: what it was compiled for.
-        cpuinfo: where Linux describes the processor.
-    """
+    """Return why code for `target` cannot run on this machine, or `None` if it can."""
     system, machine, isa = platform.system(), platform.machine(), target.isa
     if (target.system, target.machine) != (system, machine):
         return f"it was compiled for {target.system} on {target.machine}, and this is {system} on {machine}"
@@ -155,7 +144,6 @@ def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo"
 
 
 def cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """Return the flags of the first processor; none if they cannot be read."""
     try:
         with cpuinfo.open(encoding="ascii", errors="replace") as file:
             for line in file:

@@ -13,7 +13,7 @@ from hatch_lower.errors import InputError
 Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
 
-def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[Any]) -> tuple[Tensor | None, ...]:
+def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[object]) -> tuple[Tensor | None, ...]:
     """Return the stacked outputs of `step(*row, *extra)` for each row.
 
     Args:
@@ -29,20 +29,9 @@ def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[
 
 
 def scan_rows(
-    where: str, step: Step, carried: Sequence[Any], tensors: Sequence[Tensor], extra: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Return the last carried values and the stacked outputs of `step(*carried, *row, *extra)` for each row.
-
-    Args:
-        where: the method, for errors.
-        step: returns the next carried values, then tensors of the same shapes for each row, or `None` in their place.
-        carried: the values to begin with.
-        tensors: of at least one dimension and one leading size.
-        extra: given to each call.
-
-    Raises:
-        InputError: if there is no row, as in eager, or the leading sizes differ.
-    """
+    where: str, step: Step, carried: Sequence[object], tensors: Sequence[Tensor], extra: Sequence[object]
+) -> tuple[object, ...]:
+    """Return the last carried values and the stacked outputs of `step(*carried, *row, *extra)` for each row."""
     count = len(carried)
     outputs = []
     for row in rows_of(where, tensors):

@@ -27,18 +27,13 @@ class DelegateKinds:
         self.checks_outputs = checks_outputs
 
     def missing_reason(self, backend: str) -> str | None:
-        """Return why a backend's programs cannot run, or `None` if its run half is there."""
         if self._given is None and self._point(backend) is not None:
             return None
         known = self._names()
         return None if backend in known else f"the delegate `{backend}` is not installed; {nearest(backend, known)}"
 
     def load(self, backend: str) -> type[Delegate]:
-        """Return a backend's run half.
-
-        Raises:
-            ProgramError: if there is none, its module fails, or it is no `Delegate`.
-        """
+        """Return a backend's run half."""
         reason = self.missing_reason(backend)
         if reason is not None:
             raise ProgramError(
@@ -112,7 +107,6 @@ def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: Delega
 
 
 def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str | None:
-    """Return why a recipe cannot run here, or `None` if it can."""
     for text in recipe.requirements:
         reason = requirement_reason(text, where)
         if reason is not None:

@@ -24,7 +24,6 @@ import inspect
 import keyword
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,14 +53,7 @@ from hatch_lower.runtime.rows import map_rows, scan_rows
 
 
 class MethodWriter:
-    """Writes the source of one method: a function for each graph, the method's own last.
-
-    Args:
-        plan: the plan.
-        name: of the method.
-        is_locked: whether each call holds the instance's lock.
-        checks_outputs: whether all that delegates return is compared with the plan, and not its number alone.
-    """
+    """Writes the source of one method: a function for each graph, the method's own last."""
 
     def __init__(self, plan: Plan, name: str, is_locked: bool, checks_outputs: bool) -> None:
         self._plan = plan
@@ -75,7 +67,6 @@ class MethodWriter:
         self.names = Names(each.name for each in self._method.parameters)
 
     def write(self) -> list[str]:
-        """Return the lines of the module."""
         method, names = self._method, self.names
         paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
         refusals = Refusals(self._name, method, paths, bind_symbols(method.inputs))
@@ -155,7 +146,6 @@ class MethodWriter:
         return lines
 
     def _kept_slots(self) -> frozenset[int]:
-        """Return the slots that the method's end needs beside the outputs."""
         method = self._method
         sources = [source for _, source in (*method.mutations, *method.input_mutations)]
         slots = {each.slot for each in references_to_values(sources)}
@@ -231,7 +221,6 @@ class MethodWriter:
     def _write_while(
         self, loop: While, args: list[str], out: str, variables: Mapping[int, str], symbols: dict[str, str]
     ) -> list[str]:
-        """Return a loop over a tuple of carried values."""
         extra = [self._argument(each, variables) for each in loop.extra]
         carried = [f"*{out}", *extra]
         condition = self._call_graph(loop.condition, carried, symbols)
@@ -241,7 +230,6 @@ class MethodWriter:
     def _rows_code(
         self, loop: Map | Scan, args: list[str], variables: Mapping[int, str], symbols: Mapping[str, str]
     ) -> str:
-        """Return the code of a loop over rows."""
         function, given = self._write_function(loop.body, symbols)
         if given:
             function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
@@ -253,7 +241,6 @@ class MethodWriter:
         return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
 
     def _call_graph(self, graph: Graph, args: Sequence[str], symbols: Mapping[str, str]) -> str:
-        """Write a function for a nested graph; return the code of its call."""
         function, given = self._write_function(graph, symbols)
         return f"{function}({', '.join([*given, *args])})"
 
@@ -318,7 +305,6 @@ class MethodWriter:
                 yield f"{name}={code}"
 
     def _argument(self, argument: Argument, variables: Mapping[int, str]) -> str:
-        """Return the code of an argument."""
         if isinstance(argument, Value):
             return variables[argument.slot]
         if isinstance(argument, ConstantName):
@@ -336,10 +322,8 @@ class MethodWriter:
 
 
 def indented(lines: Iterable[str]) -> list[str]:
-    """Return the lines of a block."""
     return [f" {line}" for line in lines]
 
 
-def copy_tensor(value: Any) -> Any:
-    """Return a clone of a tensor; a number is itself."""
+def copy_tensor(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) else value

@@ -13,7 +13,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import BackendError
 from hatch_lower.pipeline import package
-from hatch_lower.pipeline.emit.constants_file import ConstantsFile, write_constants
+from hatch_lower.pipeline.emit.constants_file import WrittenConstants, write_constants
 from hatch_lower.pipeline.package import Packager, ProgramFiles
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ def test_constants_are_written_into_the_store_and_nowhere_else(tmp_path: Path, m
     store = Store(tmp_path / "cache", "on", pytest.fail)
     written: list[Path] = []
 
-    def write(path: Path, storages: dict[str, torch.Tensor]) -> ConstantsFile:
+    def write(path: Path, storages: dict[str, torch.Tensor]) -> WrittenConstants:
         written.append(path)
         return write_constants(path, storages)
 
