@@ -25,7 +25,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
     if not isinstance(table, Mapping):
         problems.append(f"`{path}` must be a table, found {words_for(table)}")
         return kind()
-    known = {toml_key(each.name): each for each in fields(kind)}  # type: ignore[arg-type]
+    known = {toml_key(setting.name): setting for setting in fields(kind)}  # type: ignore[arg-type]
     hints = get_type_hints(kind)
     reserved = RESERVED_KEYS if kind is HookTable else {}
     values: dict[str, Any] = {}
@@ -49,13 +49,13 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
     if origin is tuple:
         if not isinstance(value, list):
             return refuse(f"`{path}` must be an array", value, problems)
-        read = (read_value(arguments[0], each, f"{path}[{i}]", problems, limits) for i, each in enumerate(value))
-        return tuple(arguments[0]("") if each is None else each for each in read)  # later indices stay right
+        read = (read_value(arguments[0], item, f"{path}[{i}]", problems, limits) for i, item in enumerate(value))
+        return tuple(arguments[0]("") if value is None else value for value in read)  # later indices stay right
     if origin is Mapping:
         if not isinstance(value, Mapping):
             return refuse(f"`{path}` must be a table of tables", value, problems)
         kind = arguments[1]
-        return {key: read_table(kind, each, f"{path}.{quote_key(key)}", problems) for key, each in value.items()}
+        return {key: read_table(kind, item, f"{path}.{quote_key(key)}", problems) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
     if hint in (Author, Dataset):
@@ -65,7 +65,9 @@ def read_value(hint: Any, value: object, path: str, problems: list[str], limits:
     if origin is Literal:
         if value in arguments:
             return value
-        return refuse(f"`{path}` must be one of {', '.join(json.dumps(each) for each in arguments)}", value, problems)
+        return refuse(
+            f"`{path}` must be one of {', '.join(json.dumps(argument) for argument in arguments)}", value, problems
+        )
     return read_scalar(hint, value, path, problems, limits)
 
 
@@ -79,7 +81,7 @@ def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice
     if not isinstance(name, str) or not name:
         problems.append(f"`{path}.name` must be a backend's name, found {words_for(name)}")
         return None
-    return BackendChoice(name, {key: each for key, each in value.items() if key != "name"})
+    return BackendChoice(name, {key: item for key, item in value.items() if key != "name"})
 
 
 def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:

@@ -36,15 +36,15 @@ def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[s
     """
     unmet = find_unmet(required, declared) if mode != "off" else ()
     if mode == "check" and unmet:
-        lines = "".join(f'\n    "{each.requirement}",' for each in unmet)
+        lines = "".join(f'\n    "{lack.requirement}",' for lack in unmet)
         raise ConfigError(
             "the project's dependencies do not imply what its lowered programs need at run time",
             where="project.dependencies",
-            found="\n".join(f"`{each.requirement}`: {each.reason}" for each in unmet),
+            found="\n".join(f"`{lack.requirement}`: {lack.reason}" for lack in unmet),
             hint=f"let `[project] dependencies` contain\ndependencies = [{lines}\n]\n"
             'or set `runtime-requirements` of the build hook `lower` to "add" or "off"',
         )
-    return tuple(each.requirement for each in unmet)
+    return tuple(missing.requirement for missing in unmet)
 
 
 def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet, ...]:
@@ -54,13 +54,15 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
     nothing, since neither says which version there will be. An extra of hatch-lower stands for what it consists of
     here: `hatch-lower[openvino]` implies OpenVINO.
     """
-    dependencies = [Requirement(each) for each in declared]
-    dependencies += [required for each in dependencies for required in extras_required(each)]
+    dependencies = [Requirement(dependency) for dependency in declared]
+    dependencies += [required for dependency in dependencies for required in extras_required(dependency)]
     unmet = []
     for text in required:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        reason = reason_unmet(requirement, [each for each in dependencies if canonicalize_name(each.name) == name])
+        reason = reason_unmet(
+            requirement, [dependency for dependency in dependencies if canonicalize_name(dependency.name) == name]
+        )
         if reason:
             unmet.append(Unmet(text, reason))
     return tuple(unmet)
@@ -96,7 +98,11 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
             except importlib.metadata.PackageNotFoundError:
                 continue  # it is not installed here: nothing can be hidden on its behalf
             candidates = [Requirement(text) for text in listed]
-            pending += [each for each in candidates if each.marker is None or each.marker.evaluate({"extra": extra})]
+            pending += [
+                candidate
+                for candidate in candidates
+                if candidate.marker is None or candidate.marker.evaluate({"extra": extra})
+            ]
     return frozenset(name for name, _ in seen)
 
 
@@ -104,15 +110,15 @@ def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) ->
     """Return why dependencies on the same package do not imply `requirement`; empty if they do."""
     if not candidates:
         return "not among the dependencies"
-    certain = [each for each in candidates if each.marker is None]
+    certain = [candidate for candidate in candidates if candidate.marker is None]
     if not certain:
         return f"`{candidates[0]}` holds only where its marker does"
-    if any(each.url for each in certain):
+    if any(dependency.url for dependency in certain):
         return f"`{certain[0]}` does not say which version it is"
-    missing = requirement.extras - {extra for each in certain for extra in each.extras}
+    missing = requirement.extras - {extra for dependency in certain for extra in dependency.extras}
     if missing:
         return f"`{certain[0]}` does not ask for the extra `{sorted(missing)[0]}`"
-    allowed = SpecifierSet(",".join(str(each.specifier) for each in certain if each.specifier))
+    allowed = SpecifierSet(",".join(str(dependency.specifier) for dependency in certain if dependency.specifier))
     outside = version_outside(allowed, requirement.specifier)
     return f"`{certain[0]}` also allows {outside}" if outside else ""
 
@@ -123,7 +129,7 @@ def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
     Both sets are unions of intervals that end at the versions they name, so it is enough to look at those versions and
     closely around them. Pre-releases count where `allowed` names one.
     """
-    points = sorted({point for each in (*allowed, *wanted) for point in points_around(each.version)})
+    points = sorted({point for specifier in (*allowed, *wanted) for point in points_around(specifier.version)})
     early = bool(allowed.prereleases)
     for point in points:
         if allowed.contains(point, prereleases=early) and not wanted.contains(point, prereleases=True):

@@ -94,21 +94,25 @@ def reference_markdown() -> str:
 
 def setting_sections(kind: type) -> Iterator[str]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
-    for each in fields(kind):
-        default = default_of(each)
+    for setting in fields(kind):
+        default = default_of(setting)
         shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
-        words = type_words(hints[each.name], each.metadata)
-        yield f"### `{toml_key(each.name)}`\n\n*{words}{shown}*\n\n{texts[each.name]}\n"
+        words = type_words(hints[setting.name], setting.metadata)
+        yield f"### `{toml_key(setting.name)}`\n\n*{words}{shown}*\n\n{texts[setting.name]}\n"
 
 
 def table_schema(kind: type) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     properties = {}
-    for each in fields(kind):
-        properties[toml_key(each.name)] = {
-            "description": " ".join(texts[each.name].split()),
-            **value_schema(hints[each.name], each.metadata),
-            **({} if default_of(each) is None or is_dataclass(default_of(each)) else {"default": default_of(each)}),
+    for setting in fields(kind):
+        properties[toml_key(setting.name)] = {
+            "description": " ".join(texts[setting.name].split()),
+            **value_schema(hints[setting.name], setting.metadata),
+            **(
+                {}
+                if default_of(setting) is None or is_dataclass(default_of(setting))
+                else {"default": default_of(setting)}
+            ),
         }
     return {
         "type": "object",
@@ -152,7 +156,7 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
     if origin is Mapping:
         return "table of tables, described below"
     if origin is Literal:
-        return "one of " + ", ".join(f"`{json.dumps(each)}`" for each in arguments)
+        return "one of " + ", ".join(f"`{json.dumps(argument)}`" for argument in arguments)
     if is_dataclass(hint):
         return "table, described below"
     words: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -121,7 +121,7 @@ def read_settings(
     order = resolve_order(given, recipes, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
     globs = {f"{path}.inputs": given.inputs}
-    globs |= {f"{path}.models.{quote_key(name)}.assets": each.assets for name, each in given.models.items()}
+    globs |= {f"{path}.models.{quote_key(name)}.assets": model.assets for name, model in given.models.items()}
     problems += [
         f"`{here}[{i}]` must be a glob relative to the project and within it, found `{pattern}`"
         for here, patterns in globs.items()
@@ -138,7 +138,7 @@ def read_settings(
         name=name,
         version=version,
         models=models,
-        recipes=tuple(recipes[each] for each in order),
+        recipes=tuple(recipes[recipe] for recipe in order),
         recipe_order=order,
         runtime_requirements=given.runtime_requirements,
         check=given.check,
@@ -190,7 +190,7 @@ def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[s
     """Append a problem for each backend that is not installed; backends are not imported for it."""
     if {choice.name for choice in choices} <= own_backends():
         return
-    installed = {each.name for each in importlib.metadata.entry_points(group=BACKEND_GROUP)}
+    installed = {point.name for point in importlib.metadata.entry_points(group=BACKEND_GROUP)}
     problems += [
         f"`{path}.backends[{i}]` names no installed backend, found `{choice.name}`; {nearest(choice.name, installed)}"
         for i, choice in enumerate(choices)
@@ -204,13 +204,13 @@ def own_backends() -> set[str]:
         own = importlib.metadata.distribution("hatch-lower")
     except importlib.metadata.PackageNotFoundError:  # it runs from a source tree
         return set()
-    return {each.name for each in own.entry_points if each.group == BACKEND_GROUP}
+    return {point.name for point in own.entry_points if point.group == BACKEND_GROUP}
 
 
 def resolve_order(given: HookTable, recipes: Mapping[str, Recipe], path: str, problems: list[str]) -> tuple[str, ...]:
     named = given.recipe_order if given.recipe_order is not None else ("default",)
     problems += name_problems(named, recipes, f"{path}.recipe-order", "recipe")
-    first = [each for each in dict.fromkeys(named) if each in recipes]
+    first = [name for name in dict.fromkeys(named) if name in recipes]
     return (*first, *sorted(recipes.keys() - set(first)))
 
 
@@ -268,7 +268,7 @@ def resolve_models(
             continue
         package = resolve_package(given, override, match["module"], packages, path, here, problems)
         if package is not None and len(problems) == found:
-            ordered = tuple(each for each in order if each in recipes)
+            ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
             yield ModelSettings(name, reference, package, ordered, override.assets, override.card)
 
@@ -296,7 +296,7 @@ def resolve_package(
         return top
     if len(packages) == 1:
         return packages[0]
-    listed = ", ".join(f"`{each}`" for each in sorted(packages)) or "none"
+    listed = ", ".join(f"`{package}`" for package in sorted(packages)) or "none"
     problems.append(
         f"`{here}.package` must say which package gets the model's files: "
         f"its module `{module}` is in none of the wheel's packages ({listed})"

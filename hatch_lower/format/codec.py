@@ -199,8 +199,8 @@ def reader_of(kind: Any) -> Reader:
 
 @functools.cache
 def defaults_of(kind: Any) -> dict[str, Any]:
-    made = {each.name: each.default_factory() for each in fields(kind) if each.default_factory is not MISSING}
-    return made | {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    made = {field.name: field.default_factory() for field in fields(kind) if field.default_factory is not MISSING}
+    return made | {field.name: field.default for field in fields(kind) if field.default is not MISSING}
 
 
 def tag_of(kind: type) -> str | None:
@@ -210,7 +210,7 @@ def tag_of(kind: type) -> str | None:
 
 
 def _record_reader(kind: Any) -> Reader:
-    names = {each.name for each in fields(kind)} | ({"kind"} if tag_of(kind) is not None else set())
+    names = {field.name for field in fields(kind)} | ({"kind"} if tag_of(kind) is not None else set())
     defaults = defaults_of(kind)
     columns: list[tuple[str, Any, Reader]] = []
     validate = getattr(kind, "validate", None)
@@ -218,7 +218,7 @@ def _record_reader(kind: Any) -> Reader:
     def read(value: object) -> Any:
         if not columns:  # not before: the class may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
-            columns.extend((each.name, hints[each.name], reader_of(hints[each.name])) for each in fields(kind))
+            columns.extend((field.name, hints[field.name], reader_of(hints[field.name])) for field in fields(kind))
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
         if value.keys() != names:

@@ -94,7 +94,7 @@ def solve(expression: Expression, symbol: str, result: Expression) -> Expression
         return result
     if not isinstance(expression, Compound):
         return None
-    holders = [index for index, each in enumerate(expression.args) if symbol in symbols_in(each)]
+    holders = [index for index, arg in enumerate(expression.args) if symbol in symbols_in(arg)]
     if len(holders) != 1:
         return None
     (index,) = holders
@@ -115,12 +115,12 @@ def solve(expression: Expression, symbol: str, result: Expression) -> Expression
 
 def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
     """Return for each instruction's index the slots that nothing reads after it, but for outputs and `kept`."""
-    needed = {each.slot for each in references_to_values(graph.outputs)} | kept
+    needed = {value.slot for value in references_to_values(graph.outputs)} | kept
     last: dict[int, int] = {}
     for index, instruction in enumerate(graph.instructions):
         last[instruction.out] = index
-        for each in references_to_values(arguments_of(instruction)):
-            last[each.slot] = index
+        for reference in references_to_values(arguments_of(instruction)):
+            last[reference.slot] = index
     uses: dict[int, list[int]] = {}
     for slot, index in last.items():
         if slot not in needed:
@@ -130,9 +130,9 @@ def last_uses(graph: Graph, kept: frozenset[int]) -> dict[int, list[int]]:
 
 def references_to_values(arguments: Iterable[Argument]) -> Iterator[Value]:
     for argument in arguments:
-        for each in references_in(argument):
-            if isinstance(each, Value):
-                yield each
+        for reference in references_in(argument):
+            if isinstance(reference, Value):
+                yield reference
 
 
 def symbols_of(graph: Graph) -> frozenset[str]:
@@ -140,7 +140,7 @@ def symbols_of(graph: Graph) -> frozenset[str]:
     for instruction in graph.instructions:
         if isinstance(instruction, DelegateCall):
             tensors = [*instruction.inputs, *filter(None, instruction.outputs)]
-            symbols = symbols.union(*(symbols_in(size) for each in tensors for size in expressions_in(each)))
+            symbols = symbols.union(*(symbols_in(size) for tensor in tensors for size in expressions_in(tensor)))
         symbols = symbols.union(*map(symbols_of, nested_graphs(instruction)))
     return symbols
 
@@ -173,15 +173,17 @@ class Aliasing:
             self._slots[instruction.out] = self._roots_of_instruction(instruction)
 
     def roots_of(self, *arguments: Argument) -> Roots:
-        return NOTHING.union(*(self._roots_of_references(each) for each in arguments))
+        return NOTHING.union(*(self._roots_of_references(argument) for argument in arguments))
 
     def constant_root(self, name: str) -> Root:
         return Root(True, self._constants[name].storage)
 
     def _roots_of_references(self, argument: Argument) -> Roots:
         roots: Roots = NOTHING
-        for each in references_in(argument):
-            roots |= self._slots[each.slot] if isinstance(each, Value) else {self.constant_root(each.name)}
+        for reference in references_in(argument):
+            roots |= (
+                self._slots[reference.slot] if isinstance(reference, Value) else {self.constant_root(reference.name)}
+            )
         return roots
 
     def _roots_of_instruction(self, instruction: Instruction) -> Roots:
@@ -197,8 +199,8 @@ class Aliasing:
 
 def _constants_in(graphs: Sequence[Graph]) -> Iterable[str]:
     for graph in graphs:
-        arguments = [argument for each in graph.instructions for argument in arguments_of(each)]
+        arguments = [argument for inner in graph.instructions for argument in arguments_of(inner)]
         for argument in (*arguments, *graph.outputs):
-            yield from (each.name for each in references_in(argument) if not isinstance(each, Value))
+            yield from (reference.name for reference in references_in(argument) if not isinstance(reference, Value))
         for instruction in graph.instructions:
             yield from _constants_in(nested_graphs(instruction))

@@ -45,12 +45,12 @@ def owner_of(kind: type) -> str:
     """Return the name of the installed distribution whose file defines a class; empty if there is none."""
     modules = places(kind.__module__)
     editable = ""
-    for each in candidates(modules[0][0].partition(".")[0]) if modules else ():
-        if owns(each, modules):
-            if editable_folder(each) is None:
-                return read_field(each, "Name")
+    for distribution in candidates(modules[0][0].partition(".")[0]) if modules else ():
+        if owns(distribution, modules):
+            if editable_folder(distribution) is None:
+                return read_field(distribution, "Name")
             # its project's folder may hold an environment
-            editable = editable or read_field(each, "Name")
+            editable = editable or read_field(distribution, "Name")
     return editable
 
 
@@ -159,7 +159,7 @@ def editable_folder(distribution: importlib.metadata.Distribution) -> str | None
 
 def top_levels(distribution: importlib.metadata.Distribution, record: str) -> set[str]:
     stated = (distribution.read_text("top_level.txt") or "").split()
-    exported = (each.value.partition(":")[0].partition(".")[0] for each in distribution.entry_points)
+    exported = (point.value.partition(":")[0].partition(".")[0] for point in distribution.entry_points)
     return {*stated, *exported, *(line.partition("/")[0] for line in record.splitlines() if "/" in line)}
 
 
@@ -224,7 +224,7 @@ def object_maker(kind: type, keys: list[str]) -> Maker:
 
 def base_of(kind: type) -> Any:
     """Return the class of Python that makes the objects of a class."""
-    return next((each for each in (OrderedDict, dict) if issubclass(kind, each)), object)
+    return next((base for base in (OrderedDict, dict) if issubclass(kind, base)), object)
 
 
 def is_output_class(kind: type) -> bool:

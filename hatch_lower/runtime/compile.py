@@ -50,10 +50,10 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bo
     names = writer.names
     parameters = [
         inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY if each.kind == "keyword" else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            parameter.name,
+            inspect.Parameter.KEYWORD_ONLY if parameter.kind == "keyword" else inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
-        for each in plan.methods[name].parameters
+        for parameter in plan.methods[name].parameters
     ]
     try:
         code = compile(source, f"<hatch-lower method {name}>", "exec", dont_inherit=True)

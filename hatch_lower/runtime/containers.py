@@ -87,7 +87,7 @@ def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
         return "None"
     if isinstance(tree, Leaf):
         return next(leaves)
-    children = [output_code(each, leaves, names) for each in tree.children]
+    children = [output_code(child, leaves, names) for child in tree.children]
     match tree.kind:
         case "tuple":
             return f"({', '.join(children)},)" if children else "()"
@@ -147,7 +147,7 @@ def children_of(container: Container, value: Any) -> list[Any] | None:
             fits = isinstance(value, tuple) and getattr(value, "__match_args__", None) == keys
             return list(value) if fits else None
     if container.type_name != getattr(value, "_type_name", "") and not any(
-        f"{each.__module__}:{each.__qualname__}" == container.type_name for each in type(value).__mro__
+        f"{base.__module__}:{base.__qualname__}" == container.type_name for base in type(value).__mro__
     ):
         return None
     if isinstance(value, Mapping):

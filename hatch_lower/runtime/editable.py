@@ -31,7 +31,7 @@ class EagerModel:
     def __init__(self, modules: Mapping[str, tuple[torch.nn.Module, str]]) -> None:
         self._modules = modules
         self._buffers = [(buffer, buffer.clone()) for module, _ in modules.values() for buffer in module.buffers()]
-        self._methods = {name: without_gradients(getattr(*each)) for name, each in modules.items()}
+        self._methods = {name: without_gradients(getattr(*bound)) for name, bound in modules.items()}
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
@@ -80,13 +80,13 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
     """Return the module and attribute of each method that an entry point's result stands for; `None` for others."""
     if isinstance(value, Model):
         methods: Mapping[str, Method] = value.methods
-        return {name: (value.module, each.attribute or name) for name, each in methods.items()}
+        return {name: (value.module, method.attribute or name) for name, method in methods.items()}
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
         return {"forward": (value[0], "forward")}
     programs = value if isinstance(value, dict) else {"forward": value}
     # not `isinstance`: torch.export is not imported here, and is there already if one was made
-    if programs and all(type(each).__name__ == "ExportedProgram" for each in programs.values()):
-        return {name: (each.module(), "forward") for name, each in programs.items()}
+    if programs and all(type(program).__name__ == "ExportedProgram" for program in programs.values()):
+        return {name: (program.module(), "forward") for name, program in programs.items()}
     return None
 
 
@@ -134,7 +134,7 @@ def has_changed(path: Path, time: int, digest: str) -> bool:
 
 
 def stale_text(model: str, changed: list[str]) -> str:
-    names = ", ".join(f"`{each}`" for each in changed[:3])
+    names = ", ".join(f"`{name}`" for name in changed[:3])
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return (
         f"model `{model}` was lowered before {names}{more} changed: install the project again, or set "

@@ -91,13 +91,13 @@ class Executor:
         State that a delegate keeps for itself starts as it was packaged.
         """
         with self._lock, torch.inference_mode(False):
-            state = {index: each.clone() for index, each in self._state.items()}
+            state = {index: tensor.clone() for index, tensor in self._state.items()}
         return Executor(self._program, state, self)
 
     def reset(self) -> None:
         with self._lock, torch.inference_mode(False):
-            for index, each in self._state.items():
-                each.copy_(self._program.spans[index])
+            for index, tensor in self._state.items():
+                tensor.copy_(self._program.spans[index])
             for index, entry in enumerate(self._program.plan.delegates):
                 if holds_state(entry):
                     self._delegates[index] = self._load_delegate(index)
@@ -107,7 +107,7 @@ class Executor:
         if any(map(holds_state, self._program.plan.delegates)):
             return True
         with self._lock:
-            pairs = [(each, self._program.spans[index]) for index, each in self._state.items()]
+            pairs = [(tensor, self._program.spans[index]) for index, tensor in self._state.items()]
             # bit by bit, for NaN is not equal to itself
             return not all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
 
@@ -123,9 +123,9 @@ class Executor:
         spans = {**dict(enumerate(program.spans)), **self._state}
         return {
             name: parent._constants[name]
-            if parent is not None and each.storage not in program.mutable
-            else view_constant(each, spans)
-            for name, each in program.plan.constants.items()
+            if parent is not None and constant.storage not in program.mutable
+            else view_constant(constant, spans)
+            for name, constant in program.plan.constants.items()
         }
 
     def _load_delegates(self, parent: Executor | None) -> list[Delegate]:
@@ -188,7 +188,7 @@ def execute_plan(
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
             cannot be mapped.
     """
-    mutable = frozenset(each.storage for each in plan.constants.values() if each.mutable)
+    mutable = frozenset(constant.storage for constant in plan.constants.values() if constant.mutable)
     kinds = []
     for entry in plan.delegates:
         if entry.backend not in delegates:
@@ -204,11 +204,11 @@ def execute_plan(
         name: compile_method(plan, name, is_locked=is_locked, checks_outputs=checks_outputs) for name in plan.methods
     }
     data = map_data(plan, folder)
-    layouts = MappingProxyType({name: each.layout for name, each in data_files(plan).items() if each.layout})
-    files = MappingProxyType({name: folder / each.file for name, each in data_files(plan).items()})
+    layouts = MappingProxyType({name: file.layout for name, file in data_files(plan).items() if file.layout})
+    files = MappingProxyType({name: folder / file.file for name, file in data_files(plan).items()})
     blobs = tuple(
-        DelegateBlob(folder / each.file, MappingProxyType(dict(each.info)), data, layouts, files)
-        for each in plan.delegates
+        DelegateBlob(folder / entry.file, MappingProxyType(dict(entry.info)), data, layouts, files)
+        for entry in plan.delegates
     )
     program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
     with torch.inference_mode(False):

@@ -118,8 +118,8 @@ class PackagedFolder:
         top = os.path.realpath(self.path)
         folders: dict[str, str] = {}
         places: dict[str, None] = {}
-        for each in entries:
-            folder, _, name = each.path.rpartition("/")
+        for entry in entries:
+            folder, _, name = entry.path.rpartition("/")
             if folder not in folders:
                 folders[folder] = os.path.realpath(os.path.join(self.path, folder))
             place = os.path.join(folders[folder], name)
@@ -145,8 +145,8 @@ class PackagedFolder:
 
     def locate_all(self, model: ModelEntry) -> None:
         """Look at the place and size of each of a model's files, so that an incomplete installation is recognised."""
-        for each in files_of(model):
-            self.locate(each)
+        for entry in files_of(model):
+            self.locate(entry)
 
     def faults(self, model: str) -> Iterator[ProgramError]:
         """Yield what is wrong with the files of a model: each is read once and compared with the manifest's digest.
@@ -168,7 +168,7 @@ class PackagedFolder:
 
 def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
     """Return every file of a model once."""
-    files = [each for each in (model.constants, model.check) if each is not None]
+    files = [entry for entry in (model.constants, model.check) if entry is not None]
     for recipe in model.recipes.values():
         files += [recipe.plan, recipe.debug, *recipe.delegates]
     files += model.assets.values()

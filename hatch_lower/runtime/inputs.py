@@ -43,7 +43,9 @@ class InputWriter:
         self._names = names
         self._refusals = refusals
         self._leaves = leaves
-        self._bindings = {(each.input, each.dimension, each.symbol): each for each in bind_symbols(plan.inputs)}
+        self._bindings = {
+            (binding.input, binding.dimension, binding.symbol): binding for binding in bind_symbols(plan.inputs)
+        }
         self._mutated = frozenset(index for index, _ in plan.input_mutations)
         self.symbols: dict[str, str] = {}
         """The variable that holds each symbol's value once the checks are done."""
@@ -61,7 +63,7 @@ class InputWriter:
                 sizes.append((leaf, entry.expr, index, None))
             else:
                 lines += self._check_tensor(index, entry, leaf)
-                if any(symbols_in(each) for each in entry.shape):
+                if any(symbols_in(size) for size in entry.shape):
                     variables = [self._names.local(f"n{index}_{position}") for position in range(len(entry.shape))]
                     lines.append(f"{', '.join(variables)}, = {leaf}.shape")
                     positions = range(len(entry.shape))
@@ -71,13 +73,15 @@ class InputWriter:
             if not (isinstance(size, str) and (index, dimension, size) in self._bindings):
                 conditions.append(f"{variable} != {expression_code(size, self.symbols, self._names)}")
         solved = {
-            each.symbol for each in self._bindings.values() if each.expression != SIZE and each.dimension is not None
+            binding.symbol
+            for binding in self._bindings.values()
+            if binding.expression != SIZE and binding.dimension is not None
         }
         conditions += [
-            range_code(self._plan.symbols[each], self.symbols[each], is_solved=each in solved)
-            for each in sorted(self.symbols)
+            range_code(self._plan.symbols[symbol], self.symbols[symbol], is_solved=symbol in solved)
+            for symbol in sorted(self.symbols)
         ]
-        conditions = [each for each in conditions if each]
+        conditions = [condition for condition in conditions if condition]
         if conditions:
             refuse = self._names.bind("refuse", self._refusals.refuse_values, "refuse_values")
             lines.append(f"if {' or '.join(conditions)}: {refuse}({', '.join(self._leaves)})")
@@ -90,16 +94,16 @@ class InputWriter:
         """Give each symbol a variable; one that is a size itself needs no line."""
         variables = {(index, dimension): variable for variable, _, index, dimension in sizes}
         lines = []
-        for each in self._bindings.values():
-            size = variables[each.input, each.dimension]
-            if each.expression == SIZE:
-                self.symbols[each.symbol] = size
+        for binding in self._bindings.values():
+            size = variables[binding.input, binding.dimension]
+            if binding.expression == SIZE:
+                self.symbols[binding.symbol] = size
             else:
                 self.symbols[SIZE] = size
-                code = expression_code(each.expression, self.symbols, self._names)
+                code = expression_code(binding.expression, self.symbols, self._names)
                 del self.symbols[SIZE]
-                self.symbols[each.symbol] = self._names.fresh("s")
-                lines.append(f"{self.symbols[each.symbol]} = {code}")
+                self.symbols[binding.symbol] = self._names.fresh("s")
+                lines.append(f"{self.symbols[binding.symbol]} = {code}")
         used = [size for entry in self._plan.inputs for size in expressions_in(entry)]
         unknown = sorted(frozenset[str]().union(*map(symbols_in, used)) - self.symbols.keys())
         if unknown:
@@ -129,10 +133,10 @@ class InputWriter:
             f"not {leaf}.is_cpu",
             f"{leaf}.layout is not {self._names.bind('strided', torch.strided, 'strided')}",
         ]
-        if any(symbols_in(each) for each in entry.shape):
+        if any(symbols_in(size) for size in entry.shape):
             tests.append(f"{leaf}.dim() != {len(entry.shape)}")
         else:
-            tests.append(f"{leaf}.shape != {tuple_code([str(each) for each in entry.shape])}")
+            tests.append(f"{leaf}.shape != {tuple_code([str(size) for size in entry.shape])}")
         return [
             f"if {self._type()}({leaf}) is not {self._bound(Tensor)}: {leaf} = {plain}({index}, {leaf})",
             f"if {' or '.join(tests)}: {self._refuse_one(index, leaf)}",
@@ -174,7 +178,7 @@ def delegate_input_lines(
     refuse = names.bind("refuse", refuse_produced, "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
     lines = []
-    if any(symbols_in(each) for each in entry.shape):
+    if any(symbols_in(size) for size in entry.shape):
         tests.append(f"{variable}.dim() != {len(entry.shape)}")
         lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
         sizes = [names.fresh("n") for _ in entry.shape]
@@ -187,13 +191,13 @@ def delegate_input_lines(
         for size, expression in zip(sizes, entry.shape, strict=True):
             if symbols_in(expression) <= symbols.keys() and symbols.get(str(expression)) != size:
                 tests.append(f"{size} != {expression_code(expression, symbols, names)}")
-        tests = [each for each in tests if each]
+        tests = [test for test in tests if test]
     else:
-        tests.append(f"{variable}.shape != {tuple_code([str(each) for each in entry.shape])}")
+        tests.append(f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}")
     if tests:
         lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
     lines += resolve_lines(entry, variable)
-    if all(symbols_in(each) <= symbols.keys() for each in entry.stride):
+    if all(symbols_in(stride) <= symbols.keys() for stride in entry.stride):
         return [*lines, *restride_lines(entry, variable, stride_code(entry, symbols, names), names)]
     if not is_contiguous(entry):
         raise ProgramError(
@@ -259,7 +263,7 @@ def refuse_produced(expected: str, value: object) -> None:
 
 def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:
     """Return the code of an input's strides."""
-    return tuple_code([expression_code(each, symbols, names) for each in entry.stride])
+    return tuple_code([expression_code(stride, symbols, names) for stride in entry.stride])
 
 
 def tuple_code(items: Sequence[str]) -> str:

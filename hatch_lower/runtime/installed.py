@@ -61,12 +61,12 @@ def find_model(name: str) -> InstalledModel:
     if not colon:
         model = owner
     declared = find_distribution(owner, name) if colon else declaring(model)
-    found = [each for each in (models_of(*item) for item in declared.items()) if model in each]
+    found = [models for models in (models_of(*item) for item in declared.items()) if model in models]
     damaged: list[str] = []
     if not found and not colon:
         # a model that the build hook's table declares has no entry point
-        for owner, each in recording().items():
-            models = readable_models(owner, each)
+        for owner, owned in recording().items():
+            models = readable_models(owner, owned)
             if models is None:
                 damaged.append(owner)
             elif model in models:
@@ -74,10 +74,10 @@ def find_model(name: str) -> InstalledModel:
     if not found:
         raise not_found(name, model, declared, damaged)
     if len(found) > 1:
-        names = sorted(f"{each[model].distribution}:{model}" for each in found)
+        names = sorted(f"{models[model].distribution}:{model}" for models in found)
         raise ProgramError(
             f"more than one installed distribution has a model `{model}`",
-            found=", ".join(f"`{each}`" for each in names),
+            found=", ".join(f"`{match}`" for match in names),
             hint=f'name the distribution: load("{names[0]}")',
         )
     return found[0][model]
@@ -90,11 +90,11 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
     everything that is installed takes longer than loading a small model.
     """
     found: dict[str, importlib.metadata.Distribution] = {}
-    for each in importlib.metadata.distributions():
-        if MODEL_GROUP not in (each.read_text("entry_points.txt") or ""):
+    for distribution in importlib.metadata.distributions():
+        if MODEL_GROUP not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        if each.entry_points.select(group=MODEL_GROUP, name=model):
-            found.setdefault(read_field(each, "Name"), each)
+        if distribution.entry_points.select(group=MODEL_GROUP, name=model):
+            found.setdefault(read_field(distribution, "Name"), distribution)
     return found
 
 
@@ -104,9 +104,9 @@ def recording() -> dict[str, importlib.metadata.Distribution]:
     The text is searched, not parsed: the records of everything that is installed are long.
     """
     found: dict[str, importlib.metadata.Distribution] = {}
-    for each in importlib.metadata.distributions():
-        if f"/{FOLDER}/" in (each.read_text("RECORD") or ""):
-            found.setdefault(read_field(each, "Name"), each)
+    for distribution in importlib.metadata.distributions():
+        if f"/{FOLDER}/" in (distribution.read_text("RECORD") or ""):
+            found.setdefault(read_field(distribution, "Name"), distribution)
     return found
 
 
@@ -175,7 +175,7 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
         if parts[-1] in (MANIFEST, EAGER) and parts[-2:-1] == [FOLDER] and ".." not in parts:
             folder = path.removesuffix(parts[-1])
             digests = {
-                each.removeprefix(folder): record_digest(text) for each, text in rows.items() if each.startswith(folder)
+                file.removeprefix(folder): record_digest(text) for file, text in rows.items() if file.startswith(folder)
             }
             yield Path(str(distribution.locate_file(path))), Recorded(whose, digests)
 
@@ -194,7 +194,7 @@ def not_found(
 ) -> ProgramError:
     """Return the error for a model that is not installed, or was not lowered."""
     for owner, distribution in sorted(declared.items()):
-        if any(each.name == model for each in distribution.entry_points.select(group=MODEL_GROUP)):
+        if any(point.name == model for point in distribution.entry_points.select(group=MODEL_GROUP)):
             if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook had begun
                 what = f"the distribution `{owner}` is incomplete: it is without its lowered models"
                 hint = "its build was interrupted: build its wheel again"
@@ -207,7 +207,7 @@ def not_found(
         hint = "pass a `pathlib.Path` to load from a folder; a text is a model's name"
     found = nearest(name, known_names())
     if damaged:
-        found += f"; the lowered models of {', '.join(f'`{each}`' for each in damaged)} cannot be read"
+        found += f"; the lowered models of {', '.join(f'`{owner}`' for owner in damaged)} cannot be read"
     return ProgramError(f"there is no installed model `{name}`", found=found, hint=hint)
 
 
@@ -220,7 +220,9 @@ def known_names() -> list[str]:
     for owner, distribution in recording().items():
         for model in readable_models(owner, distribution) or ():
             owners.setdefault(model, set()).add(normal_name(owner))
-    return [model if len(each) == 1 else f"{owner}:{model}" for model, each in owners.items() for owner in sorted(each)]
+    return [
+        model if len(names) == 1 else f"{owner}:{model}" for model, names in owners.items() for owner in sorted(names)
+    ]
 
 
 def normal_name(name: str) -> str:

@@ -172,11 +172,11 @@ def load_recipe(
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
     spans = constants.spans(plan.storages) if constants is not None else ()
-    backends = dict.fromkeys(each.backend for each in plan.delegates)
+    backends = dict.fromkeys(entry.backend for entry in plan.delegates)
     executor = execute_plan(
         plan,
         spans,
-        {each: kinds.load(each) for each in backends},
+        {backend: kinds.load(backend) for backend in backends},
         folder.path,
         checks_outputs=kinds.checks_outputs,
     )
@@ -186,7 +186,7 @@ def load_recipe(
         entry.order,
         functools.partial(read_debug_file, folder, files.debug),
         functools.partial(load_recipe, folder, model, constants, kinds),
-        MappingProxyType({name: folder.path / each.path for name, each in entry.assets.items()}),
+        MappingProxyType({name: folder.path / asset.path for name, asset in entry.assets.items()}),
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
         load,
     )
@@ -197,24 +197,24 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
     """Compare every delegate's files but its weights with their digests, before any of them is loaded."""
     # all of them, for whoever can replace a library can also rewrite the manifest that calls it native
     folder.refuse_writable(files.delegates)
-    listed = {each.path: each for each in files.delegates}
+    listed = {file.path: file for file in files.delegates}
     weights = weight_files(plan)
     heads: dict[str, list[Head | None]] = {}
     for entry in plan.delegates:
         # native code is compared whole, whatever a plan says
         heads.setdefault(entry.file, []).append(entry.head if entry.target is None else None)
-    for each in files.delegates:
-        if each.path in weights:
+    for file in files.delegates:
+        if file.path in weights:
             continue
-        known = dict.fromkeys(heads.get(each.path, [None]))
+        known = dict.fromkeys(heads.get(file.path, [None]))
         for head in known:
             if head is None:
-                folder.check(each)
+                folder.check(file)
             elif None not in known:
-                folder.check_head(each, head)
+                folder.check_head(file, head)
     where = str(folder.path / files.plan.path)
     for entry in plan.delegates:
-        for path in (entry.file, *(each.file for each in entry.data.values())):
+        for path in (entry.file, *(data.file for data in entry.data.values())):
             if path not in listed:
                 refuse(where, f"the delegate's file {path!r:.120}, which the manifest lacks")
 

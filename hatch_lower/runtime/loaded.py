@@ -49,7 +49,7 @@ class LoadedModel:
         self._provenance = provenance
         methods = runnable.methods
         self._call = methods.get("forward", self._refuse_call)
-        self.__dict__.update({name: each for name, each in methods.items() if name not in RESERVED_METHOD_NAMES})
+        self.__dict__.update({name: method for name, method in methods.items() if name not in RESERVED_METHOD_NAMES})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method `forward`."""

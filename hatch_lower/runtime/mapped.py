@@ -75,7 +75,7 @@ class ConstantsFile:
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
         """Return the tensor of each storage, over the mapped memory."""
-        return tuple(self._whole_span(each) for each in storages)
+        return tuple(self._whole_span(storage) for storage in storages)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the file in its own shape, over the mapped memory."""
@@ -154,18 +154,18 @@ def weight_files(plan: Plan) -> frozenset[str]:
     contents of all others.
     """
     files = data_files(plan).values()
-    others = {each.file for each in files if each.layout is None} | {entry.file for entry in plan.delegates}
-    return frozenset(each.file for each in files) - others
+    others = {entry.file for entry in files if entry.layout is None} | {entry.file for entry in plan.delegates}
+    return frozenset(entry.file for entry in files) - others
 
 
 def map_data(plan: Plan, folder: Path) -> Mapping[str, memoryview]:
     """Return read-only views of the named data of all of a plan's delegates, by name."""
     views: dict[str, memoryview] = {}
     files = data_files(plan)
-    for each in files.values():
-        if each.file not in views:
-            views[each.file] = map_file(folder / each.file, each.size)
-    return MappingProxyType({name: views[each.file] for name, each in files.items()})
+    for data in files.values():
+        if data.file not in views:
+            views[data.file] = map_file(folder / data.file, data.size)
+    return MappingProxyType({name: views[file.file] for name, file in files.items()})
 
 
 def map_file(path: Path, size: int) -> memoryview:

@@ -20,7 +20,7 @@ class Names:
     """
 
     def __init__(self, parameters: Iterable[str]) -> None:
-        underscores = max((len(each) - len(each.lstrip("_")) for each in parameters), default=0)
+        underscores = max((len(parameter) - len(parameter.lstrip("_")) for parameter in parameters), default=0)
         self._prefix = "_" * (underscores + 1)
         self._known: dict[Hashable, str] = {}
         self._count = 0
@@ -64,7 +64,7 @@ def expression_code(expression: Expression, variables: Mapping[str, str], names:
     if isinstance(expression, int):
         return f"({expression})" if expression < 0 else str(expression)
     assert isinstance(expression, Compound)
-    args = [expression_code(each, variables, names) for each in expression.args]
+    args = [expression_code(arg, variables, names) for arg in expression.args]
     match expression.op:
         case "neg":
             return f"(-{args[0]})"

@@ -139,8 +139,8 @@ def resolve_operators(graph: Graph, where: str) -> Operators:
         if call.op not in operators:
             operators[call.op] = find_operator(call.op, where)
         schema = operators[call.op]._schema
-        positional = sum(not each.kwarg_only for each in schema.arguments)
-        known = {each.name for each in schema.arguments[len(call.args) :]}
+        positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        known = {argument.name for argument in schema.arguments[len(call.args) :]}
         if len(call.args) > positional or not known.issuperset(call.kwargs):
             raise ProgramError(
                 "the program calls an operator with arguments that it does not take",
@@ -177,7 +177,7 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
             hint="install the torch version that the program requires; if a library registers the operator, name its"
             " module in `imports` of the recipe, build the wheel again, and until then import it before loading",
         )
-    if any(each.name == "filename" for each in operator._schema.arguments):
+    if any(argument.name == "filename" for argument in operator._schema.arguments):
         raise ProgramError(
             "the program calls an operator that opens files",
             where=where,
@@ -208,8 +208,8 @@ def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]
 def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
     """Call an operator that gives a tensor other sizes and strides over the same memory."""
     ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
-    first = self.storage_offset() + sum(min(each, 0) for each in ends)
-    last = self.storage_offset() + sum(max(each, 0) for each in ends)
+    first = self.storage_offset() + sum(min(end, 0) for end in ends)
+    last = self.storage_offset() + sum(max(end, 0) for end in ends)
     count = self.untyped_storage().nbytes() // self.itemsize
     if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
         raise ProgramError(
@@ -231,7 +231,7 @@ def may_return_alias(operator: OpOverload[..., Any]) -> bool:
 
     The schema says so, except for composites (`dropout` returns its argument at inference).
     """
-    if any(each.alias_info is not None for each in operator._schema.returns):
+    if any(result.alias_info is not None for result in operator._schema.returns):
         return True
     name = str(operator.name())  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))

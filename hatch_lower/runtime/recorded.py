@@ -34,7 +34,7 @@ class Recorded:
 
     def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
         """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists."""
-        listed = {each.path: each.sha256 for each in files}
+        listed = {entry.path: entry.sha256 for entry in files}
         if not self.digests.get("manifest.json"):
             yield self._fault(folder / "manifest.json", "it has no sha256 of this file")
         for path, sha256 in listed.items():

@@ -29,8 +29,8 @@ class Refusals:
         self._bindings = bindings
 
     def refuse_call(self, given: Mapping[str, bool], rest: Sequence[object], extra: Mapping[str, object]) -> NoReturn:
-        names = [each.name for each in self._plan.parameters if each.kind == "positional"]
-        keywords = [each.name for each in self._plan.parameters if each.kind == "keyword"]
+        names = [parameter.name for parameter in self._plan.parameters if parameter.kind == "positional"]
+        keywords = [parameter.name for parameter in self._plan.parameters if parameter.kind == "keyword"]
         wanted = ", ".join([f"`{name}`" for name in names] + [f"`{name}=`" for name in keywords]) or "no arguments"
         if rest:
             found = f"{len(names) + len(rest)} positional arguments"
@@ -49,10 +49,10 @@ class Refusals:
         for index, value in enumerate(values):
             self.check_value(index, value)
         sizes: dict[str, int] = {}
-        for each in self._bindings:
-            value = values[each.input]
-            sizes[SIZE] = value if each.dimension is None else value.shape[each.dimension]
-            sizes[each.symbol] = evaluate(each.expression, sizes)
+        for binding in self._bindings:
+            value = values[binding.input]
+            sizes[SIZE] = value if binding.dimension is None else value.shape[binding.dimension]
+            sizes[binding.symbol] = evaluate(binding.expression, sizes)
         for index, (entry, value) in enumerate(zip(self._plan.inputs, values, strict=True)):
             reason = self._size_mismatch(entry, value, sizes)
             if reason:
@@ -88,7 +88,7 @@ class Refusals:
             )
 
     def _size_mismatch(self, entry: Input, value: Any, sizes: Mapping[str, int]) -> str:
-        labels = {name: each.name for name, each in self._plan.symbols.items()}
+        labels = {name: limits.name for name, limits in self._plan.symbols.items()}
         if isinstance(entry, LiteralInput):
             return ""
         pairs = zip(entry.shape, value.shape, strict=True) if isinstance(entry, TensorInput) else [(entry.expr, value)]

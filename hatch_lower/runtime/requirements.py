@@ -72,7 +72,7 @@ def is_within(bounds: str, version: str) -> bool | None:
 
 
 def release(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split("."))
+    return tuple(int(number) for number in text.split("."))
 
 
 def padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:

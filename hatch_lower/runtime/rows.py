@@ -43,16 +43,16 @@ def scan_rows(
 
 def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Return the rows of tensors, side by side; each is contiguous, for so torch traced the graph that takes them."""
-    lengths = [len(each) for each in tensors]
+    lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):
-        shapes = ", ".join(str(list(each.shape)) for each in tensors)
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         raise InputError(
             "the method goes over the rows of tensors, of which there must be at least one, and equally many in each",
             where=where,
             found=f"tensor{'s' if len(tensors) > 1 else ''} of shape {shapes}",
             hint="pass larger tensors; the eager module refuses these too",
         )
-    return zip(*(map(Tensor.contiguous, each.unbind()) for each in tensors), strict=True)
+    return zip(*(map(Tensor.contiguous, tensor.unbind()) for tensor in tensors), strict=True)
 
 
 def stack(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor | None, ...]:

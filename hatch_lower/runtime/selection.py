@@ -70,11 +70,11 @@ class DelegateKinds:
             found = importlib.metadata.distribution("hatch-lower").entry_points
         except importlib.metadata.PackageNotFoundError:  # it is run from its sources
             return {}
-        return {each.name: each for each in found.select(group=DELEGATE_GROUP)}
+        return {point.name: point for point in found.select(group=DELEGATE_GROUP)}
 
     @functools.cached_property
     def _installed(self) -> dict[str, importlib.metadata.EntryPoint]:
-        return {each.name: each for each in importlib.metadata.entry_points(group=DELEGATE_GROUP)} | self._own
+        return {point.name: point for point in importlib.metadata.entry_points(group=DELEGATE_GROUP)} | self._own
 
 
 def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str) -> str:
@@ -94,7 +94,7 @@ def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: Delega
         reason = refusal_reason(model.recipes[recipe], kinds, where)
         if reason is None:
             if reasons:
-                passed = "; ".join(f"`{each}` cannot run here: {why}" for each, why in reasons.items())
+                passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
                 message = f"model `{name}` runs its recipe `{recipe}`, for {passed}"
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
             return recipe

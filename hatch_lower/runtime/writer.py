@@ -64,11 +64,11 @@ class MethodWriter:
         self._where = f"method `{name}`"
         self._operators = resolve_operators(self._method.graph, self._where)
         self._functions: list[str] = []
-        self.names = Names(each.name for each in self._method.parameters)
+        self.names = Names(parameter.name for parameter in self._method.parameters)
 
     def write(self) -> list[str]:
         method, names = self._method, self.names
-        paths = [path for each in method.parameters for path in leaf_paths(each.tree, each.name)]
+        paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
         refusals = Refusals(self._name, method, paths, bind_symbols(method.inputs))
         opening, leaves = self._open_parameters(refusals)
         checks = InputWriter(method, names, refusals, leaves)
@@ -80,8 +80,8 @@ class MethodWriter:
         if self._is_locked:
             body = [f"with {names.local('lock')}:", *indented(body)]
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
-        parameters = [f"{each.name}={missing}" for each in method.parameters]
-        count = sum(each.kind == "positional" for each in method.parameters)
+        parameters = [f"{parameter.name}={missing}" for parameter in method.parameters]
+        count = sum(parameter.kind == "positional" for parameter in method.parameters)
         parameters[count:count] = [f"*{names.local('rest')}"]
         parameters.append(f"**{names.local('extra')}")
         head = f"def {names.local('method')}({', '.join(parameters)}):"
@@ -92,18 +92,20 @@ class MethodWriter:
         names, parameters = self.names, self._method.parameters
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
         rest, extra = names.local("rest"), names.local("extra")
-        given = ", ".join(f"{names.bind('key', each.name)}: {each.name} is not {missing}" for each in parameters)
-        tests = [rest, extra, *(f"{each.name} is {missing}" for each in parameters)]
+        given = ", ".join(
+            f"{names.bind('key', parameter.name)}: {parameter.name} is not {missing}" for parameter in parameters
+        )
+        tests = [rest, extra, *(f"{parameter.name} is {missing}" for parameter in parameters)]
         refuse = names.bind("refuse", refusals.refuse_call)
         lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})", *self._leave_autocast()]
         leaves: list[str] = []
-        for each in parameters:
-            if isinstance(each.tree, Leaf):
-                leaves.append(each.name)
+        for parameter in parameters:
+            if isinstance(parameter.tree, Leaf):
+                leaves.append(parameter.name)
             else:
-                opened = [names.fresh("leaf") for _ in range(count_leaves(each.tree))]
-                function = names.bind("open", take_apart(self._name, each.tree, each.name))
-                lines.append(f"[{', '.join(opened)}] = {function}({each.name})")
+                opened = [names.fresh("leaf") for _ in range(count_leaves(parameter.tree))]
+                function = names.bind("open", take_apart(self._name, parameter.tree, parameter.name))
+                lines.append(f"[{', '.join(opened)}] = {function}({parameter.name})")
                 leaves += opened
         return lines, leaves
 
@@ -111,7 +113,8 @@ class MethodWriter:
         """Return the lines that call again without autocast: it would change dtypes that the export has settled."""
         names = self.names
         arguments = [
-            each.name if each.kind == "positional" else f"{each.name}={each.name}" for each in self._method.parameters
+            parameter.name if parameter.kind == "positional" else f"{parameter.name}={parameter.name}"
+            for parameter in self._method.parameters
         ]
         is_on = names.bind("is_autocast_enabled", torch.is_autocast_enabled)
         device = names.bind("device", "cpu")
@@ -148,7 +151,7 @@ class MethodWriter:
     def _kept_slots(self) -> frozenset[int]:
         method = self._method
         sources = [source for _, source in (*method.mutations, *method.input_mutations)]
-        slots = {each.slot for each in references_to_values(sources)}
+        slots = {value.slot for value in references_to_values(sources)}
         return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
 
     def _write_instruction(
@@ -159,7 +162,7 @@ class MethodWriter:
         symbols: dict[str, str],
         specs: Mapping[int, Input],
     ) -> list[str]:
-        args = [self._argument(each, variables) for each in instruction.args]
+        args = [self._argument(arg, variables) for arg in instruction.args]
         match instruction:
             case OpCall():
                 code = size_code(instruction.op, args) if not instruction.kwargs else None
@@ -175,7 +178,7 @@ class MethodWriter:
                 return self._write_delegate(instruction, args, out, symbols, specs)
             case Cond():
                 predicate = self._argument(instruction.predicate, variables)
-                yes, no = (self._call_graph(each, args, symbols) for each in (instruction.true, instruction.false))
+                yes, no = (self._call_graph(branch, args, symbols) for branch in (instruction.true, instruction.false))
                 return [f"{out} = {yes} if {predicate} else {no}"]
             case While():
                 return self._write_while(instruction, args, out, variables, symbols)
@@ -202,7 +205,7 @@ class MethodWriter:
                 given.append(variable)
             else:
                 given.append(code)
-        copies = [each for each, code in zip(given, args, strict=True) if each != code]
+        copies = [argument for argument, code in zip(given, args, strict=True) if argument != code]
         failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where)
         error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
         lines += [
@@ -221,7 +224,7 @@ class MethodWriter:
     def _write_while(
         self, loop: While, args: list[str], out: str, variables: Mapping[int, str], symbols: dict[str, str]
     ) -> list[str]:
-        extra = [self._argument(each, variables) for each in loop.extra]
+        extra = [self._argument(argument, variables) for argument in loop.extra]
         carried = [f"*{out}", *extra]
         condition = self._call_graph(loop.condition, carried, symbols)
         body = self._call_graph(loop.body, carried, symbols)
@@ -233,9 +236,9 @@ class MethodWriter:
         function, given = self._write_function(loop.body, symbols)
         if given:
             function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
-        groups = [args, [self._argument(each, variables) for each in loop.extra]]
+        groups = [args, [self._argument(argument, variables) for argument in loop.extra]]
         if isinstance(loop, Scan):
-            groups.insert(1, [self._argument(each, variables) for each in loop.rows])
+            groups.insert(1, [self._argument(row, variables) for row in loop.rows])
         run = map_rows if isinstance(loop, Map) else scan_rows
         where = self.names.bind("where", self._where, "where")
         return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
@@ -251,7 +254,7 @@ class MethodWriter:
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
         function = self.names.fresh("graph")
         lines = self._write_graph(graph, variables, dict(inner), {})
-        outputs = [self._argument(each, variables) for each in graph.outputs]
+        outputs = [self._argument(output, variables) for output in graph.outputs]
         parameters = [*inner.values(), *(variables[slot] for slot in graph.inputs)]
         lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
@@ -310,7 +313,7 @@ class MethodWriter:
         if isinstance(argument, ConstantName):
             return self.names.constant(argument.name)
         if isinstance(argument, tuple):
-            return f"[{', '.join(self._argument(each, variables) for each in argument)}]"
+            return f"[{', '.join(self._argument(item, variables) for item in argument)}]"
         if argument is None or isinstance(argument, bool):
             return str(argument)
         if isinstance(argument, int):
