@@ -210,32 +210,34 @@ def tag_of(kind: type) -> str | None:
 
 
 def _record_reader(kind: Any) -> Reader:
-    names = {field.name for field in fields(kind)} | ({"kind"} if tag_of(kind) is not None else set())
     defaults = defaults_of(kind)
-    columns: list[tuple[str, Any, Reader]] = []
+    names = {field.name for field in fields(kind)} | ({"kind"} if tag_of(kind) is not None else set())
+    required = names - defaults.keys()
+    columns: list[tuple[str, bool, Reader]] = []
     validate = getattr(kind, "validate", None)
 
     def read(value: object) -> Any:
         if not columns:  # not before: the class may contain itself
             hints = typing.get_type_hints(kind, include_extras=True)
-            columns.extend((field.name, hints[field.name], reader_of(hints[field.name])) for field in fields(kind))
+            columns.extend(
+                (field.name, hints[field.name] is str, reader_of(hints[field.name])) for field in fields(kind)
+            )
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
-        if value.keys() != names:
-            if missing := sorted(names - defaults.keys() - value.keys()):
-                raise Damage(f"the key `{missing[0]}` is missing")
-            if unknown := sorted(value.keys() - names):
-                raise Damage(f"unknown key `{unknown[0][:40]}`")
+        keys = value.keys()
+        if not required <= keys:
+            raise Damage(f"the key `{min(required - keys)}` is missing")
+        if not keys <= names:
+            raise Damage(f"unknown key `{min(keys - names)[:40]}`")
         given = []
         name = ""
         try:
-            for name, hint, read_field in columns:
-                if name not in value:
-                    given.append(defaults[name])
-                    continue
-                item = value[name]
-                # many fields are plain strings, for which the call would take longest
-                given.append(item if hint is str and type(item) is str else read_field(item))
+            for name, is_text, read_field in columns:
+                item = value.get(name, MISSING)
+                if is_text and type(item) is str:  # so are many fields, and the call would take longest
+                    given.append(item)
+                else:
+                    given.append(defaults[name] if item is MISSING else read_field(item))
         except Damage as damage:
             damage.path = f".{name}{damage.path}"
             raise

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hatch_lower.format.codec import Damage, decode_file, encode
 from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
+
+
+def read_optional_digest(value: object) -> str:
+    return "" if value == "" else read_digest(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,7 @@ class FileEntry:
     path: RelativePath
     size: Natural
     sha256: Digest
-    header_sha256: str = ""
-
-    def validate(self) -> None:
-        if self.header_sha256:
-            read_digest(self.header_sha256)
+    header_sha256: Annotated[str, read_optional_digest] = ""
 
 
 @dataclass(frozen=True, slots=True)
