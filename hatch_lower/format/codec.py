@@ -90,10 +90,11 @@ def encode(value: Any, *, packaged: bool = False) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
+        kind: Any = type(value)
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         if packaged:
-            given = {name: item for name, item in given.items() if item != defaults_of(type(value)).get(name, MISSING)}
-        tag = tag_of(type(value))
+            given = {name: item for name, item in given.items() if item != defaults_of(kind).get(name, MISSING)}
+        tag = tag_of(kind)
         return {name: encode(item, packaged=packaged) for name, item in given.items()} | (
             {"kind": tag} if tag is not None else {}
         )
