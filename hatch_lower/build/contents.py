@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_lower.build.sbom import FOLDER
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.debug_map import DebugMap, MethodDebug, read_debug
+from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_debug
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
@@ -87,7 +87,7 @@ class LoweredRecipe:
     debug: Mapping[str, MethodDebug]
 
     def method_debug(self, name: str) -> MethodDebug:
-        return self.debug.get(name, MethodDebug())
+        return self.debug.get(name, NO_DEBUG)
 
     def files(self) -> dict[str, FileEntry]:
         """Return the files by what they are: delegates are called by their digests, and so are numbered here."""

@@ -9,12 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from hatch_lower.cache.entry import DIGEST
-from hatch_lower.format.codec import decode, encode
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import Damage, decode, encode, read_integer, shown
+from hatch_lower.format.values import Digest, Natural
 
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def read_positive(value: object) -> int:
+    number = read_integer(value)
+    if number < 1:
+        raise Damage(f"{number} instead of a positive number")
+    return number
+
+
+def read_instruction(value: object) -> int | str:
+    return value if isinstance(value, str) else read_integer(value)
+
+
+def read_suffix(value: object) -> str:
+    if not isinstance(value, str) or SUFFIX.fullmatch(value) is None:
+        raise Damage(f"{shown(value)} instead of the end of a file's name")
+    return value
+
+
+Positive = Annotated[int, read_positive]
+Instruction = Annotated[int | str, read_instruction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,64 +44,51 @@ class StoredLayout:
     """How a blob is a tensor; the fields are those of `TensorLayout`."""
 
     scalar_type: str
-    sizes: tuple[int, ...]
-    dim_order: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        check(isinstance(self.scalar_type, str))
-        check(all(type(number) is int and number >= 0 for number in (*self.sizes, *self.dim_order)))
+    sizes: tuple[Natural, ...]
+    dim_order: tuple[Natural, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
     """One name's blob: its index among the buffers, its alignment in bytes, and how it is a tensor, if it is one."""
 
-    buffer: int
-    alignment: int
+    buffer: Natural
+    alignment: Positive
     layout: StoredLayout | None
-
-    def __post_init__(self) -> None:
-        check(type(self.buffer) is int and self.buffer >= 0 and type(self.alignment) is int and self.alignment > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
     """Named data: the digests of the buffers, and the entries that refer to them, in the order of the backend."""
 
-    buffers: tuple[str, ...]
+    buffers: tuple[Digest, ...]
     program: tuple[tuple[str, StoredEntry], ...]
     external: tuple[tuple[str, tuple[tuple[str, StoredEntry], ...]], ...]
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
         groups = [self.program, *(entries for _, entries in self.external)]
-        check(all(map(is_digest, self.buffers)) and all(isinstance(tag, str) for tag, _ in self.external))
         for name, entry in (pair for group in groups for pair in group):
-            check(isinstance(name, str) and entry.buffer < len(self.buffers))
+            if entry.buffer >= len(self.buffers):
+                raise Damage(f"buffer {entry.buffer} of {len(self.buffers)} for {name!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
     """A `PreprocessResult`, field by field; its bytes are a blob, identifiers of instructions are numbers or names."""
 
-    blob: str
+    blob: Digest
     data: StoredData | None
-    debug_handle_map: tuple[tuple[Any, tuple[int, ...]], ...] | None
+    debug_handle_map: tuple[tuple[Instruction, tuple[Positive, ...]], ...] | None
     delegate_info_meta: Any
-    suffix: str
+    suffix: Annotated[str, read_suffix]
     requirements: tuple[str, ...]
     target: Mapping[str, str] | None
     info: Mapping[str, Any]
-    head: int | None = None
+    head: Positive | None = None
 
-    def __post_init__(self) -> None:
-        check(is_digest(self.blob))
-        check(isinstance(self.suffix, str) and SUFFIX.fullmatch(self.suffix) is not None)
-        check(all(isinstance(text, str) for text in self.requirements))
-        check(self.target is None or self.target.keys() == {"system", "machine", "isa"})
-        check(self.head is None or (type(self.head) is int and self.head > 0))
-        for identifier, handles in self.debug_handle_map or ():
-            check(isinstance(identifier, (int, str)))
-            check(all(type(handle) is int and handle > 0 for handle in handles))
+    def validate(self) -> None:
+        if self.target is not None and self.target.keys() != {"system", "machine", "isa"}:
+            raise Damage("no machine", ".target")
 
     @classmethod
     def read(cls, value: Any) -> StoredPartition:
@@ -89,11 +98,9 @@ class StoredPartition:
             ValueError: if a build cannot have written it.
         """
         try:
-            stored: StoredPartition = decode(cls, value)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"not the result of a partition: {error}") from error
-        # the codec takes any sequence for a tuple, and any mapping for the fields of a dataclass
-        check(stored.value() == value)
+            stored: StoredPartition = decode(cls, value, "the result of a partition")
+        except ProgramError as error:
+            raise ValueError(str(error)) from error
         return stored
 
     def value(self) -> dict[str, Any]:
@@ -104,13 +111,3 @@ class StoredPartition:
 
 FIELDS = frozenset(field.name for field in fields(StoredPartition)) - {"head"}
 """Fields that every such value has."""
-
-
-def is_digest(value: object) -> bool:
-    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
-
-
-def check(holds: bool) -> None:
-    """Raise `ValueError` unless something holds that does in everything that a build writes."""
-    if not holds:
-        raise ValueError("not the result of a partition")

@@ -83,6 +83,10 @@ class MethodDebug:
         return tuple(self.handles[handle] for handle in handles)
 
 
+NO_DEBUG = MethodDebug({}, {}, {}, ())
+"""Of a method that the file does not name."""
+
+
 @dataclass(frozen=True, slots=True)
 class DebugMap:
     """The debug file of one model and recipe: method name to its map."""

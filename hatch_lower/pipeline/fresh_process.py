@@ -140,7 +140,7 @@ def read_request(line: bytes) -> Packaged | None:
     # a backend that writes into all descriptors has written here, too
     try:
         packaged: Packaged = decode(Packaged, json.loads(line), "")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, RecursionError, LowerError):
         return None
     return packaged
 

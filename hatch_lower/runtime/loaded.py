@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_lower.errors import InputError, ProgramError, nearest
-from hatch_lower.format.debug_map import DebugMap, MethodDebug
+from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug
 from hatch_lower.runtime.executor import Runnable
 
 
@@ -130,7 +130,7 @@ class LoadedModel:
             ProgramError: if the debug file is damaged, or the model runs eagerly.
         """
         self._check_method(method)
-        return self._provenance.read_debug().methods.get(method, MethodDebug({}, {}, {}, ()))
+        return self._provenance.read_debug().methods.get(method, NO_DEBUG)
 
     def clone(self) -> LoadedModel:
         """Return another instance: it shares constants and code, and owns a copy of the current state."""

@@ -167,8 +167,8 @@ model digits
       batch from 1 to 1024
 
   recipe    backends  runs on                      size  requires
-  default   aoti      Linux x86_64, x86-64-v3  1.56 KiB  hatch-lower>=0.1, torch==2.13.*
-  portable  none      any machine                 915 B  hatch-lower>=0.1
+  default   aoti      Linux x86_64, x86-64-v3  1.52 KiB  hatch-lower>=0.1, torch==2.13.*
+  portable  none      any machine                 900 B  hatch-lower>=0.1
 
   recipe    method   nodes  delegated  delegates
   default   forward      3          2  aoti 11 B (01234567)
@@ -318,7 +318,9 @@ def test_debug_tells_together_what_follows_each_other_and_comes_from_the_same(tm
     relu = Origin("aten.relu.default", "act", "net.py:1")
     handles = dict.fromkeys(range(9), relu) | {9: Origin("aten.mul.Tensor", "", "net.py:2")}
     delegate = DelegateDebug("aoti", {"a": (1,), "b": (2,), "c": (9,)})
-    method = MethodDebug(handles, {"0": (1, 2, 9), **{str(i): (i, i) for i in range(3, 7)}, "7": (9,)}, {"0": delegate})
+    method = MethodDebug(
+        handles, {"0": (1, 2, 9), **{str(i): (i, i) for i in range(3, 7)}, "7": (9,)}, {"0": delegate}, ()
+    )
     files = relisted(
         packaged_files(), "digits/default.debug.json", write_debug(DebugMap({"forward": method, "embed": method}))
     )

@@ -448,7 +448,11 @@ def test_the_work_of_loading_grows_as_the_number_of_symbols_does() -> None:
 def test_a_symbol_may_have_any_name() -> None:
     sizes = [{"op": "add", "args": ["size", "value"]}, "value"]
     forward = forward_of(
-        plan_value(forward=method([tensor_input(*sizes)], [], v(0), symbols=dict.fromkeys(("size", "value"), ANY)))
+        plan_value(
+            forward=method(
+                [tensor_input(*sizes)], [], v(0), symbols={name: ANY | {"name": name} for name in ("size", "value")}
+            )
+        )
     )
     assert forward(torch.zeros(3, 2)).shape == (3, 2)
     with pytest.raises(InputError, match="dimension 0 is 1, but size must be at least 0"):

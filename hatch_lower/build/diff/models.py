@@ -246,7 +246,7 @@ def operations(plan: MethodPlan, debug: MethodDebug, *, arguments: bool) -> tupl
     for handle in order:
         call, origin = calls.get(handle), debug.handles[handle]
         given = ["list", [] if call is None else [argument_json(value, places) for value in call.args]]
-        named = {} if call is None else {name: argument_json(value, places) for name, value in call.kwargs}
+        named = {} if call is None else {name: argument_json(value, places) for name, value in call.kwargs.items()}
         namespace, _, name = origin.op.partition(".")
         rows.append(["call_function", f":::{namespace}::{name}", given, named, None])
         sources.append(origin.source)

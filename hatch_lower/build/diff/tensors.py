@@ -10,7 +10,7 @@ from typing import TypedDict, TypeGuard
 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason_for_numbers
 from hatch_lower.build.diff.texts import compare_documents, pieces
-from hatch_lower.format.dtypes import DTYPES
+from hatch_lower.format.values import DTYPES
 
 CONSTANTS = "/constants.safetensors"
 HEADER_LIMIT = 100_000_000
