@@ -1,7 +1,5 @@
 """Constants of a plan: views of one-dimensional storages in the constants file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +44,15 @@ class Constant:
     stride: tuple[Natural, ...]
     offset: Natural
     mutable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header of a safetensors file says of a tensor; the offsets are bytes behind the header."""
+
+    dtype: str
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
 
 
 def content_key(dtype: str, sha256: str) -> str:

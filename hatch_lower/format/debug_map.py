@@ -5,8 +5,6 @@ instructions computes; the emitter says which handles each instruction of a plan
 and what stands behind each handle (`DebugMap`, one file per model and recipe beside the plan).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Delegates of a plan: which backend runs which file, bound to which constants, on which machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Graphs of instructions: ATen ops, arithmetic on sizes, delegate calls, and control flow with graphs inside."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, TypeAlias
 
 from hatch_lower.format.arguments import Argument, ConstantName, Value, references_in
-from hatch_lower.format.codec import Damage, within
+from hatch_lower.format.codec import Damage, reader_of, within
 from hatch_lower.format.constants import Constant
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
 from hatch_lower.format.values import Natural, Text, read_text
@@ -52,6 +50,14 @@ def read_keyword(value: str) -> str:
     if not KEYWORD_NAME.fullmatch(value):
         raise Damage(f"a keyword argument {value[:40]!r}")
     return value
+
+
+def read_graph(value: object) -> "Graph":
+    graph: Graph = reader_of(Graph)(value)
+    return graph
+
+
+InnerGraph = Annotated["Graph", read_graph]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,8 @@ class Cond:
 
     kind: ClassVar[str] = "cond"
     predicate: Argument
-    true: Graph
-    false: Graph
+    true: InnerGraph
+    false: InnerGraph
     args: tuple[Argument, ...]
     out: Natural
 
@@ -130,8 +136,8 @@ class While:
     """A loop: `body(*args, *extra)` gives the next carried values as long as `condition` of the same holds."""
 
     kind: ClassVar[str] = "while"
-    condition: Graph
-    body: Graph
+    condition: InnerGraph
+    body: InnerGraph
     args: tuple[Argument, ...]
     extra: tuple[Argument, ...]
     out: Natural
@@ -152,7 +158,7 @@ class Map:
     """
 
     kind: ClassVar[str] = "map"
-    body: Graph
+    body: InnerGraph
     args: tuple[Argument, ...]
     extra: tuple[Argument, ...]
     out: Natural
@@ -180,7 +186,7 @@ class Scan:
     """
 
     kind: ClassVar[str] = "scan"
-    body: Graph
+    body: InnerGraph
     args: tuple[Argument, ...]
     rows: tuple[Argument, ...]
     extra: tuple[Argument, ...]

@@ -1,7 +1,5 @@
 """What a method or a delegate was lowered for: tensors of a dtype, symbolic shape and strides; literals; sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias

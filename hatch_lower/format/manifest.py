@@ -1,7 +1,5 @@
 """`manifest.json`: which models, recipes and methods a distribution holds, and every file with its size and digest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any

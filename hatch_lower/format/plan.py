@@ -1,7 +1,5 @@
 """The plan: what one model does for one recipe, as data. One file each, canonical JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Strings and numbers with a form of their own in packaged files: each type names the function that checks it."""
 
-from __future__ import annotations
-
 import keyword
 import unicodedata
 from collections.abc import Mapping

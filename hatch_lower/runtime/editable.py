@@ -1,7 +1,5 @@
 """Models of editable installs: one that runs its module, and one whose sources have changed since it was lowered."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
@@ -37,7 +35,7 @@ class EagerModel:
     def methods(self) -> Mapping[str, Callable[..., Any]]:
         return MappingProxyType(self._methods)
 
-    def clone(self) -> EagerModel:
+    def clone(self) -> "EagerModel":
         return EagerModel(copy.deepcopy(dict(self._modules)))
 
     def reset(self) -> None:

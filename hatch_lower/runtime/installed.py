@@ -1,7 +1,5 @@
 """Where installed distributions keep their lowered models: entry points say who has one, RECORD where its files are."""
 
-from __future__ import annotations
-
 import csv
 import importlib.metadata
 import re

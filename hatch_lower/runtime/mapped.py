@@ -11,7 +11,6 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,21 +21,14 @@ from torch import Tensor
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json, refuse
-from hatch_lower.format.constants import Constant, Storage, content_key
+from hatch_lower.format.constants import Constant, Storage, TensorEntry, content_key
 from hatch_lower.format.delegates import DataFile
 from hatch_lower.format.plan import Plan
-from hatch_lower.format.values import DTYPES, Natural
+from hatch_lower.format.values import DTYPES
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000
 """safetensors' own limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    dtype: str
-    shape: tuple[Natural, ...]
-    data_offsets: tuple[Natural, Natural]
 
 
 class ConstantsFile:
