@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.codec import refuse
-from hatch_lower.format.debug_map import DebugMap, read_debug
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
@@ -26,6 +25,9 @@ from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+
+if TYPE_CHECKING:
+    from hatch_lower.format.debug_map import DebugMap
 
 
 def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False) -> LoadedModel:
@@ -228,9 +230,9 @@ def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile |
 
 
 def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
-    """Return the debug map of a recipe."""
-    where = str(folder.path / entry.path)
-    return read_debug(folder.read(entry), where)
+    from hatch_lower.format.debug_map import read_debug
+
+    return read_debug(folder.read(entry), str(folder.path / entry.path))
 
 
 def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:

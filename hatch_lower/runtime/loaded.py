@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import InputError, ProgramError, nearest
-from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug
 from hatch_lower.runtime.executor import Runnable
+
+if TYPE_CHECKING:
+    from hatch_lower.format.debug_map import DebugMap, MethodDebug
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class LoadedModel:
             InputError: if there is no such method.
             ProgramError: if the debug file is damaged, or the model runs eagerly.
         """
+        from hatch_lower.format.debug_map import NO_DEBUG
+
         self._check_method(method)
         return self._provenance.read_debug().methods.get(method, NO_DEBUG)
 

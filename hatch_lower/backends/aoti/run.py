@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ class AotiDelegate(Delegate):
             ProgramError: if the library cannot be loaded, would bring a second OpenMP library, or was compiled for
                 other constants.
         """
-        info = read_info(blob, len(constants))
-        foreign = foreign_openmp(info.openmp)
+        call, bound, openmp = read_info(blob, len(constants))
+        foreign = foreign_openmp(openmp)
         if foreign:
             raise ProgramError(
                 "a compiled partition would bring a second OpenMP library into the process",
@@ -56,7 +56,7 @@ class AotiDelegate(Delegate):
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(blob.path), 1)
         except RuntimeError as error:
             raise refusal(blob.path, str(error)) from error
-        tensors = {f"c{index}": constants[index].detach() for index in info.bound}
+        tensors = {f"c{index}": constants[index].detach() for index in bound}
         names = set(runner.get_constant_names_to_original_fqns())
         if names != set(tensors):
             raise ProgramError(
@@ -67,7 +67,7 @@ class AotiDelegate(Delegate):
             )
         if tensors:
             runner.update_constant_buffer(tensors, False, False, True)
-        return cls(runner, tuple(tensors.values()), info.call)
+        return cls(runner, tuple(tensors.values()), call)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Run; state is changed in the bound tensors. Calls from several threads take turns."""
@@ -86,32 +86,22 @@ def refusal(library: Path, message: str) -> ProgramError:
     return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
 
 
-class AotiFacts(NamedTuple):
-    """What the compile half knows of a library.
-
-    Args:
-        call: how a call of the partition becomes one of the library; symbolic sizes are not passed.
-        bound: positions of the constants that the library takes.
-        openmp: names of the OpenMP libraries that the library is linked with.
-    """
-
-    call: CallMap
-    bound: list[int]
-    openmp: list[str]
-
-
-def read_info(blob: DelegateBlob, constants: int) -> AotiFacts:
+def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], list[str]]:
     """Return the facts that the compile half wrote.
+
+    Returns:
+        How a call of the partition becomes one of the library, to which symbolic sizes are not passed; the positions of
+        the constants that the library takes; and the names of the OpenMP libraries that it is linked with.
 
     Raises:
         ProgramError: if they are damaged, or the plan binds another number of constants.
     """
 
-    def read(info: Mapping[str, Any]) -> AotiFacts:
-        facts = AotiFacts(read_call_map(info), list(info["bound"]), list(info["openmp"]))
+    def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str]]:
+        call, bound, openmp = read_call_map(info), list(info["bound"]), list(info["openmp"])
         require(info["constants"] == constants, f"{constants} constants for a partition with {info['constants']}")
-        require(all(0 <= place < constants for place in facts.bound), f"constants {facts.bound} of {constants}")
-        require(all(map(is_openmp, facts.openmp)), f"OpenMP libraries {facts.openmp}")
-        return facts
+        require(all(0 <= place < constants for place in bound), f"constants {bound} of {constants}")
+        require(all(map(is_openmp, openmp)), f"OpenMP libraries {openmp}")
+        return call, bound, openmp
 
     return read_facts(blob, "aoti", read)
