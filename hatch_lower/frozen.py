@@ -16,11 +16,12 @@ else:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Frozen:
-    """The base of dataclasses that a build in which nothing has changed needs.
+    """The base of dataclasses that `load`, or a build in which nothing has changed, needs.
 
     `@dataclass(frozen=True)` compiles six methods for each class. For the thirty classes of such a build that takes
-    longer than to find out that nothing has changed. A subclass of this one is a dataclass for `fields`, `replace` and
-    `is_dataclass`; making an instance takes longer, so data of which there are thousands are no subclasses of it.
+    longer than to find out that nothing has changed, and for the fifty of a first load longer than all else. A subclass
+    of this one is a dataclass for `fields`, `replace` and `is_dataclass`; making an instance takes longer, so data of
+    which there are thousands are no subclasses of it.
     """
 
     def __init_subclass__(cls) -> None:

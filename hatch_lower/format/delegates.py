@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Digest, Natural, RelativePath, Text
+from hatch_lower.frozen import Frozen
 
 BLOB_SUFFIX = "blob"
 """Of files in no format of their own. Programs that look for pickles take a `.bin` for one, and fail on it."""
@@ -15,8 +16,7 @@ PAGE_SIZE = 4096
 """Bytes: a mapped file begins at a multiple of this on every machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetEntry:
+class TargetEntry(Frozen):
     """The machine that native code needs: `platform.system()`, `platform.machine()`, instruction set level."""
 
     system: Text
@@ -24,8 +24,7 @@ class TargetEntry:
     isa: Text
 
 
-@dataclass(frozen=True, slots=True)
-class DataLayout:
+class DataLayout(Frozen):
     """How data is a tensor: its dtype, its sizes, and its dimensions from the outermost in memory to the innermost."""
 
     dtype: Text
@@ -33,8 +32,7 @@ class DataLayout:
     dim_order: tuple[Natural, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+class DataFile(Frozen):
     """Named data of a delegate: a file that holds nothing else.
 
     Args:
@@ -56,8 +54,7 @@ class DataFile:
             raise Damage(f"{self.size} bytes for another tensor")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Frozen):
     """The beginning of a blob, behind which there are only weights: its bytes, and their sha256."""
 
     size: Natural
@@ -68,8 +65,7 @@ class Head:
             raise Damage("a head of 0 bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class DelegateEntry:
+class DelegateEntry(Frozen):
     """One blob.
 
     Args:

@@ -11,6 +11,7 @@ from hatch_lower.format.codec import Damage, reader_of, within
 from hatch_lower.format.constants import Constant
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
 from hatch_lower.format.values import Natural, Text, read_text
+from hatch_lower.frozen import Frozen
 
 DEPTH_LIMIT = 16
 OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
@@ -113,8 +114,7 @@ class DelegateCall:
             raise Damage(f"{len(self.args)} arguments for {len(self.inputs)} inputs")
 
 
-@dataclass(frozen=True, slots=True)
-class Cond:
+class Cond(Frozen):
     """One of two graphs, called with `args`; its result is the sequence of that graph's outputs."""
 
     kind: ClassVar[str] = "cond"
@@ -131,8 +131,7 @@ class Cond:
             raise Damage("branches that give different numbers of values")
 
 
-@dataclass(frozen=True, slots=True)
-class While:
+class While(Frozen):
     """A loop: `body(*args, *extra)` gives the next carried values as long as `condition` of the same holds."""
 
     kind: ClassVar[str] = "while"
@@ -149,8 +148,7 @@ class While:
             raise Damage("a loop whose graphs give another number of values than it carries")
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(Frozen):
     """`body(*row, *extra)` for each row of `args`: tensors of one leading size, which is at least 1.
 
     Its result is the sequence of the body's outputs, each stacked over the rows: tensors, and null where the body gives
@@ -171,8 +169,7 @@ class Map:
         _check_stacked(self.body.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Frozen):
     """A loop over rows: `body(*carried, *row, *extra)` gives the next carried values, then the row's outputs.
 
     Its result is the sequence of the last carried values, then of the outputs, each stacked over the rows.
@@ -205,8 +202,7 @@ class Scan:
 Instruction: TypeAlias = OpCall | PythonCall | DelegateCall | Cond | While | Map | Scan
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Frozen):
     """Instructions in order; slots are local to the graph, and each is written once."""
 
     inputs: tuple[Natural, ...]
@@ -214,8 +210,7 @@ class Graph:
     outputs: tuple[Argument, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Frozen):
     """What the graphs of a method may refer to."""
 
     constants: Mapping[str, Constant]

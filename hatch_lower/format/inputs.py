@@ -8,12 +8,12 @@ from hatch_lower.format.arguments import Literal, literal_text
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
 from hatch_lower.format.values import Dtype, Natural, Text
+from hatch_lower.frozen import Frozen
 
 RANK_LIMIT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Frozen):
     """A size that varies: from `min` to `max` (`None`: no limit). People know it by its `name`."""
 
     min: Natural
@@ -41,16 +41,14 @@ class TensorInput:
             raise Damage("a negative size or stride")
 
 
-@dataclass(frozen=True, slots=True)
-class LiteralInput:
+class LiteralInput(Frozen):
     """A value that the graph was specialised for."""
 
     kind: ClassVar[str] = "literal"
     value: Literal
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolInput:
+class SymbolInput(Frozen):
     """An integer that the graph did not specialise for."""
 
     kind: ClassVar[str] = "symbol"

@@ -8,6 +8,7 @@ from hatch_lower.format.codec import Damage, decode_file, encode
 from hatch_lower.format.delegates import TargetEntry
 from hatch_lower.format.results import MANIFEST_SCHEMA, package_manifest
 from hatch_lower.format.values import Digest, ModuleName, Natural, RelativePath, Text, read_digest
+from hatch_lower.frozen import Frozen
 
 
 def read_optional_digest(value: object) -> str:
@@ -31,8 +32,7 @@ class FileEntry:
     header_sha256: Annotated[str, read_optional_digest] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MethodEntry:
+class MethodEntry(Frozen):
     """How much of a method was delegated: nodes of its edge program, those in delegates, number of delegate calls."""
 
     nodes: Natural
@@ -40,8 +40,7 @@ class MethodEntry:
     partitions: Natural
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeEntry:
+class RecipeEntry(Frozen):
     """A model lowered for one recipe.
 
     Args:
@@ -65,8 +64,7 @@ class RecipeEntry:
     imports: tuple[ModuleName, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelEntry(Frozen):
     """A model: its recipes, the order in which `load` tries them, and the files that they share.
 
     Args:
@@ -90,8 +88,7 @@ class ModelEntry:
             raise Damage("the key `header_sha256` is missing", ".constants")
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Frozen):
     """All lowered models in one `_lowered` folder, and the versions of what made them."""
 
     distribution: Text

@@ -1,7 +1,6 @@
 """The plan: what one model does for one recipe, as data. One file each, canonical JSON."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from hatch_lower.canonical import canonical_json
@@ -16,12 +15,12 @@ from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.tree import Tree, count_leaves, leaf_paths, tree_text
 from hatch_lower.format.values import Identifier, Natural, Text
+from hatch_lower.frozen import Frozen
 
 PLAN_SCHEMA = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Frozen):
     """A parameter of the Python signature, `positional` or `keyword`."""
 
     name: Identifier
@@ -29,8 +28,7 @@ class Parameter:
     tree: Tree
 
 
-@dataclass(frozen=True, slots=True)
-class MethodPlan:
+class MethodPlan(Frozen):
     """One method.
 
     Args:
@@ -59,8 +57,7 @@ class MethodPlan:
             raise Damage("a positional parameter after a keyword one")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Frozen):
     """All methods of one model for one recipe."""
 
     storages: tuple[Storage, ...]

@@ -7,7 +7,6 @@ import importlib.metadata
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode_file
 from hatch_lower.format.values import Digest
+from hatch_lower.frozen import Frozen
 from hatch_lower.model import Method, Model
 from hatch_lower.runtime.classes import editable_folder
 from hatch_lower.runtime.files import PackagedFolder, read_bytes
@@ -101,8 +101,7 @@ SOURCES = "sources.json"
 SOURCES_SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Frozen):
     """The files that exports read: model to the file's path below the project, its time in nanoseconds and digest."""
 
     models: Mapping[str, Mapping[str, tuple[int, Digest]]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from torch import Tensor
 from hatch_lower.errors import LowerError, ProgramError, nearest
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 from hatch_lower.runtime.mapped import data_files, map_data, view_constant
@@ -39,8 +39,7 @@ class Runnable(Protocol):
         """Return a method's signature in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Frozen):
     """What all instances of one loaded program share.
 
     Args:

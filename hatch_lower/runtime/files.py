@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hatch_lower.canonical import sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.recorded import Recorded
 
 FOLDER = "_lowered"
@@ -19,8 +19,7 @@ MANIFEST = "manifest.json"
 EAGER = "eager.json"
 
 
-@dataclass(frozen=True, slots=True)
-class PackagedFolder:
+class PackagedFolder(Frozen):
     """A `_lowered` folder and its manifest.
 
     Args:

@@ -4,7 +4,7 @@ import csv
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from hatch_lower import MODEL_GROUP
@@ -12,14 +12,14 @@ from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.codec import decode_file
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.values import QualifiedName, RelativePath
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
 from hatch_lower.runtime.recorded import Recorded, record_digest
 
 EAGER_SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class EagerFile:
+class EagerFile(Frozen):
     """`eager.json`, which an editable build with `editable = "eager"` writes.
 
     Args:
@@ -31,16 +31,14 @@ class EagerFile:
     assets: Mapping[str, Mapping[str, RelativePath]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class EagerEntry:
+class EagerEntry(Frozen):
     """A model of an editable install that runs eagerly: `module:attribute` of its entry point, and its assets."""
 
     export: str
     assets: Mapping[str, Path] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledModel:
+class InstalledModel(Frozen):
     """A model, and the folder that holds it or the entry point that makes it."""
 
     distribution: str

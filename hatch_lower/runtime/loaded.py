@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import InputError, ProgramError, nearest
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.executor import Runnable
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap, MethodDebug
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Frozen):
     """Where a loaded model comes from.
 
     Args:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.canonical import sha256_file
 from hatch_lower.errors import ProgramError
+from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatch_lower.format.manifest import FileEntry
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Frozen):
     """What a RECORD says of the files in one `_lowered` folder.
 
     Args:
