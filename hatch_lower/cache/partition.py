@@ -101,6 +101,8 @@ class StoredPartition:
             stored: StoredPartition = decode(cls, value, "the result of a partition")
         except ProgramError as error:
             raise ValueError(str(error)) from error
+        if stored.value() != value:  # a default that is written out
+            raise ValueError("not as a build writes the result of a partition")
         return stored
 
     def value(self) -> dict[str, Any]:

@@ -103,14 +103,14 @@ class Example:
         name, arguments = self.operation
         if not self.delegated:
             calls: tuple[Instruction, ...] = (
-                OpCall("aten.mul.Tensor", (Value(0), ConstantName("net.weight")), (), 1),
-                OpCall(name, (Value(1), *arguments), (), 2),
+                OpCall("aten.mul.Tensor", (Value(0), ConstantName("net.weight")), {}, 1),
+                OpCall(name, (Value(1), *arguments), {}, 2),
             )
             return Graph((0,), calls, (Value(2),))
         calls = (
             DelegateCall(0, (Value(0),), (ROW,), (ROW,), 1),
             PythonCall("getitem", (Value(1), 0), 2),
-            OpCall(name, (Value(2), *arguments), (), 3),
+            OpCall(name, (Value(2), *arguments), {}, 3),
         )
         return Graph((0,), calls, (Value(3),))
 
