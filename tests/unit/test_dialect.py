@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._higher_order_ops import map as torch_map
 from torch._higher_order_ops import scan, while_loop
+from torch.fx.node import _get_qualified_name
 from torch.library import Library
 from torchgen.model import SchemaKind
 
@@ -45,6 +46,10 @@ def test_the_root_makes_what_is_asked_for_once() -> None:
     assert list(root.edge) == ["aten"]
     assert list(root.edge.aten) == root.edge.aten._dir == ["add"]
     assert list(root.edge.aten.add) == ["Tensor"]
+
+
+def test_the_code_of_a_graph_names_operators_by_the_module_of_their_class() -> None:
+    assert _get_qualified_name(ops.edge.aten.add.Tensor) == "hatch_lower.exir.dialects.edge._ops.aten.add.Tensor"
 
 
 def test_what_is_missing_is_an_attribute_error() -> None:

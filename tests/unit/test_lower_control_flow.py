@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.backends import TagBy
+from support.backends import TagBy, recorded
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -109,6 +109,16 @@ def test_a_whole_conditional_may_go_into_a_partition() -> None:
     assert len(list(graph_modules(module.original_module.graph_module))) == 3
     for value in (x.abs(), -x.abs()):
         torch.testing.assert_close(program.module()(value), Cond()(value))
+
+
+def test_all_nodes_that_a_backend_is_given_have_debug_handles_but_inputs_and_outputs() -> None:
+    with recorded() as calls:
+        to_backend(edge(Cond(), torch.randn(3, 4)), TagBy(lambda node: "all"))
+    ((program, _),) = calls
+    nodes = [node for module in graph_modules(program.graph_module) for node in module.graph.nodes]
+    assert {node.op for node in nodes} >= {"get_attr", "call_function"}
+    for node in nodes:
+        assert ("debug_handle" in node.meta) == (node.op not in ("placeholder", "output"))
 
 
 class TagBranchInput(Partitioner):

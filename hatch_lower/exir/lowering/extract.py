@@ -202,6 +202,11 @@ def localise_graph(
                 found = GraphModule(*localise_graph(found, {}, handles)[:2])
             attributes[target] = found
             copied = graph.get_attr(target)
+            # backends written for ExecuTorch read the handle of every node but inputs and outputs
+            for user in node.users:
+                if "debug_handle" in user.meta:
+                    copied.meta["debug_handle"] = handles.setdefault(user.meta["debug_handle"], len(handles) + 1)
+                    break
         else:
             args = torch.fx.map_arg(node.args, copies.__getitem__)
             kwargs = torch.fx.map_arg(node.kwargs, copies.__getitem__)

@@ -38,7 +38,6 @@ class EdgeOpOverload:
         self._op = op
         self.__name__ = sys.intern(dotted_name(op))
         self.__qualname__ = self.__name__
-        self.__module__ = f"hatch_lower.exir.dialects._ops.{self._dialect}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._op(*args, **kwargs)
