@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -28,38 +28,42 @@ class Frozen:
         dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        declared = fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        if len(values) > len(declared):
-            raise TypeError(f"{type(self).__name__} takes {len(declared)} values, and was given {len(values)}")
-        given = dict(zip((member.name for member in declared), values, strict=False))
-        if twice := given.keys() & named.keys():
+        members = members_of(self)
+        if len(values) > len(members):
+            raise TypeError(f"{type(self).__name__} takes {len(members)} values, and was given {len(values)}")
+        state = dict(zip((member.name for member in members), values, strict=False))
+        if twice := state.keys() & named.keys():
             raise TypeError(f"{type(self).__name__} was given `{min(twice)}` twice")
-        given |= named
-        for member in declared:
-            if member.name not in given:
+        state |= named
+        for member in members:
+            if member.name not in state:
                 if member.default is not MISSING:
-                    given[member.name] = member.default
+                    state[member.name] = member.default
                 elif member.default_factory is not MISSING:
-                    given[member.name] = member.default_factory()
+                    state[member.name] = member.default_factory()
                 else:
                     raise TypeError(f"{type(self).__name__} was given no `{member.name}`")
-        if len(given) > len(declared):
-            unknown = min(given.keys() - {member.name for member in declared})
+        if len(state) > len(members):
+            unknown = min(state.keys() - {member.name for member in members})
             raise TypeError(f"{type(self).__name__} has no `{unknown}`")
-        self.__dict__.update(given)
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{member.name}={getattr(self, member.name)!r}" for member in fields(self))  # type: ignore[arg-type]
+        values = ", ".join(f"{member.name}={getattr(self, member.name)!r}" for member in members_of(self))
         return f"{type(self).__qualname__}({values})"
 
     def __eq__(self, other: object) -> bool:
         return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(getattr(self, member.name) for member in fields(self)))  # type: ignore[arg-type]
+        return hash(tuple(getattr(self, member.name) for member in members_of(self)))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __delattr__(self, name: str) -> NoReturn:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def members_of(instance: Frozen) -> tuple[Field[Any], ...]:
+    return fields(instance)  # type: ignore[arg-type]  # every subclass is a dataclass
