@@ -114,9 +114,12 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
     if result is None:
         return None
     try:
+        manifest = decode(ModelEntry, value["manifest"], "a report")
+        if not manifest.recipes:
+            return None
         return ModelReport(
             model=result.model,
-            manifest=decode(ModelEntry, value["manifest"], "a report"),
+            manifest=manifest,
             files=result.files,
             rows=result.rows,
             native=result.native,

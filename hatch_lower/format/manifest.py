@@ -82,7 +82,8 @@ class ModelEntry(Frozen):
     assets: Mapping[RelativePath, FileEntry] = field(default_factory=dict)
 
     def validate(self) -> None:
-        if not self.order or sorted(self.order) != sorted(self.recipes):
+        # what an audit exports has no recipes; a packaged model has
+        if sorted(self.order) != sorted(self.recipes):
             raise Damage("a load order that does not name every recipe once", ".order")
         if self.constants is not None and not self.constants.header_sha256:
             raise Damage("the key `header_sha256` is missing", ".constants")
@@ -97,6 +98,11 @@ class Manifest(Frozen):
     torch: Text
     tools: Mapping[str, Text]
     models: Mapping[Text, ModelEntry]
+
+    def validate(self) -> None:
+        for name, model in self.models.items():
+            if not model.recipes:
+                raise Damage("a model without recipes", f".models[{name!r:.80}].recipes")
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:

@@ -56,7 +56,7 @@ def test_a_pattern_becomes_a_backend_operator(library: Library) -> None:
         f"{library.ns}.add_sub.default",
         f"<BackendOpOverload: {library.ns}.add_sub.default>",
     )
-    assert op.__module__ == "hatch_lower.exir.dialects._ops.backend"
+    assert op.__module__ == "hatch_lower.exir.dialects.backend._ops"
     assert op._equivalent_callable is add_sub
     assert [argument.name for argument in op._schema.arguments] == ["x", "y", "z"]
     x, y, z = torch.randn(3, 4)

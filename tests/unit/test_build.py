@@ -541,7 +541,7 @@ def test_a_record_survives_json(tmp_path: Path) -> None:
 def test_a_report_survives_json(tmp_path: Path) -> None:
     report = ModelReport(
         "digits",
-        ModelEntry(("default",), None, None, {}),
+        ModelEntry((), None, None, {}),
         (PayloadFile("a", tmp_path, 1, "b"),),
         (MethodRow("a", "b", "c", 1, 2, 3, 4, 0.5, 5, "d"),),
         (tmp_path,),

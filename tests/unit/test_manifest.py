@@ -78,6 +78,12 @@ AT_RECIPE = f"{AT_MODEL}.recipes['default']"
         (("version",), "", f"{WHERE}: version", "'' instead of a text"),
         (("tools",), {"g++": 12}, f"{WHERE}: tools['g++']", "12 instead of a text"),
         ((*MODEL, "order"), ["default"], f"{AT_MODEL}.order", "a load order that does not name every recipe once"),
+        (
+            MODEL,
+            {"order": [], "constants": None, "check": None, "recipes": {}},
+            f"{AT_MODEL}.recipes",
+            "a model without recipes",
+        ),
         ((*MODEL, "constants"), file_value("x"), f"{AT_MODEL}.constants", "the key `header_sha256` is missing"),
         (
             (*MODEL, "check"),
