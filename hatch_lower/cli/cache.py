@@ -157,7 +157,10 @@ def trim(root: Path | None, max_gigabytes: float | None, max_days: int | None) -
 
 @cache.command()
 def clear() -> None:
-    """Delete everything in the cache, also what other versions of hatch-lower left in it."""
+    """Delete everything in the cache.
+
+    What other versions of hatch-lower left in it goes, too.
+    """
     from hatch_lower.cache.trim import clear as clear_store
 
     with changing() as directory:
@@ -173,7 +176,10 @@ def clear() -> None:
 @json_option
 @click.pass_context
 def repair(context: click.Context, as_json: bool) -> None:
-    """Hash everything again, and remove what is damaged; ends with status 1 if something was."""
+    """Hash everything again, and remove what is damaged.
+
+    Ends with status 1 if something was.
+    """
     from hatch_lower.cache.contents import repair as repair_store
     from hatch_lower.cache.contents import survey
 
@@ -199,9 +205,10 @@ def repair(context: click.Context, as_json: bool) -> None:
 @click.option("--rate", type=click.FloatRange(0, 1), default=1.0, help="The share of models to audit. Default: all.")
 @click.option("--seed", type=int, default=0, help="Chooses another sample; the number of a CI run, say.")
 def audit(root: Path, rate: float, seed: int) -> None:
-    """Export models that have a stored result once more, and fail if one comes out otherwise.
+    """Export models again, and compare with stored results.
 
-    Run it where the project is built, with what it is built with.
+    Fails if one comes out otherwise than the cache has it. Run it where the project is built, with what it is built
+    with.
     """
     from hatch_lower.build.audit import audit as run_audit
     from hatch_lower.build.context import build_context
@@ -231,7 +238,10 @@ def audit_text(done: Audit, models: int) -> str:
 
 @cache.command()
 def keygen() -> None:
-    """Make a pair of keys to sign what is shared with; nothing is written to a file."""
+    """Make a pair of keys to sign what is shared with.
+
+    They are printed; nothing is written to a file.
+    """
     from hatch_lower.cache.remote.signing import new_key_pair
 
     pair = new_key_pair()

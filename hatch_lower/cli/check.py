@@ -58,9 +58,9 @@ def check(
     atol: float,
     as_json: bool,
 ) -> None:
-    """Run packaged check inputs here, and compare with the packaged outputs of the eager model.
+    """Compare what a model computes here with its packaged check.
 
-    Fails if anything differs, or a file is damaged or missing.
+    It runs the packaged inputs. Fails if an output differs from the eager model's, or a file is damaged or missing.
     """
     with places_of(target_of(name, is_path)) as places:
         chosen = choose(places, name, model, recipe)

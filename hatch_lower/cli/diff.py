@@ -27,7 +27,7 @@ INDENT = "  "
 @json_option
 @click.pass_context
 def diff(context: click.Context, first: str, second: str, is_path: bool, as_json: bool) -> None:
-    """Say what differs between two wheels or packages with lowered models.
+    """Say what differs between two lowered wheels or packages.
 
     A and B are each an installed model or distribution, or a wheel or folder: `./digits` is a path, `digits` a name.
     Ends with status 0 if the models are equal, 1 if they differ, 2 if one cannot be read.

@@ -35,9 +35,10 @@ LEVELS = {
 @click.option("--root", type=click.Path(path_type=Path), default=Path(), help="The project. Default: this folder.")
 @json_option
 def explain(model: str | None, root: Path, as_json: bool) -> None:
-    """Say what the last build did and why, and which models the next build will export again.
+    """Say what the last build did, and what the next will do.
 
-    Run it where the project is built, with what it is built with: installed packages count.
+    It gives the reasons, and names the models that the next build exports again. Run it where the project is built,
+    with what it is built with: installed packages count.
     """
     from hatch_lower.hatch.outside import open_project
 

@@ -19,7 +19,7 @@ Report = list[dict[str, Any]]
 @click.command(name="list")
 @json_option
 def list_models(as_json: bool) -> None:
-    """List the installed models, and which of their recipes can run here."""
+    """List installed models, and the recipes that run here."""
     report = [
         row for owner, distribution in sorted(recording().items()) for row in distribution_report(owner, distribution)
     ]

@@ -61,7 +61,7 @@ class Names:
     help="The new folder. Default: one named after the distribution, here.",
 )
 def new_backend(name: str, directory: Path | None) -> None:
-    """Write a distribution with a backend of that id, to begin with.
+    """Write a distribution with a new backend of that id.
 
     It has a compile half, a run half, and the tests of hatch-lower's kit, and can be installed as it is.
     """

@@ -43,10 +43,11 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def reproduce(
     context: click.Context, wheel: Path, project: Path | None, sdist: Path | None, keep: Path | None, as_json: bool
 ) -> None:
-    """Build WHEEL again and compare all bytes; on a difference, say where and why.
+    """Build a wheel again, and compare all bytes.
 
-    The build has another folder, home, umask, locale, time zone, hash seed, number of threads and order of files, and
-    uses nothing that was lowered before. It runs with the packages that are installed here.
+    On a difference it says where and why. The build has another folder, home, umask, locale, time zone, hash seed,
+    number of threads and order of files, and uses nothing that was lowered before. It runs with the packages that are
+    installed here.
     """
     if project is not None and sdist is not None:
         raise click.UsageError("`--project` and `--sdist` exclude each other.")

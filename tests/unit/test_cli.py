@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click import Group
 from click.testing import CliRunner, Result
 from support.installed import update_entries
 
@@ -146,6 +147,15 @@ def wheel(tmp_path: Path) -> str:
 
 def run(*args: str, **environment: str) -> Result:
     return CliRunner().invoke(main, args, env=environment)
+
+
+def test_the_list_of_commands_says_what_each_does_in_whole_sentences() -> None:
+    cache = main.commands["cache"]
+    assert isinstance(cache, Group)
+    for group in (main, cache):
+        width = 72 - max(map(len, group.commands))  # in a terminal of 80 columns
+        told = [command.get_short_help_str(width) for command in group.commands.values()]
+        assert [text for text in told if not text or text.endswith("...")] == []
 
 
 def test_inspect_shows_what_a_wheel_holds(wheel: str) -> None:
