@@ -44,43 +44,43 @@ class Shared:
         self.blobs |= {digest: path.read_bytes() for digest, path in blobs.items()}
 
 
-def make_store(directory: Path, shared: Shared, mode: str = "on") -> Store:
-    return Store(directory, mode, pytest.fail, shared)
+def make_store(directory: Path, team: Shared, mode: str = "on") -> Store:
+    return Store(directory, mode, pytest.fail, team)
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Shared:
+def team(tmp_path: Path) -> Shared:
     """Return a shared cache that another machine has filled."""
     filled = Shared()
     make_store(tmp_path / "other", filled).put(KEY, {"torch": "2.13.0"}, 1, [b"abc"])
     return filled
 
 
-def test_what_one_machine_stores_another_finds_and_keeps(tmp_path: Path, shared: Shared) -> None:
-    assert shared.records == {KEY: make_record(KEY, {"torch": "2.13.0"}, 1, [DIGEST])}
-    store = make_store(tmp_path / "here", shared)
+def test_what_one_machine_stores_another_finds_and_keeps(tmp_path: Path, team: Shared) -> None:
+    assert team.records == {KEY: make_record(KEY, {"torch": "2.13.0"}, 1, [DIGEST])}
+    store = make_store(tmp_path / "here", team)
     assert [store.find(KEY), store.get(KEY, "x")] == [1, 1]
-    assert (shared.asked, shared.sent) == ([KEY], [DIGEST])
+    assert (team.asked, team.sent) == ([KEY], [DIGEST])
     assert store.read_blob(DIGEST) == b"abc"
 
 
-def test_blobs_that_are_here_are_not_sent(tmp_path: Path, shared: Shared) -> None:
-    store = make_store(tmp_path / "here", shared)
+def test_blobs_that_are_here_are_not_sent(tmp_path: Path, team: Shared) -> None:
+    store = make_store(tmp_path / "here", team)
     store.put_blob(b"abc")
     assert store.find(KEY) == 1
-    assert shared.sent == []
+    assert team.sent == []
 
 
-def test_a_blob_with_other_contents_than_its_name_says_is_not_taken(tmp_path: Path, shared: Shared) -> None:
-    shared.blobs[DIGEST] = b"abd"
-    store = make_store(tmp_path / "here", shared)
+def test_a_blob_with_other_contents_than_its_name_says_is_not_taken(tmp_path: Path, team: Shared) -> None:
+    team.blobs[DIGEST] = b"abd"
+    store = make_store(tmp_path / "here", team)
     assert store.find(KEY) is None
     assert not store.blob_path(DIGEST).exists()
     assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
 
 
-def test_a_record_of_another_key_or_with_another_digest_is_not_taken(tmp_path: Path, shared: Shared) -> None:
-    good = shared.records[KEY]
+def test_a_record_of_another_key_or_with_another_digest_is_not_taken(tmp_path: Path, team: Shared) -> None:
+    good = team.records[KEY]
     wrong = [
         {**good, "value": 2},
         {**good, "digest": "ab" * 32},
@@ -90,8 +90,8 @@ def test_a_record_of_another_key_or_with_another_digest_is_not_taken(tmp_path: P
         [],
     ]
     for each in wrong:
-        shared.records[KEY] = each
-        store = make_store(tmp_path / "here", shared)
+        team.records[KEY] = each
+        store = make_store(tmp_path / "here", team)
         assert store.find(KEY) is None
         assert not store.record_path(KEY).exists()
 
@@ -99,23 +99,23 @@ def test_a_record_of_another_key_or_with_another_digest_is_not_taken(tmp_path: P
 @pytest.mark.parametrize(
     ("mode", "found"), [("on", True), ("frozen", True), ("read-only", False), ("refresh", False), ("off", False)]
 )
-def test_the_modes_that_ask_a_shared_cache(tmp_path: Path, shared: Shared, mode: str, found: bool) -> None:
-    store = make_store(tmp_path / "here", shared, mode)
-    assert (store.find(KEY) == 1, shared.asked == [KEY]) == (found, found)
+def test_the_modes_that_ask_a_shared_cache(tmp_path: Path, team: Shared, mode: str, found: bool) -> None:
+    store = make_store(tmp_path / "here", team, mode)
+    assert (store.find(KEY) == 1, team.asked == [KEY]) == (found, found)
 
 
-def test_what_is_not_to_be_shared_is_neither_asked_for_nor_offered(tmp_path: Path, shared: Shared) -> None:
-    store = make_store(tmp_path / "here", shared)
+def test_what_is_not_to_be_shared_is_neither_asked_for_nor_offered(tmp_path: Path, team: Shared) -> None:
+    store = make_store(tmp_path / "here", team)
     assert store.find(KEY, shared=False) is None
     store.put("cd" * 32, {}, 1, shared=False)
     store.update("ef" * 32, {}, lambda value: (1, []))
-    assert (shared.asked, list(shared.records)) == ([], [KEY])
+    assert (team.asked, list(team.records)) == ([], [KEY])
     store.update("ef" * 32, {}, lambda value: (value + 1, []), shared=True)
-    assert shared.records["ef" * 32]["value"] == 2
+    assert team.records["ef" * 32]["value"] == 2
 
 
-def test_fetch_asks_the_shared_cache_alone_and_leaves_the_record_that_is_here(tmp_path: Path, shared: Shared) -> None:
-    store = make_store(tmp_path / "here", shared)
+def test_fetch_asks_the_shared_cache_alone_and_leaves_the_record_that_is_here(tmp_path: Path, team: Shared) -> None:
+    store = make_store(tmp_path / "here", team)
     store.put(KEY, {}, "mine", shared=False)
     assert store.fetch(KEY) == 1
     assert store.read_blob(DIGEST) == b"abc"
@@ -123,11 +123,11 @@ def test_fetch_asks_the_shared_cache_alone_and_leaves_the_record_that_is_here(tm
 
 
 def test_a_local_disk_that_is_full_is_reported_once_and_the_shared_cache_is_left_alone(
-    tmp_path: Path, shared: Shared
+    tmp_path: Path, team: Shared
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     warnings: list[str] = []
-    store = Store(blocked, "on", warnings.append, shared)
+    store = Store(blocked, "on", warnings.append, team)
     assert [store.find(KEY), store.find(KEY)] == [None, None]
-    assert (len(warnings), shared.asked, shared.sent) == (1, [KEY], [])
+    assert (len(warnings), team.asked, team.sent) == (1, [KEY], [])
