@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
-from hatch_lower.backends.aoti.prepare import prepare
+from hatch_lower.backends.aoti.prepare import AotiCopy
 from hatch_lower.backends.aoti.record import generate
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
@@ -243,9 +243,9 @@ def test_inductor_fills_no_memory_for_constants(tmp_path: Path) -> None:
     program = torch.export.export(Large(), (torch.ones(2, 8192),)).run_decompositions({})
     isa = ISAS["x86-64-v3"]
     with inductor_isolated(isa, find_compiler(isa).program, tmp_path):
-        generate(prepare(program))  # what inductor imports is in memory from here on
+        generate(AotiCopy(program))  # what inductor imports is in memory from here on
         before = measured("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
-        generated = generate(prepare(program))
+        generated = generate(AotiCopy(program))
     assert len(generated.bound) == 2
     assert measured("VmHWM") - before < 128 << 10

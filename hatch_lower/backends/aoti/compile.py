@@ -29,10 +29,9 @@ from hatch_lower.backends.aoti.configuration import (
 from hatch_lower.backends.aoti.library import LibraryPool
 from hatch_lower.backends.aoti.openmp import OPENMP_FUNCTIONS, foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
-from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared, prepare
+from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
-from hatch_lower.backends.call_map import call_facts
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
@@ -49,11 +48,6 @@ class AotiBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition.
-
-        Raises:
-            BackendError: if there is no compiler, or inductor or the compiler fails.
-        """
         (result,) = compile_partitions([edge_program], options_from_specs(compile_specs).isa)
         return result
 
@@ -61,27 +55,19 @@ class AotiBackend(BackendDetails):
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        """Compile partitions, several files at a time.
-
-        Raises:
-            BackendError: if there is no compiler, or inductor or the compiler fails.
-        """
+        """Compile partitions, several files at a time."""
         places: dict[Isa, list[int]] = {}
         for place, specs in enumerate(compile_specs):
             places.setdefault(options_from_specs(specs).isa, []).append(place)
-        found: dict[int, PreprocessResult] = {}
+        results_by_place: dict[int, PreprocessResult] = {}
         for isa, group in places.items():
             results = compile_partitions([edge_programs[place] for place in group], isa)
-            found |= zip(group, results, strict=True)
-        return [found[place] for place in range(len(edge_programs))]
+            results_by_place |= zip(group, results, strict=True)
+        return [results_by_place[place] for place in range(len(edge_programs))]
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `isa` and `exclude`.
-
-        Raises:
-            BackendError: if an option is unknown or ill-typed.
-        """
+        """Return the partitioner for the options `isa` and `exclude`."""
         return AotiPartitioner(parse_options(options))
 
     @classmethod
@@ -90,11 +76,7 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of this code, its settings, the compiler and the linker.
-
-        Raises:
-            BackendError: if there is no compiler.
-        """
+        """Return the versions of this code, its settings, the compiler and the linker."""
         isa = options_from_specs(compile_specs).isa
         return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
 
@@ -108,18 +90,18 @@ class AotiBackend(BackendDetails):
 def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[PreprocessResult]:
     """Return the result for each program; inductor lowers one while the compiler works on those before it."""
     compiler = find_compiler(isa)
-    waiting: list[tuple[Prepared, Generated, Callable[[], bytes]]] = []
+    waiting: list[tuple[AotiCopy, Generated, Callable[[], bytes]]] = []
     with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
         folder = Path(name)
         with inductor_isolated(isa, compiler.program, folder), LibraryPool(compiler, folder) as pool:
             for program in programs:
-                prepared = prepare(program)
-                generated = generate(prepared)
-                waiting.append((prepared, generated, pool.add(generated)))
-            return [make_result(prepared, generated, wait(), isa) for prepared, generated, wait in waiting]
+                copied = AotiCopy(program)
+                generated = generate(copied)
+                waiting.append((copied, generated, pool.add(generated)))
+            return [make_result(copied, generated, wait(), isa) for copied, generated, wait in waiting]
 
 
-def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
+def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
     """Return what the build packages of one partition.
 
     Raises:
@@ -128,25 +110,21 @@ def make_result(prepared: Prepared, generated: Generated, library: bytes, isa: I
     openmp = check_openmp(library)
     return PreprocessResult(
         processed_bytes=library,
-        debug_handle_map=debug_handles(prepared, generated),
+        debug_handle_map=debug_handles(copied, generated),
         suffix="so",
         requirements=(torch_requirement(torch.__version__),),
         target=Target(platform.system(), platform.machine(), isa.name),
         info={
-            "constants": prepared.constants,
+            "constants": len(copied.attributes),
             "bound": list(generated.bound),
             "openmp": openmp,
-            **call_facts(prepared.given, prepared.passed, prepared.outputs),
+            **copied.call_facts(),
         },
     )
 
 
 def check_openmp(library: bytes) -> list[str]:
-    """Return the names of the OpenMP libraries that a shared library is linked with.
-
-    Raises:
-        BackendError: if they are not torch's, or it calls functions that torch's lacks.
-    """
+    """Return the names of the OpenMP libraries that a shared library is linked with."""
     file: Any = ELFFile(io.BytesIO(library))
     needed = [str(tag.needed) for tag in file.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
     symbols = file.get_section_by_name(".dynsym").iter_symbols()
@@ -163,10 +141,10 @@ def check_openmp(library: bytes) -> list[str]:
     return openmp
 
 
-def debug_handles(prepared: Prepared, generated: Generated) -> dict[int | str, tuple[int, ...]]:
+def debug_handles(copied: AotiCopy, generated: Generated) -> dict[int | str, tuple[int, ...]]:
     """Return the debug handles of each kernel; `no kernel` holds operations of a partition that needs none."""
-    numbers = {node: node.meta["custom"][ORIGIN] for node in prepared.module.graph.nodes if "custom" in node.meta}
-    return instruction_handles(numbers, prepared.handles, generated.origins, "no kernel")
+    numbers = {node: node.meta["custom"][ORIGIN] for node in copied.graph.nodes if "custom" in node.meta}
+    return instruction_handles(numbers, copied.handles, generated.origins, "no kernel")
 
 
 def torch_requirement(version: str) -> str:

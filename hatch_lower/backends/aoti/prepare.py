@@ -7,14 +7,13 @@ tensors) is left, so equal partitions give equal bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
@@ -27,50 +26,6 @@ HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11,
 CHECKS = frozenset({"aten._assert_scalar", "aten._assert_tensor_metadata"})
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A partition, ready for inductor.
-
-    Args:
-        module: placeholders for tensors, `get_attr` for constants named `c0`, `c1`, … in placeholder order.
-        inputs: fake tensors for the placeholders.
-        passed: positions, among the partition's user inputs, of those that the native code gets.
-        given: the number of user inputs.
-        constants: the number of constants.
-        outputs: how each output is made, as a `CallMap` has it.
-        handles: the debug handle of each operation, by its index in the partition.
-    """
-
-    module: GraphModule
-    inputs: tuple[torch.Tensor, ...]
-    passed: tuple[int, ...]
-    given: int
-    constants: int
-    outputs: tuple[Any, ...]
-    handles: tuple[int, ...]
-
-
-def prepare(program: ExportedProgram) -> Prepared:
-    """Return a partition in canonical form.
-
-    Args:
-        program: of the edge dialect or ATen; of its tensors only dtype, layout and shared memory matter.
-
-    Raises:
-        BackendError: if it takes a symbolic size that none of its tensor inputs has.
-    """
-    copied = AotiCopy(program)
-    return Prepared(
-        module=GraphModule(copied.attributes, copied.graph),
-        inputs=tuple(copied.fakes),
-        passed=tuple(copied.passed),
-        given=len(copied.inputs),
-        constants=len(copied.attributes),
-        outputs=tuple(copied.outputs),
-        handles=tuple(copied.handles),
-    )
-
-
 class AotiCopy(PartitionCopy):
     """A partition for inductor: constants as attributes, sizes read off the tensors, changes of state as `copy_`."""
 
@@ -79,6 +34,7 @@ class AotiCopy(PartitionCopy):
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         """Write constants, then tensor inputs, then symbolic inputs as sizes of the tensors."""
         self.attributes: dict[str, Any] = {}
+        # the example of each placeholder
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
         self.placeholders |= {str(spec.target): node for node, spec in constants}

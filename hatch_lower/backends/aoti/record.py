@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
-from hatch_lower.backends.aoti.prepare import ORIGIN, Prepared
+from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.tensors import span_length
@@ -20,32 +21,25 @@ CONSTANT = re.compile(r"c(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What inductor wrote for one partition.
+    """What inductor wrote for one partition."""
 
-    Args:
-        wrapper: C++ that owns the memory and calls the kernels.
-        kernels: C++ of the kernels; empty if every operation is a call of libtorch.
-        bound: the constants that the code knows, by their position in the partition; equal ones are known once.
-        origins: kernel or libtorch call to the indices of the operations that it computes.
-    """
-
+    # C++ that owns the memory and calls the kernels
     wrapper: str
+    # C++ of the kernels; empty if every operation is a call of libtorch
     kernels: str
+    # the constants that the code knows, by their position in the partition; equal ones are known once
     bound: tuple[int, ...]
+    # kernel or libtorch call to the indices of the operations that it computes
     origins: Mapping[str, tuple[int, ...]]
 
 
-def generate(prepared: Prepared) -> Generated:
-    """Lower one partition; call it while inductor's settings are pinned.
-
-    Raises:
-        BackendError: if inductor fails, or its code would need more than the shared library and the constants.
-    """
+def generate(copied: AotiCopy) -> Generated:
+    """Lower one partition; call it while inductor's settings are pinned."""
     from torch._inductor.compile_fx import compile_fx_aot
 
     with recording() as records, torch.no_grad():
         try:
-            compile_fx_aot(prepared.module, list(prepared.inputs))
+            compile_fx_aot(GraphModule(copied.attributes, copied.graph), list(copied.fakes))
         except Exception as error:
             if (ours := find_backend_error(error)) is not None:
                 raise ours from None
@@ -75,20 +69,20 @@ def recording() -> Iterator[list[Generated]]:
     """Collect what inductor hands to its C++ compile step, instead of compiling it, and let it copy no constant."""
     from torch._inductor import codecache, compile_fx
 
-    found: list[Generated] = []
+    records: list[Generated] = []
     compiler: Any = codecache.AotCodeCompiler
     module: Any = compile_fx
     replaced, clone = compiler.__dict__["compile"], module.clone_preserve_strides
 
     def record(graph: Any, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
         refuse_extern(extern)
-        found.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
+        records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 
     compiler.compile = staticmethod(record)
     module.clone_preserve_strides = reserve_alike
     try:
-        yield found
+        yield records
     finally:
         compiler.compile = replaced
         module.clone_preserve_strides = clone
@@ -112,11 +106,7 @@ def refuse_extern(extern: str | None) -> None:
 
 
 def bound_constants(graph: Any) -> tuple[int, ...]:
-    """Return the positions of the constants that the code reads.
-
-    Raises:
-        BackendError: for a constant that inductor made itself: its value would be nowhere.
-    """
+    """Return the positions of the constants that the code reads."""
     positions = []
     for name in graph.constants:
         match = CONSTANT.fullmatch(name)

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from hatch_lower.backends.call_map import call_facts
 from hatch_lower.backends.openvino.convert import ALIGNMENT, convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, parse_options
 from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
-from hatch_lower.backends.openvino.prepare import prepare
+from hatch_lower.backends.openvino.prepare import OpenvinoCopy
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
@@ -32,15 +31,10 @@ class OpenvinoBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Convert one partition.
-
-        Raises:
-            BackendError: if OpenVINO is not installed, or cannot convert it.
-        """
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         check_installed()
-        prepared = prepare(edge_program)
-        converted = convert(prepared)
+        copied = OpenvinoCopy(edge_program)
+        converted = convert(copied)
         store = NamedDataStore()
         constants = ""
         if converted.constants:
@@ -58,18 +52,14 @@ class OpenvinoBackend(BackendDetails):
                 "threads": options.threads,
                 "constants": constants,
                 "compared": [converted.compared, sha256_bytes(converted.constants[: converted.compared])],
-                "indices": [list(each) for each in prepared.indices],
-                **call_facts(prepared.given, prepared.passed, prepared.outputs),
+                "indices": [list(index) for index in sorted(copied.indices)],
+                **copied.call_facts(),
             },
         )
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `device`, `threads`, `exclude` and `finite-only`.
-
-        Raises:
-            BackendError: if an option is unknown or ill-typed, or OpenVINO is not installed.
-        """
+        """Return the partitioner for the options `device`, `threads`, `exclude` and `finite-only`."""
         parsed = parse_options(options)
         check_installed()
         return OpenvinoPartitioner(parsed)
@@ -80,20 +70,10 @@ class OpenvinoBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of OpenVINO and of this code.
-
-        Raises:
-            BackendError: if OpenVINO is not installed.
-        """
         return {"openvino": check_installed(), "backend": VERSION}
 
 
 def check_installed() -> str:
-    """Return the version of OpenVINO.
-
-    Raises:
-        BackendError: if it cannot be used.
-    """
     try:
         import_openvino()
         return importlib.metadata.version("openvino")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from hatch_lower.backends.openvino.library import import_openvino
-from hatch_lower.backends.openvino.prepare import Prepared
+from hatch_lower.backends.openvino.prepare import OpenvinoCopy, dtype_of
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 
@@ -34,48 +34,43 @@ FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A partition in OpenVINO's format.
+    """A partition in OpenVINO's format."""
 
-    Args:
-        model: the XML.
-        constants: what its constants are views of.
-        compared: how many bytes of them every load compares; weights come behind.
-        instructions: a layer's name to the debug handles of the operations that it computes.
-    """
-
+    # the XML
     model: bytes
+    # what its constants are views of
     constants: bytes
+    # how many bytes of them every load compares; weights come behind
     compared: int
+    # a layer's name to the debug handles of the operations that it computes
     instructions: dict[int | str, tuple[int, ...]]
 
 
-def convert(prepared: Prepared) -> Converted:
+def convert(copied: OpenvinoCopy) -> Converted:
     """Convert a partition.
 
     Raises:
         BackendError: if the frontend cannot convert it.
     """
-    model = build_model(prepared)
+    model = build_model(copied)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
         target = Path(name) / "model.xml"
         import_openvino().serialize(model, target, target.with_suffix(".bin"))
         root = ElementTree.fromstring(target.read_bytes())
         constants, compared = arrange(root, target.with_suffix(".bin").read_bytes())
     origins = rename(root)
-    instructions = find_instructions(root, origins, prepared)
+    instructions = find_instructions(root, origins, copied)
     return Converted(ElementTree.tostring(root), constants, compared, instructions)
 
 
-def build_model(prepared: Prepared) -> Any:
-    """Return OpenVINO's model of a partition, with inputs and results of the partition's own types.
-
-    Raises:
-        BackendError: if the frontend cannot convert it.
-    """
+def build_model(copied: OpenvinoCopy) -> Any:
+    """Return OpenVINO's model of a partition, with inputs and results of the partition's own types."""
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
-        prepared.module, input_shapes=[list(shape) for shape in prepared.shapes], input_types=list(prepared.dtypes)
+        GraphModule(copied.constants, copied.graph),
+        input_shapes=[list(shape) for shape in copied.shapes],
+        input_types=copied.dtypes,
     )
     decoder._nodes = Places(decoder._nodes)
     try:
@@ -83,13 +78,13 @@ def build_model(prepared: Prepared) -> Any:
         manager = openvino.frontend.FrontEndManager()
         frontend = manager.load_by_framework("pytorch")
         model = frontend.convert(frontend.load(decoder))
-        for place, (dtype, shape) in enumerate(zip(prepared.dtypes, prepared.shapes, strict=True)):
+        for place, (dtype, shape) in enumerate(zip(copied.dtypes, copied.shapes, strict=True)):
             parameter = model.inputs[place].get_node()
             parameter.set_element_type(types[str(dtype)])
             parameter.set_partial_shape(openvino.PartialShape(list(shape)))
         model.validate_nodes_and_infer_types()
-        for place, dtype in enumerate(prepared.results):
-            wanted = types[str(dtype)]
+        for place, node in enumerate(copied.returned):
+            wanted = types[str(dtype_of(node))]
             result = model.outputs[place].get_node()
             if result.get_input_element_type(0) != wanted:
                 converted = openvino.opset13.convert(result.input_value(0), wanted)
@@ -150,7 +145,7 @@ def rename(root: ElementTree.Element) -> dict[str, int]:
 
 
 def find_instructions(
-    root: ElementTree.Element, origins: dict[str, int], prepared: Prepared
+    root: ElementTree.Element, origins: dict[str, int], copied: OpenvinoCopy
 ) -> dict[int | str, tuple[int, ...]]:
     """Return the debug handles of the operations that each layer computes.
 
@@ -177,14 +172,14 @@ def find_instructions(
                 adopted = {index for other in neighbours.get(name, ()) for index in computes.get(other, ())}
                 if adopted:
                     computes[name] = adopted
-    nodes = [node for node in prepared.module.graph.nodes if OPERATION.fullmatch(node.name)]
+    nodes = [node for node in copied.graph.nodes if OPERATION.fullmatch(node.name)]
     places = {node: index for index, node in enumerate(nodes)}
     for node in nodes:
         if node.target is getitem:  # no layer, and as much a result of the layers of its operation
             for indices in computes.values():
                 if places[node.all_input_nodes[0]] in indices:
                     indices.add(places[node])
-    return instruction_handles(places, prepared.handles, dict(sorted(computes.items())), CONSTANTS)
+    return instruction_handles(places, copied.handles, dict(sorted(computes.items())), CONSTANTS)
 
 
 def arrange(root: ElementTree.Element, constants: bytes) -> tuple[bytes, int]:

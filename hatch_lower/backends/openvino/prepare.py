@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import getitem
 from typing import Any, ClassVar
 
 import torch
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
 from hatch_lower.backends.openvino.claims import TABLES
@@ -30,64 +28,23 @@ MIRRORED = {
 """Comparisons that OpenVINO calls true where a NaN is compared, and those that say the same with operands exchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A partition, ready for the frontend.
-
-    Args:
-        module: placeholders `x0`, `x1`, …, constants `c0`, …, operations `n0`, …; each result is returned once.
-        dtypes: of the placeholders.
-        shapes: of the placeholders; -1 is a size that is known at run time.
-        results: dtypes of what `module` returns.
-        given: the number of user inputs.
-        passed: positions, among the user inputs, of the placeholders.
-        outputs: how each output is made, as a `CallMap` has it.
-        handles: the debug handle of each operation.
-        indices: positions of the user inputs that are indices, each with the size that they must be less than.
-    """
-
-    module: GraphModule
-    dtypes: tuple[torch.dtype, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    results: tuple[torch.dtype, ...]
-    given: int
-    passed: tuple[int, ...]
-    outputs: tuple[Any, ...]
-    handles: tuple[int, ...]
-    indices: tuple[tuple[int, int], ...]
-
-
-def prepare(program: ExportedProgram) -> Prepared:
-    """Return a partition in canonical form.
-
-    Raises:
-        BackendError: if it takes or returns something else than tensors and sizes, or changes a buffer.
-    """
-    copied = OpenvinoCopy(program)
-    return Prepared(
-        module=GraphModule(copied.constants, copied.graph),
-        dtypes=tuple(copied.dtypes),
-        shapes=tuple(copied.shapes),
-        results=tuple(dtype_of(node) for node in copied.returned),
-        given=len(copied.inputs),
-        passed=tuple(copied.passed),
-        outputs=tuple(copied.outputs),
-        handles=tuple(copied.handles),
-        indices=tuple(sorted(copied.indices)),
-    )
-
-
 class OpenvinoCopy(PartitionCopy):
-    """A partition for OpenVINO's frontend: with the operators that it knows, and what it would compute otherwise."""
+    """A partition for OpenVINO's frontend: with the operators that it knows, and what it would compute otherwise.
+
+    Its graph has placeholders `x0`, `x1`, …, constants `c0`, …, and operations `n0`, …; each result is returned once.
+    """
 
     backend_id: ClassVar[str] = "openvino"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         """Write inputs and constants; those that nothing uses are left out."""
         self.constants: dict[str, torch.Tensor] = {}
+        # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
         self.shapes: list[tuple[int, ...]] = []
+        # the nodes whose values the engine returns, with their positions
         self.returned: dict[Node, int] = {}
+        # positions of the inputs that are indices, each with the size that they must be less than
         self.indices: set[tuple[int, int]] = set()
         for node, position in self.inputs.items():
             if any(user.op != "output" for user in node.users):
