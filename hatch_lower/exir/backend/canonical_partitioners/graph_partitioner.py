@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
@@ -39,6 +39,9 @@ class GraphPartitioner(Partitioner):
         spec: what the partitioner was made with, for `spec`.
     """
 
+    refusal: ClassVar[str]
+    """Why an operation is in no partition, if nothing else is known, with `{operator}` and `{backend}`."""
+
     def __init__(
         self,
         backend_id: str,
@@ -68,11 +71,32 @@ class GraphPartitioner(Partitioner):
         tag_mutated_buffer(exported_program)
         return PartitionResult(exported_program, tags, reasons.reasons)
 
+    def explained(
+        self,
+        proposer: CapabilityBasedPartitioner,
+        reasons: WhyNoPartitionReporter,
+        reporter: WhyNoPartitionReporter | None = None,
+    ) -> list[Partition]:
+        """Return what is proposed, and report a reason for each other operation; results of one count with it.
+
+        Args:
+            reporter: has the reasons that the support predicate gives when it is asked.
+        """
+        partitions = proposer.propose_partitions()
+        taken = {node for partition in partitions for node in partition.nodes}
+        known = {**proposer.refusals, **({} if reporter is None else reporter.reasons)}
+        for node in proposer.graph_module.graph.nodes:
+            if node.op == "call_function" and node not in taken:
+                operator = operator_name(producer_of(node).target)
+                default = self.refusal.format(operator=operator, backend=self.delegation_spec.backend_id)
+                reasons.report_reject(node, known.get(node.name) or default)
+        return partitions
+
     def tag_graph(
         self, graph_module: GraphModule, tags: dict[str, DelegationSpec], reasons: WhyNoPartitionReporter
     ) -> None:
         """Tag one graph and those nested in it; each partition of each graph has a tag of its own."""
-        for partition in self.propose(graph_module, reasons):
+        for partition in reversed(self.propose(graph_module, reasons)):
             tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
             tags[tag] = self.delegation_spec
             for node in partition.nodes:
@@ -104,6 +128,8 @@ class SupportPartitioner(GraphPartitioner):
         keep_filter: says of a call of one of them whether it is kept.
     """
 
+    refusal = "the backend `{backend}` does not support this call of `{operator}`"
+
     def __init__(
         self,
         backend_id: str,
@@ -131,13 +157,7 @@ class SupportPartitioner(GraphPartitioner):
         proposer = CapabilityBasedPartitioner(
             graph_module, self.support, self.allows_single_node_partition, self.non_compute_ops
         )
-        found = proposer.propose_partitions()
-        told = {} if self.reporter is None else self.reporter.reasons
-        explain(graph_module, found, {**proposer.refusals, **told}, self.refusal, reasons)
-        return found
-
-    def refusal(self, node: Node) -> str:
-        return f"the backend `{self.delegation_spec.backend_id}` does not support this call of `{name_of(node)}`"
+        return self.explained(proposer, reasons, self.reporter)
 
 
 class OperatorListPartitioner(SupportPartitioner):
@@ -150,6 +170,8 @@ class OperatorListPartitioner(SupportPartitioner):
         allows_single_node_partition: take partitions in which only one operation computes something.
         non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
     """
+
+    refusal = "`{operator}` is not among the operators of the backend `{backend}`"
 
     def __init__(
         self,
@@ -171,9 +193,6 @@ class OperatorListPartitioner(SupportPartitioner):
         )
         self._spec = MappingProxyType({"operators": listed.operators})
 
-    def refusal(self, node: Node) -> str:
-        return f"`{name_of(node)}` is not among the operators of the backend `{self.delegation_spec.backend_id}`"
-
 
 class GroupPartitioner(GraphPartitioner):
     """Takes groups of operations, each whole or not at all, and what a predicate supports beside them.
@@ -186,6 +205,8 @@ class GroupPartitioner(GraphPartitioner):
         keep: operators that are not decomposed.
         keep_filter: says of a call of one of them whether it is kept.
     """
+
+    refusal = "this call of `{operator}` is in no group that `{backend}` takes"
 
     def __init__(
         self,
@@ -208,12 +229,7 @@ class GroupPartitioner(GraphPartitioner):
         )
         proposer.node_groups = groups
         proposer.leaves = [node for group in groups for node in group]
-        found = proposer.propose_partitions()
-        explain(graph_module, found, proposer.refusals, self.refusal, reasons)
-        return found
-
-    def refusal(self, node: Node) -> str:
-        return f"this call of `{name_of(node)}` is in no group that `{self.delegation_spec.backend_id}` takes"
+        return self.explained(proposer, reasons)
 
 
 class PatternPartitioner(GroupPartitioner):
@@ -228,6 +244,8 @@ class PatternPartitioner(GroupPartitioner):
         keep: operators that are not decomposed.
         keep_filter: says of a call of one of them whether it is kept.
     """
+
+    refusal = "no pattern of the backend `{backend}` covers this call of `{operator}`"
 
     def __init__(
         self,
@@ -250,24 +268,3 @@ class PatternPartitioner(GroupPartitioner):
             for pattern in self.patterns
             for place in find_pattern(graph_module.graph, pattern, self.ignore_literals)
         ]
-
-    def refusal(self, node: Node) -> str:
-        return f"no pattern of the backend `{self.delegation_spec.backend_id}` covers this call of `{name_of(node)}`"
-
-
-def explain(
-    graph_module: GraphModule,
-    partitions: Iterable[Partition],
-    known: Mapping[str, str],
-    default: Callable[[Node], str],
-    reasons: WhyNoPartitionReporter,
-) -> None:
-    """Report a reason for each operation that is in no partition; results of one count with it."""
-    taken = {node for partition in partitions for node in partition.nodes}
-    for node in graph_module.graph.nodes:
-        if node.op == "call_function" and node not in taken:
-            reasons.report_reject(node, known.get(node.name) or default(producer_of(node)))
-
-
-def name_of(node: Node) -> str:
-    return operator_name(node.target)

@@ -89,7 +89,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         """Node name to the reason why a supported or grouped node is in no proposed partition."""
 
     def propose_partitions(self) -> list[Partition]:
-        """Return the partitions in an order in which they can run; their nodes are in graph order."""
+        """Return the partitions, the last that runs first, as torch does; their nodes are in graph order."""
         supports = predicate(self.graph_module, self.operator_support)
         leaves = [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
         grouping = group_nodes(
@@ -102,7 +102,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         self.refusals = {node.name: reason for node, reason in grouping.given_up.items()}
         counts = self.count_computing()
         proposed: list[Partition] = []
-        for nodes in grouping.partitions:
+        for nodes in reversed(grouping.partitions):
             if self.allows_single_node_partition or sum(map(counts, nodes)) > 1:
                 proposed.append(Partition(id=len(proposed), nodes=nodes))
             else:

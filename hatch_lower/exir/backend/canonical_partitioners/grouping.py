@@ -1,10 +1,11 @@
 """Grouping: which operations run as one partition. Linear in the graph, and never circular.
 
-Each operation gets a level that grows only where a path passes from an operation that is not taken to one that is.
-Taken operations of one level form a partition. A path that leaves a partition either passes through an operation that
-is not taken, or enters a partition of a higher level; from both it comes back only to higher levels, so no two
-partitions need each other. No division into fewer partitions exists: along the path that gives an operation its level,
-each level must be a partition of its own.
+Each operation gets a level, counted from the end of the graph, that grows only where a path passes from an operation
+that is taken to one that is not. Taken operations of one level form a partition. A path that leaves a partition either
+passes through an operation that is not taken, or enters a partition of a lower level; from both it comes to lower
+levels only, so no two partitions need each other. No division into fewer partitions exists: along the path that gives
+an operation its level, each level must be a partition of its own. Counting from the end puts an operation that could be
+in several partitions into the last of them, as torch's partitioner does.
 """
 
 from __future__ import annotations
@@ -198,24 +199,24 @@ class Atoms:
         raise AssertionError("a strongly connected component without a circle")
 
     def levels(self) -> list[int | None]:
+        """Return the number of each atom's partition, in an order in which they can run; `None`: it is not taken."""
         count = len(self.heads)
-        behind_taken = [-1] * count  # the highest level directly before each atom
-        behind_refused = [-1] * count  # the same, before operations that are not taken
+        reached = [-1] * count  # the highest level, counted from the end, at or after each atom
         levels: list[int | None] = [None] * count
-        for unit in self.settle():
+        for unit in reversed(list(self.settle())):
             if len(unit) > 1:
                 self.entangled.append([self.heads[atom] for atom in unit])
-            level = max(max(behind_taken[atom], behind_refused[atom]) for atom in unit)
             taken = self.taken[unit[0]]
-            if taken:
-                level = max(0, level, *[behind_refused[atom] + 1 for atom in unit])
-            passed = behind_taken if taken else behind_refused
+            level = 0 if taken else -1
             for atom in unit:
-                levels[atom] = level if taken else None
                 for follower in self.followers[atom]:
-                    if follower < count and passed[follower] < level:
-                        passed[follower] = level
-        return levels
+                    if follower < count:
+                        level = max(level, reached[follower] + (taken and not self.taken[follower]))
+            for atom in unit:
+                reached[atom] = level
+                levels[atom] = level if taken else None
+        last = max(reached, default=-1)
+        return [None if level is None else last - level for level in levels]
 
 
 def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> Atoms:
