@@ -14,19 +14,13 @@ PIECE = 1 << 20
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return `value` as UTF-8 JSON with sorted keys, fixed separators and a final newline.
-
-    Of a file's name or a variable that is no UTF-8, the bytes that are none are escaped, and are read as they were.
-
-    Raises:
-        ValueError: for NaN or infinity, which JSON cannot hold.
-    """
+    """Return `value` as UTF-8 JSON with sorted keys, fixed separators, a final newline, and no NaN or infinity."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # names of files and variables may hold bytes that are no UTF-8: they are escaped, and read as they were
     return text.encode(errors="backslashreplace") + b"\n"
 
 
 def sha256_bytes(data: bytes | bytearray | memoryview) -> str:
-    """Return the sha256 of `data` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -35,11 +29,7 @@ def digest_of(value: Any) -> str:
 
 
 def sha256_file(path: Path, size: int | None = None) -> str:
-    """Return the sha256 of a file's bytes, or of its first `size` bytes if there are as many; read in pieces.
-
-    Raises:
-        OSError: as `open_file` does.
-    """
+    """Return the sha256 of a file's bytes, or of its first `size` bytes if there are as many."""
     total = hashlib.sha256()
     done = 0
     with open_file(path) as file:
@@ -50,11 +40,7 @@ def sha256_file(path: Path, size: int | None = None) -> str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file to read it.
-
-    Raises:
-        OSError: if it cannot be opened, or is none: whoever reads a pipe or a device may wait for ever.
-    """
+    # whoever reads a pipe or a device may wait for ever
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -66,11 +52,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the contents of a file of the cache; what is no regular file has none.
-
-    Raises:
-        OSError: if it cannot be opened or read.
-    """
+    # what is no regular file has no contents: in the cache it is damage, which is a miss
     try:
         with open_file(path) as file:
             return file.read()

@@ -30,12 +30,12 @@ __all__ = [
     "refused_error",
 ]
 
+# what is the matter with the machine, not with the code that meets it
 REFUSALS = frozenset(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "EMFILE", "ENFILE", "ENOLCK")
     if hasattr(errno, name)
 )
-"""What is the matter with the machine, not with the code that meets it."""
 
 
 class LowerError(Exception):
@@ -162,19 +162,14 @@ def indented(text: str) -> str:
 
 
 def error_from_json(fields: dict[str, str]) -> LowerError:
-    """Return the error that `to_json` described; an unknown class becomes a plain `LowerError`."""
     kinds = {kind.__name__: kind for kind in LowerError.__subclasses__()}
+    # the other process may have a class that this one has not
     kind = kinds.get(fields.get("error", ""), LowerError)
     return kind(fields["what"], where=fields["where"], found=fields["found"], hint=fields["hint"])
 
 
 def refused_error(error: BaseException, where: str) -> ProcessError | None:
-    """Return the error for a file that the system refuses: no space, no permission; `None` for any other exception.
-
-    Args:
-        error: what was raised.
-        where: a folder, for an exception that names no file.
-    """
+    """Return the error for a file that the system refuses: no space, no permission; `None` for any other exception."""
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     return ProcessError(

@@ -17,28 +17,18 @@ from hatch_lower.frozen import Frozen
 
 
 class Event(Frozen):
-    """Something that happened in a build.
+    """Something that happened in a build."""
 
-    Args:
-        stage: `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
-        state: `start`, `end`, `going` (begun a while ago), or `note` (worth a line of its own: a damaged cache entry).
-        model: the model's name.
-        recipe: the recipe's name, empty where the stage serves all recipes.
-        method: the method's name, empty where the stage serves all methods.
-        seconds: how long the stage took, or has taken so far; 0 at its start.
-        detail: a few words more.
-    """
-
-    stage: str
+    stage: str  # `export`, `edge`, `partition`, `lower`, `emit`, `verify`, `constants`, …
+    # `start`, `end`, `going` (begun a while ago), or `note` (worth a line of its own: a damaged cache entry)
     state: str
     model: str
-    recipe: str = ""
-    method: str = ""
-    seconds: float = 0.0
-    detail: str = ""
+    recipe: str = ""  # empty where the stage serves all recipes
+    method: str = ""  # empty where the stage serves all methods
+    seconds: float = 0.0  # that the stage took, or has taken so far
+    detail: str = ""  # a few words more
 
     def subject(self) -> str:
-        """Return `model/recipe.method` of what is there."""
         name = f"{self.model}/{self.recipe}" if self.recipe else self.model
         return f"{name}.{self.method}" if self.method else name
 
@@ -56,16 +46,12 @@ def event_from_json(fields: dict[str, Any]) -> Event:
 class Reporter(Protocol):
     """Shows events; `close` ends a live line."""
 
-    def report(self, event: Event) -> None:
-        """Show one event."""
+    def report(self, event: Event) -> None: ...
 
-    def close(self) -> None:
-        """Leave the terminal as it should be found by whatever prints next."""
+    def close(self) -> None: ...
 
 
 class NullReporter:
-    """Shows nothing."""
-
     def report(self, event: Event) -> None:
         pass
 
@@ -74,14 +60,12 @@ class NullReporter:
 
 
 class SaidOnce:
-    """Passes events on. Notes on the cache it passes on once: the hook and each model's process use the same cache."""
-
+    # the hook and each model's process use the same cache, and note the same things about it
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._said: set[str] = set()
 
     def report(self, event: Event) -> None:
-        """Pass an event on, unless it is a note on the cache that was passed on before."""
         if event.stage == "cache" and event.state == "note":
             if event.detail in self._said:
                 return
@@ -89,18 +73,15 @@ class SaidOnce:
         self._reporter.report(event)
 
     def close(self) -> None:
-        """Leave the terminal as the other reporter does."""
         self._reporter.close()
 
 
 class LineReporter:
-    """Writes a line for each stage that ends or takes long: for CI logs and for frontends that capture output."""
-
+    # for CI logs, and for frontends that capture output
     def __init__(self, write_line: Callable[[str], None]) -> None:
         self._write_line = write_line
 
     def report(self, event: Event) -> None:
-        """Write one line, unless the stage only starts."""
         if event.state != "start":
             self._write_line(finished_line(event))
 
@@ -109,11 +90,7 @@ class LineReporter:
 
 
 class LiveReporter:
-    """Keeps one line on a terminal that says what is being done, above it a line for each finished stage.
-
-    Where several stages are under way (models that are lowered side by side) it shows the one that began last.
-    """
-
+    # where several models are lowered side by side, the stage that began last is shown
     def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
         self._stream = stream
         self._write_line = write_line
@@ -122,13 +99,11 @@ class LiveReporter:
         self._drawn = False
 
     def report(self, event: Event) -> None:
-        """Redraw the live line; above it, write a line for a finished stage or a note."""
         if event.state == "start":
             self._under_way.append(event)
         elif event.state != "going":
-            self._under_way = [
-                begun for begun in self._under_way if event.state == "note" or not begun.ends_with(event)
-            ]
+            if event.state == "end":
+                self._under_way = [begun for begun in self._under_way if not begun.ends_with(event)]
             self.close()
             self._write_line(finished_line(event))
         self._draw()
@@ -149,13 +124,8 @@ class LiveReporter:
 
 
 class CollapsedOutput:
-    """Keeps what the models' code prints in a file, and shows another reporter only how many lines there were.
-
-    Args:
-        reporter: shows all else.
-        path: of the file, made anew by the first line; without one, or where it cannot be written, the lines are lost.
-    """
-
+    # keeps what the models' code prints in a file, and says only how many lines there were; without a file, or where it
+    # cannot be written, the lines are lost
     def __init__(self, reporter: Reporter, path: Path | None) -> None:
         self._reporter = reporter
         self._path = path
@@ -163,7 +133,6 @@ class CollapsedOutput:
         self._file: TextIO | None = None
 
     def report(self, event: Event) -> None:
-        """Keep a line of output; show anything else."""
         if event.stage != "output":
             self._reporter.report(event)
             return
@@ -176,7 +145,6 @@ class CollapsedOutput:
                 self._file.write(f"{event.model}: {event.detail}\n")
 
     def close(self) -> None:
-        """Say how much each model's code printed, and where it is."""
         where = ""
         if self._file is not None:
             with suppress(OSError):
@@ -190,7 +158,6 @@ class CollapsedOutput:
 
 
 def finished_line(event: Event) -> str:
-    """Return the line for a stage that has ended or takes long, or for a note."""
     detail = f"  {event.detail}" if event.detail else ""
     if event.state == "note":
         return f"lower  {event.subject()}: {event.detail}"
@@ -203,13 +170,11 @@ def finished_line(event: Event) -> str:
 def stage(
     reporter: Reporter, name: str, model: str, recipe: str = "", method: str = ""
 ) -> Iterator[Callable[[str], None]]:
-    """Report the start and the end of a stage; yields a function that sets the end's detail.
-
-    Nothing is reported at the end of a stage that raises: the error says more.
-    """
+    """Report the start and the end of a stage; yields a function that sets the end's detail."""
     details: list[str] = [""]
     reporter.report(Event(name, "start", model, recipe, method))
     begin = time.perf_counter()
     yield lambda text: details.__setitem__(0, text)
+    # not reached if the stage raises: the error says more
     seconds = time.perf_counter() - begin
     reporter.report(Event(name, "end", model, recipe, method, seconds, details[0]))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**options: Any) -> Any:
-        """Return a decorator that does nothing; `typing` has its own since Python 3.11."""
+        # `typing` has its own since Python 3.11
         return lambda cls: cls
 
 
@@ -25,6 +25,8 @@ class Frozen:
     """
 
     def __init_subclass__(cls) -> None:
+        # `dataclass` would make a docstring from the signature, which takes longer than all else here
+        cls.__doc__ = cls.__doc__ or cls.__name__
         dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, *values: Any, **named: Any) -> None:

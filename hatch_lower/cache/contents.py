@@ -16,6 +16,7 @@ from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
 from hatch_lower.canonical import read_file, sha256_file
 
+# a component that only keys of one kind have, and the kind; `kind` itself comes first
 KINDS = (
     ("compile_specs", "partition"),
     ("partitions", "partition"),
@@ -23,28 +24,16 @@ KINDS = (
     ("constants", "constants"),
     ("native file", "native"),
 )
-"""A component that only keys of one kind have, and the kind; `kind` itself comes first."""
-SUBJECTS = ("subject", "model", "backend")
-"""Components that say what an entry is about, the best first."""
+SUBJECTS = ("subject", "model", "backend")  # components that say what an entry is about, the best first
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record's file.
-
-    Args:
-        key: the key that its name says.
-        path: where it is.
-        stat: what the file system says about it; the modification time is when it was last used.
-        record: its contents; `None` if it is damaged.
-        stored: when it was written, in seconds since 1970.
-    """
-
     key: str
     path: Path
-    stat: os.stat_result
-    record: Record | None
-    stored: float
+    stat: os.stat_result  # its modification time is when the record was last used
+    record: Record | None  # `None` if it is damaged
+    stored: float  # seconds since 1970
 
     @property
     def blobs(self) -> tuple[str, ...]:
@@ -60,26 +49,17 @@ class StoredBlob:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Records and blobs of a directory, and the files and folders that killed processes left.
-
-    Args:
-        records: by key.
-        blobs: by digest.
-        leftovers: unfinished files, some of which are being written, and folders of such files.
-        unreadable: records whose blobs are not known, because they could not be read.
-    """
-
-    records: dict[str, StoredRecord]
-    blobs: dict[str, StoredBlob]
-    leftovers: tuple[Path, ...]
-    unreadable: tuple[Path, ...]
+    records: dict[str, StoredRecord]  # by key
+    blobs: dict[str, StoredBlob]  # by digest
+    leftovers: tuple[Path, ...]  # of killed processes, and those that are being written
+    unreadable: tuple[Path, ...]  # nobody knows which blobs these refer to
 
     def size(self) -> int:
         records = sum(record.stat.st_size for record in self.records.values())
         return records + sum(blob.stat.st_size for blob in self.blobs.values())
 
     def users(self) -> dict[str, int]:
-        """Return how many records refer to each blob that is there."""
+        """How many records refer to each blob that is there."""
         counts = dict.fromkeys(self.blobs, 0)
         for record in self.records.values():
             for digest in record.blobs:
@@ -89,10 +69,7 @@ class Contents:
 
 
 def read_contents(directory: Path) -> Contents:
-    """Return what is in a store's directory; records are read and checked, blobs are only looked at.
-
-    Records come first, so that blobs of one that is stored meanwhile are seen at worst without it.
-    """
+    # records first: of one that is stored meanwhile, the blobs are seen at worst without it
     records: dict[str, StoredRecord] = {}
     unreadable: list[Path] = []
     for path in walk(directory / "records"):
@@ -116,11 +93,6 @@ def read_contents(directory: Path) -> Contents:
 
 
 def read_stored(key: str, path: Path) -> StoredRecord:
-    """Return a record's file.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
     status = path.stat()
     value = parse_record(read_file(path))
     stored = value.get("stored") if isinstance(value, dict) else None
@@ -129,9 +101,8 @@ def read_stored(key: str, path: Path) -> StoredRecord:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder in an order that does not depend on the file system."""
     for parent, folders, names in os.walk(folder):
-        folders.sort()
+        folders.sort()  # file systems list them in any order
         yield from (Path(parent, name) for name in sorted(names))
 
 
@@ -143,53 +114,28 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record with its blobs.
-
-    Args:
-        kind: `partition`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`.
-        key: sha256 in hexadecimal.
-        subject: the model or backend that it is about; empty if its components do not say.
-        size: bytes of the record and its blobs; other entries may share the blobs.
-        blobs: how many there are.
-        stored: when it was written, in seconds since 1970.
-        used: when it was last used, to the hour.
-        whole: whether the record is not damaged and all its blobs are there.
-    """
-
-    kind: str
+    kind: str  # `partition`, `export`, `report`, `manifest`, `constants`, `native`, `sbom`, or `other`
     key: str
-    subject: str
-    size: int
+    subject: str  # a model or backend; empty if the components do not say
+    size: int  # with its blobs, which other entries may share
     blobs: int
     stored: float
-    used: float
-    whole: bool
+    used: float  # to the hour
+    whole: bool  # not damaged, and all its blobs are there
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that the store holds.
-
-    Args:
-        entries: the last used first.
-        size: bytes of all records and blobs, each counted once.
-        blobs: how many there are.
-        unreferenced: how many blobs no record refers to.
-        leftovers: how many unfinished files there are, those that are being written among them.
-    """
-
-    entries: tuple[Entry, ...]
-    size: int
+    entries: tuple[Entry, ...]  # the last used first
+    size: int  # each blob counted once
     blobs: int
-    unreferenced: int
-    leftovers: int
+    unreferenced: int  # blobs that no record refers to
+    leftovers: int  # those that are being written among them
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file that does not hold what it should: its path below the store's directory, and what is wrong."""
-
-    path: str
+    path: str  # below the store's directory
     found: str
 
 
@@ -207,7 +153,6 @@ def survey(directory: Path) -> Survey:
 
 
 def describe(stored: StoredRecord, contents: Contents) -> Entry:
-    """Return a record as an entry."""
     components: Mapping[str, Any] = {} if stored.record is None else stored.record["components"]
     blobs = [contents.blobs[digest] for digest in stored.blobs if digest in contents.blobs]
     return Entry(
@@ -229,12 +174,9 @@ def kind_of(components: Mapping[str, Any]) -> str:
 
 
 def repair(directory: Path) -> list[Damage]:
-    """Hash every record, blob and preloaded library again, remove what is damaged, and return it.
-
-    With a blob go the records that refer to it. A record whose blob is not there is damaged; a blob that no record
-    refers to is not.
-    """
+    """Hash every record, blob and preloaded library again, remove what is damaged, and return it."""
     contents = read_contents(directory)
+    # a record goes with its damaged blob; a blob that no record refers to is no damage
     wrong = {digest: problem for digest, blob in contents.blobs.items() if (problem := problem_of(blob.path, digest))}
     problems = {contents.blobs[digest].path: problem for digest, problem in wrong.items()}
     problems |= dict.fromkeys(contents.unreadable, "it cannot be read")
@@ -253,10 +195,9 @@ def repair(directory: Path) -> list[Damage]:
 
 
 def problem_of(path: Path, digest: str) -> str | None:
-    """Return what is wrong with a file; nothing if it has just been removed."""
     try:
         return None if sha256_file(path) == digest else "the contents are not those that its name says"
-    except FileNotFoundError:
+    except FileNotFoundError:  # a trim has just removed it
         return None
     except OSError as error:
         return error.strerror or str(error)

@@ -16,16 +16,13 @@ MODES = ("on", "off", "read-only", "refresh", "frozen")
 WRITING = ("on", "refresh")
 Mode = str
 
-VERSION = "v1"
-"""The folder of the cache that holds what this version of its layout knows."""
+VERSION = "v1"  # the folder for this layout: another version of hatch-lower may have another
+# folders in it; those for results are made by `cache/files.py`, for this user or a group alone
 PARTS = ("blobs", "locks", "preload", "records")
-"""Folders in it; those for results are made by `cache/files.py`, for this user or a group alone."""
-MOST_LINKS = 40
-"""Links on the way to the cache; more are a circle."""
+MOST_LINKS = 40  # on the way to the cache; more are a circle
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Return `HATCH_LOWER_CACHE_DIR`, or the platform's cache directory for this user."""
     named = environment.get("HATCH_LOWER_CACHE_DIR")
     if named:
         return Path(named)
@@ -35,16 +32,11 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def history_path(directory: Path, root: Path) -> Path:
-    """Return where the history of the project in the folder `root` is, in the store's directory."""
     return directory / "history" / f"{sha256_bytes(os.fsencode(os.path.realpath(root)))}.json"
 
 
 def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]) -> tuple[Path, Mode]:
-    """Return the folder in the cache directory that this version uses, and the mode; `off` if it cannot be trusted.
-
-    Raises:
-        CacheError: as `open_store` does.
-    """
+    """Return the folder of this version in the cache directory, and the mode: `off` if it cannot be trusted."""
     mode = environment.get("HATCH_LOWER_CACHE", "on")
     if mode not in MODES:
         raise CacheError(
@@ -70,12 +62,9 @@ def choose_directory(environment: Mapping[str, str], warn: Callable[[str], None]
 
 
 def reason_to_distrust(directory: Path) -> str | None:
-    """Return why somebody else may have put files into the cache, or may yet; `None` if nobody may.
-
-    The directory's owner, who must be this user or root, may let a group write to it. On the way to it, links
-    followed, every user may write to a folder only if it has the sticky bit, as `/tmp` has, and what lies in it is
-    this user's or root's. In the cache itself every user may write to nothing.
-    """
+    # The directory's owner, who must be this user or root, may let a group write to it. On the way to it, links
+    # followed, every user may write to a folder only if it has the sticky bit, as `/tmp` has, and what lies in it is
+    # this user's or root's. In the cache itself every user may write to nothing.
     if not hasattr(os, "getuid"):
         return None
     trusted = (os.getuid(), 0)
@@ -98,11 +87,6 @@ def reason_to_distrust(directory: Path) -> str | None:
 
 
 def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
-    """Return why somebody else may have put something into the cache's own folders, or `None`.
-
-    Raises:
-        OSError: if one cannot be looked at.
-    """
     top = directory.stat()
     if top.st_uid not in trusted:
         return f"{directory} belongs to another user"
@@ -125,11 +109,7 @@ def reason_within(directory: Path, trusted: Collection[int]) -> str | None:
 
 
 def way_to(path: Path) -> Iterator[Path]:
-    """Yield each folder and each link on the way to a path, from the root on; links are followed one by one.
-
-    Raises:
-        OSError: if something on the way cannot be looked at, or leads in a circle.
-    """
+    """Yield each folder and each link on the way to a path, from the root on; links are followed one by one."""
     absolute = path.absolute()
     here, left = Path(absolute.anchor), list(reversed(absolute.parts[1:]))
     links = 0

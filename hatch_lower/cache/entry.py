@@ -23,17 +23,12 @@ from hatch_lower.canonical import digest_of, sha256_file
 
 Record = dict[str, Any]
 DIGEST = re.compile("[0-9a-f]{64}")
+# `keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
+# into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there.
 Keep = Callable[[str, Callable[[Path], bool]], bool]
-"""`keep(digest, write)`: have a blob in the local store. If it is not there, `write(path)` is called to write its bytes
-into an empty file and to return whether that went well; the contents are checked. Returns whether the blob is there."""
 
 
 def make_record(key: str, components: Mapping[str, Any], value: Any, blobs: Sequence[str]) -> Record:
-    """Return the record of a value.
-
-    Raises:
-        ValueError: if `components` or `value` cannot be written as JSON.
-    """
     record = {"blobs": list(blobs), "components": dict(components), "value": value}
     return {**record, "digest": digest_of([key, record])}
 
@@ -56,7 +51,6 @@ def check_record(key: str, found: object) -> Record | None:
 
 
 def parse_record(data: bytes) -> object:
-    """Return the JSON value in a record's file, for `check_record`; `None` if there is none."""
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -79,17 +73,7 @@ class RemoteCache(Protocol):
 def fetch_record(
     remote: RemoteCache, key: str, holds: Callable[[str], bool], blob_path: Callable[[str], Path]
 ) -> Record | None:
-    """Return a shared cache's record of a key once all its blobs are in the local store.
-
-    Args:
-        remote: the shared cache.
-        key: sha256 in hexadecimal.
-        holds: whether the local store has a blob, whole.
-        blob_path: where the local store has a blob, or would.
-
-    Raises:
-        OSError: if a blob cannot be written.
-    """
+    """Return a shared cache's record of a key once all its blobs are in the local store."""
     kept = set()
 
     def keep(digest: str, write: Callable[[Path], bool]) -> bool:
@@ -102,8 +86,7 @@ def fetch_record(
 
 
 def receive(path: Path, digest: str, write: Callable[[Path], bool]) -> bool:
-    """Have a blob written under a temporary name and rename it; return whether it came, with the right contents."""
-    with temporary_beside(path) as part:
+    with temporary_beside(path) as part:  # renamed only with the right contents
         if not write(part) or sha256_file(part) != digest:
             return False
         os.replace(part, path)

@@ -15,17 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-LEFTOVER = ".part"
-"""Suffix of files that are not finished; one that stays was left by a process that was killed."""
+LEFTOVER = ".part"  # of files that are not finished; one that stays was left by a process that was killed
 
-ATTEMPTS = 5
-"""How often a folder is made that a trim removes before there is a file in it."""
+ATTEMPTS = 5  # at making a folder that a trim removes before there is a file in it
 
 Result = TypeVar("Result")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; the new ones are this user's, or the group's, whatever the umask."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -33,6 +30,7 @@ def make_folder(folder: Path) -> None:
     for parent in reversed(missing):
         with contextlib.suppress(FileExistsError):
             parent.mkdir(mode=0o700)
+            # whatever the umask has left of the mode
             parent.chmod(0o2770 if is_shared(parent.parent) else 0o700)
 
 
@@ -45,8 +43,7 @@ def file_mode(folder: Path) -> int:
 
 
 def in_folder(folder: Path, action: Callable[[], Result]) -> Result:
-    """Do something in a folder, which is made; again if a trim has removed the empty folder in between."""
-    for _ in range(ATTEMPTS - 1):
+    for _ in range(ATTEMPTS - 1):  # a trim may remove the empty folder in between
         with contextlib.suppress(FileNotFoundError):
             make_folder(folder)
             return action()
@@ -56,7 +53,6 @@ def in_folder(folder: Path, action: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """Give a new, empty file in the folder of `path`, which is made; it is gone at the end unless it was renamed."""
     folder = path.parent
     handle, name = in_folder(folder, lambda: tempfile.mkstemp(prefix=".", suffix=LEFTOVER, dir=folder))
     os.close(handle)
@@ -64,7 +60,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
         os.chmod(name, file_mode(folder))
         yield Path(name)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
             os.unlink(name)
 
 
@@ -75,8 +71,6 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def move_file(source: Path, path: Path) -> None:
-    """Move a finished file to `path`; from another file system it is copied."""
-
     def move() -> None:
         source.chmod(file_mode(path.parent))
         os.replace(source, path)
@@ -84,7 +78,7 @@ def move_file(source: Path, path: Path) -> None:
     try:
         in_folder(path.parent, move)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno != errno.EXDEV:  # another file system
             raise
         with temporary_beside(path) as part:
             shutil.copyfile(source, part)
@@ -92,10 +86,8 @@ def move_file(source: Path, path: Path) -> None:
 
 
 def remove_unused(path: Path, seen: os.stat_result) -> bool:
-    """Remove a file unless it was marked as used or replaced since it was looked at; return whether it is gone.
-
-    It is moved aside first: who marks it as used after that finds no file and knows that it is lost.
-    """
+    """Remove a file unless it was marked as used or replaced since; return whether it is gone."""
+    # aside first: who marks it as used after that finds no file and knows that it is lost
     aside = path.with_name(f".{path.name}-{os.getpid()}{LEFTOVER}")
     try:
         os.rename(path, aside)

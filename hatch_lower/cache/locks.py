@@ -27,28 +27,18 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
+# Who holds a lock may take those of later levels, so that builds never wait for each other in a circle; a second one of
+# the same level must be taken together with the first
 LEVELS = ("manifest", "export", "partition", "record")
-"""What can be locked. Who holds a lock may take those of later levels, so that builds never wait for each other in a
-circle; a second one of the same level must be taken together with the first."""
-SLOTS = 128
-"""Lock files of one level; keys share them, so that their number stays small."""
-MOMENT = 1.0
-"""Seconds of waiting that nobody need hear of."""
+SLOTS = 128  # lock files of one level; keys share them, so that their number stays small
+MOMENT = 1.0  # seconds of waiting that nobody need hear of
 
 
 @contextlib.contextmanager
 def hold_keys(
     folder: Path, level: str, keys: Iterable[str], patience: float, waiting: Callable[[], None]
 ) -> Iterator[None]:
-    """Hold the locks of `keys`; a process that ends lets go of its own.
-
-    Args:
-        folder: where the lock files are; made.
-        level: one of `LEVELS`.
-        keys: any strings.
-        patience: seconds after which the work is done without the locks that are still missing.
-        waiting: called once if it takes more than a moment.
-    """
+    """Hold the locks of `keys`, or after `patience` seconds go on without those that are still missing."""
     import filelock  # 40 ms, which a build without changes need not spend
 
     assert level in LEVELS
@@ -73,17 +63,13 @@ def hold_keys(
 
 
 def let_go(lock: filelock.BaseFileLock) -> None:
-    """Release a lock, unless the model's code has closed its file: with that it was released."""
+    # the model's code may have closed the lock's file, which releases it
     with contextlib.suppress(OSError):
         lock.release()
 
 
 def make_held(path: Path) -> int:
-    """Make a file that this process holds until the descriptor, which is returned, is closed.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """Make a file that this process holds until the descriptor, which is returned, is closed."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600)
         if hold(path, descriptor):
@@ -92,17 +78,7 @@ def make_held(path: Path) -> int:
 
 
 def make_held_folder(prefix: str) -> tuple[Path, int | None]:
-    """Make a private folder for temporary files that this process holds until the descriptor is closed.
-
-    Args:
-        prefix: of its name.
-
-    Returns:
-        Where it is, and the descriptor; `None` where a folder has none (Windows).
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """Make a private folder for temporary files, held until the descriptor is closed; Windows has none."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix))
         if sys.platform == "win32":
@@ -115,36 +91,27 @@ def make_held_folder(prefix: str) -> tuple[Path, int | None]:
 
 
 def hold(path: Path, descriptor: int) -> bool:
-    """Hold what has just been made; return whether it is still there: to another build it may have looked abandoned."""
     if sys.platform == "win32":
         return True
     with contextlib.suppress(OSError):  # a file system without locks: there nobody takes anything for abandoned
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
+    try:  # to another build it may have looked abandoned before it was locked
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove this user's files and folders that match a glob and that nobody holds.
-
-    What cannot be removed stays: it is in nobody's way.
-    """
+    """Remove this user's files and folders that match a glob and that nobody holds."""
     if sys.platform == "win32":
         return
     for path in sorted(folder.glob(pattern)):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what cannot be removed is in nobody's way
             if path.lstat().st_uid == os.getuid():
                 remove_unless_held(path)
 
 
 def remove_unless_held(path: Path) -> None:
-    """Remove a file or a folder that nobody holds, and let nobody hold it meanwhile.
-
-    Raises:
-        OSError: if somebody holds it, or it cannot be opened or removed.
-    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if sys.platform != "win32":

@@ -41,8 +41,7 @@ Instruction = Annotated[int | str, read_instruction]
 
 @dataclass(frozen=True, slots=True)
 class StoredLayout:
-    """How a blob is a tensor; the fields are those of `TensorLayout`."""
-
+    # the fields are those of `TensorLayout`
     scalar_type: str
     sizes: tuple[Natural, ...]
     dim_order: tuple[Natural, ...]
@@ -50,16 +49,14 @@ class StoredLayout:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One name's blob: its index among the buffers, its alignment in bytes, and how it is a tensor, if it is one."""
-
-    buffer: Natural
-    alignment: Positive
-    layout: StoredLayout | None
+    buffer: Natural  # index among the buffers
+    alignment: Positive  # bytes
+    layout: StoredLayout | None  # how it is a tensor, if it is one
 
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """Named data: the digests of the buffers, and the entries that refer to them, in the order of the backend."""
+    """Named data, in the order of the backend."""
 
     buffers: tuple[Digest, ...]
     program: tuple[tuple[str, StoredEntry], ...]
@@ -74,7 +71,7 @@ class StoredData:
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """A `PreprocessResult`, field by field; its bytes are a blob, identifiers of instructions are numbers or names."""
+    """A `PreprocessResult`, field by field; its bytes are a blob."""
 
     blob: Digest
     data: StoredData | None
@@ -92,24 +89,18 @@ class StoredPartition:
 
     @classmethod
     def read(cls, value: Any) -> StoredPartition:
-        """Return what `value`, the value of a record, says.
-
-        Raises:
-            ValueError: if a build cannot have written it.
-        """
+        """Return what the value of a record says; `ValueError` if a build cannot have written it."""
         try:
             stored: StoredPartition = decode(cls, value, "the result of a partition")
         except ProgramError as error:
             raise ValueError(str(error)) from error
-        if stored.value() != value:  # a default that is written out
+        if stored.value() != value:  # a default that is written out: there is one form of each result
             raise ValueError("not as a build writes the result of a partition")
         return stored
 
     def value(self) -> dict[str, Any]:
-        """Return it as the JSON value of a record."""
         value: dict[str, Any] = encode(self)
         return value if self.head is not None else {name: part for name, part in value.items() if name != "head"}
 
 
-FIELDS = frozenset(field.name for field in fields(StoredPartition)) - {"head"}
-"""Fields that every such value has."""
+FIELDS = frozenset(field.name for field in fields(StoredPartition)) - {"head"}  # that every such value has

@@ -18,19 +18,17 @@ NOTE = "suspects.json"
 
 @contextmanager
 def suspected(folder: Path, keys: Sequence[str]) -> Iterator[None]:
-    """Leave a note in a model's folder while its results are run; it stays unless they were compared."""
     note = folder / NOTE
     note.write_text(json.dumps(list(keys)), encoding="utf-8")
     try:
         yield
-    except VerificationError:
+    except VerificationError:  # they were compared: the process did not end
         note.unlink()
         raise
     note.unlink()
 
 
 def forget_suspects(store: Store, folders: Sequence[Path]) -> None:
-    """Let the next build make anew what was run when a build failed."""
     for folder in folders:
         note = folder / NOTE
         if note.exists():

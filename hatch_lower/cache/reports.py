@@ -22,12 +22,7 @@ REPORT_SCHEMA = 3
 def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
     """Put a report's files into the store and return the report as JSON without a path of this machine.
 
-    Args:
-        store: gets a blob for each file. The constants file is one already.
-        report: of a lowered model.
-
-    Returns:
-        `None` if the store does not hold all files, because it is not written.
+    `None` if the store does not hold all files, because it is not written.
     """
     from hatch_lower.format.codec import encode
     from hatch_lower.format.manifest import model_json
@@ -48,23 +43,12 @@ def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
 
 
 def report_blobs(value: Mapping[str, Any]) -> list[str]:
-    """Return the digests of the blobs that a stored report needs, each once, for `Store.put`."""
     forms = [method["form"] for method in value["methods"].values()]
     return list(dict.fromkeys([*(file["sha256"] for file in value["files"]), *forms]))
 
 
 def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
-    """Return as much of a stored report as a package needs, its files in the store.
-
-    Args:
-        store: where its files are; it has looked at what they hold.
-        value: what `report_value` returned.
-        level: of the look-up that found it, for the rows.
-
-    Returns:
-        `None` if it is of another version, a file is not there, or one would come to lie in the wheel where the
-        model's files do not: another machine may have written it.
-    """
+    """Return as much of a stored report as a package needs, or `None` if it is of no use; `level` is the look-up's."""
     try:
         if value["schema"] != REPORT_SCHEMA:
             return None
@@ -73,6 +57,7 @@ def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
             file["path"]: PayloadFile(file["path"], store.blob_path(file["sha256"]), file["size"], file["sha256"])
             for file in value["files"]
         }
+        # another machine may have written it: a path must not lead elsewhere on any system
         if not all(
             lies_within(path, model) and file.source.stat().st_size == file.size for path, file in files.items()
         ):
@@ -95,17 +80,12 @@ def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
 
 
 def lies_within(path: str, folder: str) -> bool:
-    """Return whether a path of the wheel's leads into a folder, and nowhere else on any system."""
     first, *rest = path.split("/")
     return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0", ":"} & set(path)
 
 
 def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
-    """Return all of a stored report; that takes longer than `read_result`, whose arguments these are.
-
-    Returns:
-        `None` where `read_result` does, and if its manifest could not be packaged.
-    """
+    """Return all of a stored report, which takes longer than `read_result`; `None` also if it could not be packaged."""
     from hatch_lower.format.codec import decode
     from hatch_lower.format.manifest import ModelEntry
     from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport
@@ -115,7 +95,7 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
         return None
     try:
         manifest = decode(ModelEntry, value["manifest"], "a report")
-        if not manifest.recipes:
+        if not manifest.recipes:  # of an audit
             return None
         return ModelReport(
             model=result.model,

@@ -26,19 +26,17 @@ from hatch_lower.cache.files import write_file
 from hatch_lower.canonical import read_file
 
 TABLE = Path("/proc/self/mountinfo")
+# file systems whose times come from the clock of this machine
 OF_THIS_SYSTEM = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 )
-"""File systems whose times come from the clock of this machine."""
 VERSION = 2
-LIMIT = 2000
-"""Files that are remembered; those used longest ago go first. Reading so many takes 2 ms."""
+LIMIT = 2000  # files that are remembered; those used longest ago go first. Reading so many takes 2 ms.
 DOUBTFUL_NS = 2_000_000_000
 RECORD_MARK = "#installed"
 COMMAND = re.compile(rb'"?(\.\./)+(bin|Scripts)/')
 NOTE = re.compile(rb"\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_\w+\.json)\"?,")
-PARTS = 5
-"""Of an identity; the time at which it was first seen and the digest, if that is certain, are stored behind it."""
+PARTS = 5  # of an identity; behind it: when it was first seen, and the digest, if that is certain
 PIECE = 1 << 20
 
 
@@ -68,45 +66,33 @@ def times_of_devices(table: Path = TABLE) -> dict[int, Times] | None:
 
 
 class State(NamedTuple):
-    """Device, inode, mode, size, and the times of modification and of change in nanoseconds."""
-
     device: int
     inode: int
     mode: int
     size: int
-    modified: int
-    changed: int
+    modified: int  # nanoseconds
+    changed: int  # nanoseconds
 
     @classmethod
     def of(cls, found: os.stat_result) -> State:
-        """Return what `os.stat` has said."""
         return cls(found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     @classmethod
     def read(cls, text: str) -> State:
-        """Return what `text` wrote, or the preloaded library: hexadecimal numbers, each with a comma behind it."""
         return cls(*(int(number, 16) for number in text.removesuffix(",").split(",")))
 
     def text(self) -> str:
-        """Return the form in which the preloaded library writes it."""
+        # the preloaded library writes the same form
         return "".join(f"{number:x}," for number in self)
 
     def kind(self) -> str:
-        """Return `file 123`, with its size, or `folder`, or `other`."""
         if stat.S_ISDIR(self.mode):
             return "folder"
         return f"file {self.size}" if stat.S_ISREG(self.mode) else "other"
 
 
 class StatCache:
-    """Digests by absolute path, in one JSON file; a damaged or missing file is an empty cache.
-
-    A path is believed to hold what it held if device, inode, size, modification time and change time are equal: the
-    change time is set by the system, whatever a program does to the other one.
-
-    Args:
-        path: the JSON file; made by `save`.
-    """
+    """Digests by absolute path, in one JSON file; a damaged or missing file is an empty cache."""
 
     __slots__ = ("_changed", "_known", "_path", "_times")
 
@@ -117,19 +103,10 @@ class StatCache:
         self._times: Mapping[int, Times] | None = None
 
     def digest(self, path: str | Path) -> str:
-        """Return the sha256 of a file's contents.
-
-        Raises:
-            OSError: if it cannot be read, or is not a regular file.
-        """
         return self._digest(os.path.abspath(path), "", hashlib.sha256)
 
     def digest_of_record(self, path: str | Path) -> str:
-        """Return the sha256 of what a RECORD says of the contents that were installed, wherever and by whom.
-
-        Raises:
-            OSError: if it cannot be read, or is not a regular file.
-        """
+        """The sha256 of what a RECORD says of the contents that were installed, wherever and by whom."""
         return self._digest(os.path.abspath(path), RECORD_MARK, RecordHash)
 
     def _digest(self, path: str, mark: str, new_hash: Callable[[], Hash]) -> str:
@@ -146,17 +123,7 @@ class StatCache:
         return self._read(path, name, new_hash, int(known[PARTS]) if known is not None and same else now, now)
 
     def note(self, path: str | Path, digest: str, before: os.stat_result, began_ns: int) -> None:
-        """Remember the sha256 of a file that somebody else has read.
-
-        Args:
-            path: of the file.
-            digest: the sha256 of all that was read.
-            before: what `stat` said of it before that.
-            began_ns: when that began, by `time.time_ns`.
-
-        Raises:
-            OSError: if the file is gone.
-        """
+        """Remember the sha256 of a file that somebody else has read; `before` and `began_ns` are of before that."""
         name = os.path.abspath(path)
         after = os.stat(name)
         known = self._known.get(name)
@@ -164,15 +131,12 @@ class StatCache:
             self._remember(name, digest, before, after, seen=began_ns, now=began_ns)
 
     def save(self) -> None:
-        """Write the file if there is something new, with what other processes have added to it since.
-
-        A folder that cannot be written costs only time later.
-        """
         if not self._changed:
             return
+        # other processes have added files since
         others = {name: row for name, row in read_known(self._path).items() if name not in self._known}
         kept = dict([*self._known.items(), *others.items()][-LIMIT:])
-        with suppress(OSError):
+        with suppress(OSError):  # a folder that cannot be written costs only time later
             write_file(self._path, json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")).encode())
             self._changed = False
 
@@ -206,16 +170,12 @@ class StatCache:
 
 
 class Hash(Protocol):
-    def update(self, data: bytes, /) -> None:
-        """Take one more piece."""
+    def update(self, data: bytes, /) -> None: ...
 
-    def hexdigest(self) -> str:
-        """Return the digest of all pieces."""
+    def hexdigest(self) -> str: ...
 
 
 class RecordHash:
-    """The sha256 of a RECORD's rows, but for those in which two installations of the same files differ."""
-
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
@@ -227,21 +187,18 @@ class RecordHash:
 
 
 def installed_rows(record: bytes) -> bytes:
-    """Return the rows of a RECORD that say what was installed, sorted.
-
-    Not among them are commands, which begin with the path of their interpreter and so differ in every environment;
-    compiled modules; and what installers note about themselves.
-    """
+    # Two installations of the same files differ in commands, which begin with the path of their interpreter; in
+    # compiled modules; and in what installers note about themselves
     rows = (row for row in record.splitlines() if b".pyc," not in row and not COMMAND.match(row))
     return b"\n".join(sorted(row for row in rows if b".dist-info/" not in row or not NOTE.search(row)))
 
 
 def identity(found: os.stat_result) -> list[int | str]:
+    # the system sets the change time, whatever a program does to the modification time
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def read_known(path: Path) -> dict[str, list[int | str]]:
-    """Return what a cache file holds; nothing if it cannot be read or is not one of ours."""
     try:
         stored = json.loads(read_file(path))
         whole = stored["version"] == VERSION and all(len(row) == PARTS + 2 for row in stored["files"].values())

@@ -33,25 +33,17 @@ from hatch_lower.frozen import Frozen
 
 Result = TypeVar("Result")
 
-MARK_INTERVAL = 3600.0
-"""Seconds between two marks of use on one record: a build does not write to all that it reads."""
+MARK_INTERVAL = 3600.0  # seconds between two marks of use on one record: a build does not write to all that it reads
 
-LARGE = 16 << 20
-"""Bytes from which on it is remembered what a blob holds."""
+LARGE = 16 << 20  # bytes from which on it is remembered what a blob holds
 
-PATIENCE = 3600.0
-"""Seconds after which a build no longer waits for another."""
+PATIENCE = 3600.0  # seconds after which a build no longer waits for another
 
 
 def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remote: RemoteCache | None = None) -> Store:
     """Return the store that `HATCH_LOWER_CACHE` and `HATCH_LOWER_CACHE_DIR` ask for.
 
-    A directory that others can write to is not used, for native code comes from it: that is reported, and nothing is
-    read or stored.
-
-    Raises:
-        CacheError: if `HATCH_LOWER_CACHE` is none of `on`, `off`, `read-only`, `refresh`, `frozen`, or is `frozen` and
-            others can write to the directory.
+    A directory that others can write to is not used, for native code comes from it.
     """
     directory, mode = choose_directory(environment, warn)
     return Store(directory, mode, warn, remote)
@@ -59,25 +51,18 @@ def open_store(environment: Mapping[str, str], warn: Callable[[str], None], remo
 
 @dataclass(slots=True)
 class Condition:
-    """Whether the directory has failed, so that it is said once and no longer written to."""
-
+    # a directory that has failed is not written to again, and that is said once
     failed: bool = False
 
 
 class Store(Frozen):
-    """A directory of records and blobs.
+    """A directory of records and blobs."""
 
-    Args:
-        directory: where they are; made when something is first written.
-        mode: `on`; `off`: neither read nor written; `read-only`; `refresh`: written and not read; `frozen`: read, and
-            a miss is an error.
-        warn: called with one line about a damaged entry, and once about a directory that cannot be read or written.
-        remote: asked for what is not here (in the modes `on` and `frozen`), and offered what is stored.
-    """
-
-    directory: Path
-    mode: Mode
+    directory: Path  # made when something is first written
+    mode: Mode  # `off`: neither; `refresh`: written and not read; `frozen`: read, and a miss is an error
+    # called for each damaged entry, and once for a directory that cannot be read or written
     warn: Callable[[str], None]
+    # asked for what is not here (in the modes `on` and `frozen`), and offered what is stored
     remote: RemoteCache | None = None
     condition: Condition = field(default_factory=Condition, repr=False, compare=False)
 
@@ -87,15 +72,10 @@ class Store(Frozen):
 
     @property
     def writes(self) -> bool:
-        """Whether results are stored; no longer once the directory could not be written."""
         return self.mode in WRITING and not self.condition.failed
 
     def blob_path(self, digest: str) -> Path:
-        """Return where the blob of a digest is or would be.
-
-        Raises:
-            CacheError: if it is no sha256 in hexadecimal: what other machines send must not name other files.
-        """
+        # what other machines send must not name other files
         if not DIGEST.fullmatch(digest):
             raise CacheError("an entry of the cache refers to something else than a blob", found=f"`{digest}`")
         return self.directory / "blobs" / digest[:2] / digest
@@ -106,15 +86,7 @@ class Store(Frozen):
     # reading
 
     def get(self, key: str, subject: str) -> Any:
-        """Return the value stored under a key, or `None`; every blob that it refers to is whole.
-
-        Args:
-            key: sha256 in hexadecimal.
-            subject: what is looked for, for the message of a miss that is forbidden.
-
-        Raises:
-            CacheError: in mode `frozen`, if there is no such value.
-        """
+        """As `find`; in mode `frozen` a miss is a `CacheError` about `subject`."""
         value = self.find(key)
         if value is None and self.mode == "frozen":
             raise CacheError(
@@ -126,11 +98,9 @@ class Store(Frozen):
         return value
 
     def find(self, key: str, *, shared: bool = True) -> Any:
-        """Return the value stored under a key, or `None` in every mode: for what can be made again at no great cost.
+        """Return the value stored under a key, or `None`; every blob that it refers to is whole.
 
-        Args:
-            key: sha256 in hexadecimal.
-            shared: whether a shared cache is asked for what is not here.
+        `shared`: whether a shared cache is asked for what is not here.
         """
         if not self.reads:
             return None
@@ -147,7 +117,6 @@ class Store(Frozen):
         return None if record is None else record["value"]
 
     def read_blob(self, digest: str) -> bytes | None:
-        """Return the bytes of a blob, or `None` if it is not there or damaged."""
         data = self._try_reading(lambda: read_file(self.blob_path(digest)))
         return data if data is not None and sha256_bytes(data) == digest else None
 
@@ -156,20 +125,14 @@ class Store(Frozen):
         return self._is_whole(digest) is True
 
     def note_whole(self, digest: str, before: os.stat_result, began_ns: int) -> None:
-        """Note that all of a blob was just read and has the contents that its name says: looking it up need not.
-
-        Args:
-            digest: of the blob.
-            before: what `stat` said of it before it was read.
-            began_ns: when that began, by `time.time_ns`.
-        """
+        """Note that all of a blob was just read, from `began_ns` on, and is whole: looking it up need not read it."""
         if self.writes and before.st_size >= LARGE:
             stats = self._stats()
             self._try_reading(lambda: stats.note(self.blob_path(digest), digest, before, began_ns))
             stats.save()
 
     def _stats(self) -> StatCache:
-        """Return what is remembered of large blobs: one of a gigabyte is not hashed at each look-up."""
+        # a blob of a gigabyte is not hashed at each look-up
         return StatCache(self.directory / "verified.json")
 
     def _read(self, key: str) -> Record | None:
@@ -186,7 +149,7 @@ class Store(Frozen):
         return record if None not in whole and self._mark(path) else None
 
     def _is_whole(self, digest: str) -> bool | None:
-        """Return whether a blob is whole; `None` if it is not there or cannot be read."""
+        """Whether a blob is whole; `None` if it is not there or cannot be read."""
         path = self.blob_path(digest)
         whole = self._try_reading(lambda: self._digest(path) == digest)
         if whole is False:
@@ -194,7 +157,6 @@ class Store(Frozen):
         return whole
 
     def _digest(self, path: Path) -> str:
-        """Return the digest of a blob's contents, as it is remembered if it is large; empty for what is no file."""
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             return ""
@@ -216,7 +178,7 @@ class Store(Frozen):
         except FileNotFoundError:  # a trim has just removed it
             return False
         except OSError:
-            return True
+            pass
         return True
 
     def _discard(self, path: Path) -> None:
@@ -225,7 +187,6 @@ class Store(Frozen):
                 path.unlink()
 
     def _fetch(self, key: str) -> Record | None:
-        """Return the shared cache's record of a key once all its blobs are here."""
         if self.remote is None or self.condition.failed or self.mode not in ("on", "frozen"):
             return None
         remote = self.remote
@@ -242,21 +203,15 @@ class Store(Frozen):
         *,
         shared: bool = True,
     ) -> None:
-        """Store a value under a key, with the blobs whose digests it holds.
+        """Store a JSON value under a key, with the blobs whose digests it holds: bytes, or digests of stored blobs.
 
-        A directory that cannot be written is reported once and otherwise ignored: a build does not need its cache.
-
-        Args:
-            key: sha256 in hexadecimal.
-            components: what the key was made of, in words; `kind` and `subject` are shown by `hatch-lower cache list`.
-            value: a JSON value.
-            blobs: bytes, or digests of blobs that the store has already (`put_blob`, `adopt`). Those that are listed
-                live as long as the value does, and are whole when it is found.
-            shared: whether it is offered to a shared cache.
+        The blobs live as long as the value does, and are whole when it is found. `components` say what the key was
+        made of; `kind` and `subject` among them are shown by `hatch-lower cache list`.
         """
         if not self.writes:
             return
         digests = [blob if isinstance(blob, str) else self.put_blob(blob) for blob in blobs]
+        # the directory failed, or a trim was faster: a record without its blobs would be damaged
         if any(self._try_reading(self.blob_path(digest).stat) is None for digest in digests):
             return
         record = make_record(key, components, value, digests)
@@ -275,12 +230,8 @@ class Store(Frozen):
     ) -> Any:
         """Replace a value by one that is made from it, while no other build does; return the new one.
 
-        Args:
-            key: sha256 in hexadecimal.
-            components: as for `put`.
-            change: given the value, or `None` if there is none or the mode does not read, returns the new value and
-                its blobs; it must not call `update`. It is called in every mode.
-            shared: whether the new value is offered to a shared cache.
+        `change` is given the value, or `None`, and returns the new value and its blobs. It is called in every
+        mode, and must not call `update`.
         """
         with self.locked([key], "record"):
             record = self._read(key) if self.reads else None
@@ -292,12 +243,7 @@ class Store(Frozen):
     def locked(self, keys: Iterable[str], level: str = "partition") -> Iterator[None]:
         """Let no other build on this machine make the same things: look again for what was missing, then make it.
 
-        Nothing is locked in a store that is not written, nor where locks cannot be had. Within it only locks of later
-        levels may be taken.
-
-        Args:
-            keys: of what is missing, all at once.
-            level: `manifest`, `export` or `partition`, in this order.
+        Within it only locks of later levels may be taken (`cache/locks.py`).
         """
         if not self.writes:
             yield
@@ -318,10 +264,7 @@ class Store(Frozen):
         return digest
 
     def adopt(self, source: Path, digest: str) -> Path:
-        """Move a finished file into the store as a blob and return where it is now.
-
-        The file stays where it is if the store is not written.
-        """
+        """Move a finished file into the store and return where it is now: where it was, if the store is not written."""
         path = self.blob_path(digest)
         if not self.writes:
             return source
@@ -329,7 +272,6 @@ class Store(Frozen):
         return source if self.condition.failed else path
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Remove the records of some keys: what they hold turned out to be wrong."""
         for key in keys:
             self._discard(self.record_path(key))
 

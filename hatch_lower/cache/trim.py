@@ -21,35 +21,22 @@ from hatch_lower.config.tables import CacheSettings
 HOUR = 3600.0
 DAY = 24 * HOUR
 
-KEPT = HOUR + MARK_INTERVAL
-"""Seconds without a mark after which a record was surely not used within the last hour."""
+KEPT = HOUR + MARK_INTERVAL  # seconds without a mark after which a record was surely not used within the last hour
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept: at most `size` bytes, and what was used in the last `age` seconds."""
-
-    size: int
-    age: float
+    size: int  # bytes
+    age: float  # seconds since the last use
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What a trim did.
-
-    Args:
-        records: how many were removed.
-        blobs: how many were removed.
-        leftovers: how many unfinished files of killed processes, or folders of such, were removed.
-        freed: bytes of the removed records and blobs.
-        kept: bytes of those that are left.
-    """
-
     records: int
     blobs: int
-    leftovers: int
-    freed: int
-    kept: int
+    leftovers: int  # unfinished files of killed processes, or folders of such
+    freed: int  # bytes
+    kept: int  # bytes
 
 
 def limits_of(settings: CacheSettings) -> Limits:
@@ -57,10 +44,7 @@ def limits_of(settings: CacheSettings) -> Limits:
 
 
 def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimmed | None:
-    """Trim a store that is written to, unless that was done within a day; return what was removed.
-
-    A directory that cannot be written is left as it is.
-    """
+    """Trim a store that is written to, unless that was done within a day; return what was removed."""
     moment = time.time() if now is None else now
     mark = store.directory / "trimmed"
     if not store.writes or not store.directory.is_dir():
@@ -77,13 +61,7 @@ def maybe_trim(store: Store, limits: Limits, now: float | None = None) -> Trimme
 
 
 def trim(directory: Path, limits: Limits, now: float) -> Trimmed:
-    """Remove what is too old, too much, damaged or left over; what was used in the last hour stays.
-
-    Args:
-        directory: the store's.
-        limits: how much is kept.
-        now: seconds since 1970.
-    """
+    """Remove what is too old, too much, damaged or left over; what was used in the last hour stays."""
     contents = read_contents(directory)
     removed = [record for record in choose_records(contents, limits, now) if remove_unused(record.path, record.stat)]
     for record in removed:
@@ -119,7 +97,6 @@ def choose_records(contents: Contents, limits: Limits, now: float) -> list[Store
 
 
 def unreferenced(contents: Contents, now: float) -> list[StoredBlob]:
-    """Return the blobs that no record refers to and that were stored more than an hour ago."""
     if contents.unreadable:  # nobody knows what those records refer to
         return []
     users = contents.users()
@@ -137,11 +114,10 @@ def release(record: StoredRecord, users: dict[str, int], contents: Contents) -> 
 
 
 def is_old(found: os.stat_result, now: float) -> bool:
-    return now - found.st_mtime > HOUR
+    return now - found.st_mtime > HOUR  # what is younger may belong to a build that goes on
 
 
 def remove_leftover(path: Path, now: float) -> bool:
-    """Remove an unfinished file, or folder of such, that is an hour old; return whether it is gone."""
     try:
         if not is_old(path.stat(), now):
             return False
@@ -169,11 +145,6 @@ def remove_empty_folders(directory: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove everything that a store's directory holds; builds that use it meanwhile make it again.
-
-    Raises:
-        OSError: if something cannot be removed.
-    """
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):

@@ -18,10 +18,7 @@ Table = TypeVar("Table")
 
 
 def read_table(kind: type[Table], table: object, path: str, problems: list[str]) -> Table:
-    """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value.
-
-    A wrong value is replaced by the field's default, so that all problems are found in one go.
-    """
+    """Return `table` as the dataclass `kind`; append a sentence to `problems` for each wrong key or value."""
     if not isinstance(table, Mapping):
         problems.append(f"`{path}` must be a table, found {words_for(table)}")
         return kind()
@@ -34,7 +31,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
         if key in known:
             name = known[key].name
             parsed = read_value(hints[name], value, here, problems, known[key].metadata)
-            if parsed is not None:
+            if parsed is not None:  # else the default stands in, so that all problems are found in one go
                 values[name] = parsed
         elif key not in reserved:
             problems.append(f"`{here}` is not a setting, found {words_for(value)}; {nearest(key, known)}")
@@ -85,7 +82,7 @@ def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice
 
 
 def read_named(kind: type[Table], value: object, path: str, problems: list[str]) -> Table | None:
-    """Return a table for which its name alone may stand."""
+    # the name alone may stand for the table
     if not isinstance(value, Mapping):
         value = {"name": value} if isinstance(value, str) and value else value
     if not isinstance(value, Mapping):
@@ -98,7 +95,6 @@ def read_named(kind: type[Table], value: object, path: str, problems: list[str])
 
 
 def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
-    """Return a string, number or boolean that has the right type and is within its limits."""
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
     words = limits.get("words", words)
     if hint is float and type(value) is int:
@@ -128,7 +124,6 @@ def canonical_license(text: str) -> tuple[str, bool]:
 
 
 def refuse(sentence: str, value: object, problems: list[str]) -> Any:
-    """Append what was expected and what was found to `problems`; return `None`, which stands for no value."""
     problems.append(f"{sentence}, found {words_for(value)}")
     return None
 

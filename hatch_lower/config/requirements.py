@@ -17,23 +17,12 @@ OWN_NAME = "hatch-lower"
 
 
 class Unmet(Frozen):
-    """A requirement that the project's dependencies do not imply, and why."""
-
     requirement: str
     reason: str
 
 
 def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
-    """Return the requirements to append to the wheel's metadata.
-
-    Args:
-        mode: the setting `runtime-requirements`: `check`, `add` or `off`.
-        required: what the programs need, each as PEP 508 writes it.
-        declared: `[project] dependencies`.
-
-    Raises:
-        ConfigError: in the mode `check`, if the declared dependencies do not imply what is required.
-    """
+    """Return the requirements to append to the wheel's metadata; `mode` is the setting `runtime-requirements`."""
     unmet = find_unmet(required, declared) if mode != "off" else ()
     if mode == "check" and unmet:
         lines = "".join(f'\n    "{lack.requirement}",' for lack in unmet)
@@ -48,12 +37,9 @@ def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[s
 
 
 def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet, ...]:
-    """Return which of the requirements the declared dependencies do not imply.
-
-    This is careful rather than clever: a dependency with an environment marker, or one that names a URL, implies
-    nothing, since neither says which version there will be. An extra of hatch-lower stands for what it consists of
-    here: `hatch-lower[openvino]` implies OpenVINO.
-    """
+    # Careful rather than clever: a dependency with an environment marker, or one that names a URL, implies nothing,
+    # since neither says which version there will be. An extra of hatch-lower stands for what it consists of here:
+    # `hatch-lower[openvino]` implies OpenVINO.
     dependencies = [Requirement(dependency) for dependency in declared]
     dependencies += [required for dependency in dependencies for required in extras_required(dependency)]
     unmet = []
@@ -69,7 +55,6 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
 
 
 def extras_required(dependency: Requirement) -> Iterator[Requirement]:
-    """Yield what the extras of a dependency on hatch-lower require, as its own installed metadata says."""
     if not dependency.extras or canonicalize_name(dependency.name) != OWN_NAME or dependency.marker is not None:
         return
     markers = {f'extra == "{canonicalize_name(extra)}"' for extra in dependency.extras}
@@ -107,7 +92,6 @@ def distributions_required(requirements: Iterable[str]) -> frozenset[str]:
 
 
 def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) -> str:
-    """Return why dependencies on the same package do not imply `requirement`; empty if they do."""
     if not candidates:
         return "not among the dependencies"
     certain = [candidate for candidate in candidates if candidate.marker is None]
@@ -124,11 +108,8 @@ def reason_unmet(requirement: Requirement, candidates: Sequence[Requirement]) ->
 
 
 def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
-    """Return a version that is in `allowed` and not in `wanted`, or nothing.
-
-    Both sets are unions of intervals that end at the versions they name, so it is enough to look at those versions and
-    closely around them. Pre-releases count where `allowed` names one.
-    """
+    # Both sets are unions of intervals that end at the versions they name, so it is enough to look at those versions
+    # and closely around them. Pre-releases count where `allowed` names one.
     points = sorted({point for specifier in (*allowed, *wanted) for point in points_around(specifier.version)})
     early = bool(allowed.prereleases)
     for point in points:
@@ -138,7 +119,6 @@ def version_outside(allowed: SpecifierSet, wanted: SpecifierSet) -> str:
 
 
 def points_around(text: str) -> Iterator[Version]:
-    """Yield versions at, below and above the version of a specifier, at each of its levels."""
     try:
         version = Version(text.removesuffix(".*"))
     except InvalidVersion:  # `===` takes any text

@@ -65,7 +65,6 @@ An editor can complete and check these settings with `hatch-lower schema`, a JSO
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 7) of the hook's table."""
     schema = table_schema(HookTable)
     for key, text in RESERVED_KEYS.items():
         schema["properties"][key] = {"description": text}
@@ -164,7 +163,7 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
 
 
 def default_of(each: Field[Any]) -> Any:
-    """Return a field's default as TOML or JSON holds it; `None` where its text says what the default is."""
+    # `None` where the field's text says what the default is
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     if value is MISSING:
         return None
@@ -176,7 +175,7 @@ def summary(kind: type) -> str:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """Return the docstring under each field of a dataclass, read from its source."""
+    # a class does not keep the docstrings under its fields
     body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
     texts = {}
     for statement, after in itertools.pairwise(body):

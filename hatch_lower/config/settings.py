@@ -24,10 +24,9 @@ ENTRY_POINTS_PATH = f'project.entry-points."{MODEL_GROUP}"'
 
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 MODEL_NAME = re.compile(r"(?!manifest\.json$)[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+# no file has such a name on Windows, whatever follows the first dot
 RESERVED_NAME = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-"""Names that no file has on Windows, whatever follows the first dot."""
-LONGEST_NAME = 100
-"""Characters of a model's or recipe's name: file systems take 255 bytes, of which suffixes and digests need some."""
+LONGEST_NAME = 100  # file systems take 255 bytes, of which suffixes and digests need some
 OBJECT_REFERENCE = re.compile(r"\s*(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attribute>\w+(\.\w+)*)\s*(\[.*\]\s*)?")
 PACKAGE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -47,45 +46,32 @@ class ModelSettings(Frozen):
     """One model: from `[project.entry-points."hatch_lower.models"]` or `models.<name>.export`, with its overrides."""
 
     name: str
-    export: str
-    """`module:attribute` of the entry point."""
-    package: str
-    """Dotted import package that gets `_lowered/`: `digits`."""
+    export: str  # `module:attribute`
+    package: str  # dotted; gets `_lowered/`
     recipes: tuple[str, ...]
-    """Names of the recipes to lower it for."""
-    assets: tuple[str, ...] = ()
-    """Globs of files that are packaged beside it; they are in no key."""
-    card: Card = field(default_factory=Card)
-    """For the SBOM; it is in no key."""
+    assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
+    card: Card = field(default_factory=Card)  # for the SBOM; it is in no key
 
 
 class Settings(Frozen):
     """All that a build needs to know, parsed and checked; paths absolute."""
 
     root: Path
-    name: str
-    """Distribution name."""
+    name: str  # of the distribution
     version: str
-    models: tuple[ModelSettings, ...]
-    """By name."""
-    recipes: tuple[Recipe, ...]
-    """In load order."""
-    recipe_order: tuple[str, ...]
-    """Load order, resolved: every recipe's name."""
-    runtime_requirements: str = "check"
-    """`check`, `add` or `off`."""
+    models: tuple[ModelSettings, ...]  # by name
+    recipes: tuple[Recipe, ...]  # in load order
+    recipe_order: tuple[str, ...]  # every recipe's name
+    runtime_requirements: str = "check"  # `check`, `add` or `off`
     check: bool = True
-    editable: str = "lower"
-    """`lower`, `eager` or `skip`."""
-    dependencies: tuple[str, ...] | None = None
-    """`[project] dependencies`; `None` where they are not known."""
+    editable: str = "lower"  # `lower`, `eager` or `skip`
+    dependencies: tuple[str, ...] | None = None  # of the project; `None` where they are not known
     inputs: tuple[str, ...] = ()
     pass_env: tuple[str, ...] = ()
     jobs: int = 1
     timeout: int = 3600
     seed: int = 0
-    strict: bool = False
-    """Whether it is an error that an export reads a file which `inputs` does not declare."""
+    strict: bool = False  # whether an export may read only what `inputs` declares
     cache: CacheSettings = field(default_factory=CacheSettings)
 
 
@@ -100,20 +86,10 @@ def read_settings(
     path: str = HOOK_PATH,
     dependencies: Sequence[str] | None = None,
 ) -> Settings:
-    """Return the settings of one build.
+    """Return the settings of one build; all problems of the hook's table are one `ConfigError`.
 
-    Args:
-        table: the hook's table; hatchling's own keys in it are left alone.
-        root: the project's folder.
-        name: the distribution's name.
-        version: its version.
-        entry_points: model name to `module:attribute`, from the group `hatch_lower.models`.
-        packages: the top-level import packages that the wheel will hold.
-        path: dotted TOML path of the table, for messages.
-        dependencies: `[project] dependencies`, if they are known.
-
-    Raises:
-        ConfigError: one error that lists every problem.
+    `entry_points` are model name to `module:attribute`, `packages` the top-level import packages of the wheel, `path`
+    is the dotted TOML path of the table.
     """
     problems: list[str] = []
     given = read_table(HookTable, table, path, problems)
@@ -155,7 +131,7 @@ def read_settings(
 
 
 def file_name_problems(name: str, here: str) -> list[str]:
-    """Return why a name cannot be that of a file wherever the wheel is installed."""
+    # a name becomes that of a file wherever the wheel is installed
     if RESERVED_NAME.fullmatch(name):
         return [f"`{here}` must have another name: Windows reserves `{name}`, and no file can be called so"]
     if len(name) > LONGEST_NAME:
@@ -187,7 +163,7 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
 
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:
-    """Append a problem for each backend that is not installed; backends are not imported for it."""
+    # backends are not imported for it
     if {choice.name for choice in choices} <= own_backends():
         return
     installed = {point.name for point in importlib.metadata.entry_points(group=BACKEND_GROUP)}
@@ -199,7 +175,7 @@ def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[s
 
 
 def own_backends() -> set[str]:
-    """Return the backends that hatch-lower brings; those of all distributions take longer to find."""
+    # those of all distributions take longer to find
     try:
         own = importlib.metadata.distribution("hatch-lower")
     except importlib.metadata.PackageNotFoundError:  # it runs from a source tree

@@ -11,13 +11,13 @@ from hatch_lower.format.codec import Damage, read_integer, read_list
 from hatch_lower.format.values import DTYPES, read_natural, read_text
 
 DEPTH_LIMIT = 8
+# kind of torch's own constants to the names that a plan may hold
 NAMES = {
     "dtype": frozenset(DTYPES),
     "device": frozenset({"cpu"}),
     "layout": frozenset({"jagged", "sparse_bsc", "sparse_bsr", "sparse_coo", "sparse_csc", "sparse_csr", "strided"}),
     "memory_format": frozenset({"channels_last", "channels_last_3d", "contiguous_format", "preserve_format"}),
 }
-"""Kind of torch's own constants to the names that a plan may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,6 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ConstantName:
-    """A constant of the plan."""
-
     name: str
 
     def to_json(self) -> Any:
@@ -42,8 +40,7 @@ class ConstantName:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """One of torch's own constants: a kind and a name of `NAMES`."""
-
+    # one of torch's own constants: a kind and a name of `NAMES`
     kind: str
     name: str
 
@@ -52,7 +49,6 @@ class Special:
 
 
 def read_argument(value: object, depth: int = 0) -> Any:
-    """Return the argument that `value` describes; lists become tuples, of at most 8 levels."""
     if isinstance(value, dict):
         if len(value) != 1:
             raise Damage(f"an object of {len(value)} keys instead of an argument")
@@ -61,8 +57,9 @@ def read_argument(value: object, depth: int = 0) -> Any:
         if "c" in value:
             return ConstantName(read_text(value["c"]))
     if isinstance(value, list):
-        if depth >= DEPTH_LIMIT:
+        if depth >= DEPTH_LIMIT:  # Python would end with a `RecursionError` far later
             raise Damage(f"lists of more than {DEPTH_LIMIT} levels")
+        # a tuple, for a plan is frozen
         return tuple(read_argument(item, depth + 1) for item in value)
     return read_literal(value)
 
@@ -107,7 +104,7 @@ def references_in(argument: Argument) -> Iterator[Value | ConstantName]:
 
 
 def _read_number(value: object) -> float:
-    """Return a floating-point number, which JSON may also write as an integer or as `{"float": …}`."""
+    # JSON may also write it as an integer or as `{"float": …}`
     if isinstance(value, dict):
         value = read_literal(value)
     elif type(value) is int:

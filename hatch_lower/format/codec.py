@@ -45,7 +45,6 @@ def within(path: str) -> Iterator[None]:
 
 
 def refuse(where: str, found: str) -> NoReturn:
-    """Raise the error for a file that hatch-lower cannot have written."""
     raise ProgramError(
         "a packaged program file is damaged",
         where=where,
@@ -57,13 +56,8 @@ def refuse(where: str, found: str) -> NoReturn:
 def decode(kind: Any, value: object, where: str) -> Any:
     """Return a JSON value as a type: a dataclass, a scalar, or any nesting of tuples, mappings and unions of them.
 
-    Args:
-        kind: the type. Of a union all members but `None` are dataclasses, told apart by their class attribute `kind`.
-        value: what `json.loads` returned.
-        where: names the file in messages.
-
-    Raises:
-        ProgramError: if the value does not fit the type.
+    Of a union all members but `None` are dataclasses, told apart by their class attribute `kind`. A value that does not
+    fit is a `ProgramError`; `where` names the file in its message.
     """
     try:
         return reader_of(kind)(value)
@@ -77,11 +71,9 @@ def decode(kind: Any, value: object, where: str) -> Any:
 def encode(value: Any, *, packaged: bool = False) -> Any:
     """Return the JSON value that `decode` reads.
 
-    Args:
-        value: dataclasses, and containers and scalars that their fields may hold.
-        packaged: whether fields that have their default are left out, and numbers that JSON cannot hold are objects.
+    `packaged`: leave out fields that have their default, and write numbers that JSON cannot hold as objects.
     """
-    if isinstance(value, str | int | None):
+    if isinstance(value, str | int | None):  # first, for most values are
         return value
     if isinstance(value, tuple | list):
         return [encode(item, packaged=packaged) for item in value]
@@ -117,11 +109,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Return the JSON value in `data`.
-
-    Raises:
-        ProgramError: if it is not UTF-8 JSON, nests too deeply, or holds NaN, infinity or a lone surrogate.
-    """
+    """Return the JSON value in `data`, which must be UTF-8 without NaN, infinity and lone surrogates."""
     try:
         text = data.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -135,17 +123,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def decode_file(kind: type[Record], data: bytes, schema: int, where: str) -> Record:
-    """Return what a JSON file with the key `schema` holds beside it.
-
-    Args:
-        kind: the dataclass of its other keys.
-        data: its contents.
-        schema: the newest version that this hatch-lower reads.
-        where: names the file in messages.
-
-    Raises:
-        ProgramError: if it is damaged, or from a newer hatch-lower.
-    """
+    """Return what a JSON file holds beside its key `schema`, if that is no newer than `schema`."""
     value = parse_json(data, where)
     if not isinstance(value, dict) or "schema" not in value:
         refuse(where, "no JSON object with the key `schema`")
@@ -176,7 +154,6 @@ def shown(value: object) -> str:
 
 @functools.cache
 def reader_of(kind: Any) -> Reader:
-    """Return the function that reads a type from a JSON value; it raises `Damage`."""
     if kind in SCALARS:
         return SCALARS[kind]
     origin = typing.get_origin(kind)
@@ -213,11 +190,8 @@ def defaults_of(kind: Any) -> dict[str, Any]:
 
 
 def types_of(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields.
-
-    Modules with classes of packaged files do not postpone annotations: their texts would be compiled and run, which
-    takes 0.2 ms for a class, and `load` runs nothing while it reads.
-    """
+    # Modules with classes of packaged files do not postpone annotations: their texts would be compiled and run, which
+    # takes 0.2 ms for a class, and `load` runs nothing while it reads
     types = {field.name: field.type for field in fields(kind)}
     if any(isinstance(kind, str) for kind in types.values()):
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -226,7 +200,6 @@ def types_of(kind: Any) -> dict[str, Any]:
 
 
 def tag_of(kind: type) -> str | None:
-    """Return what tells a member of a union from the others."""
     tag = getattr(kind, "kind", None)
     return tag if isinstance(tag, str) else None  # the `kind` of a class with a field of that name is a descriptor
 
@@ -240,9 +213,8 @@ def _record_reader(kind: Any) -> Reader:
 
     def read(value: object) -> Any:
         nonlocal columns
-        if (
-            columns is None
-        ):  # not before: most programs have no loops; and at once, for others may load in other threads
+        # not before: most programs have no loops; and at once, for others may load in other threads
+        if columns is None:
             columns = [(name, field is str, reader_of(field)) for name, field in types_of(kind).items()]
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
@@ -379,14 +351,14 @@ def _read_float(value: object) -> float:
 
 
 def _read_number(key: str) -> int:
-    """Return the key of a mapping from integers, which JSON holds as text."""
+    # JSON holds integers that are keys as text
     if not (key.isascii() and key.isdecimal() and len(key) < len(str(GREATEST_INTEGER))):
         raise Damage(f"{key[:40]!r} instead of a number")
     return int(key)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuse what Python's reader takes beyond JSON: NaN and infinities."""
+    # Python's reader takes more than JSON: NaN and infinities
     msg = f"the constant {name}"
     raise ValueError(msg)
 

@@ -10,14 +10,11 @@ from hatch_lower.format.values import DTYPES, Dtype, Natural, Text
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A one-dimensional tensor in the constants file: `length` elements of `dtype`, in memory order.
+    """A one-dimensional tensor in the constants file, in memory order."""
 
-    Its key is the `content_key` of what it held when it was packaged.
-    """
-
-    key: Text
+    key: Text  # `content_key` of what it held when it was packaged
     dtype: Dtype
-    length: Natural
+    length: Natural  # elements
 
     def validate(self) -> None:
         if DTYPES[self.dtype].safetensors is None:
@@ -25,25 +22,20 @@ class Storage:
 
     @property
     def may_hold_indices(self) -> bool:
-        """Whether its elements may say where in memory to read, so that no other ones may be loaded."""
+        # elements that say where in memory to read must not be replaced by others
         return self.dtype in ("int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A view of a storage; shape, stride and offset in elements of its own dtype.
+    """A view of a storage; shape, stride and offset in elements of its own dtype."""
 
-    Args:
-        storage: index into the plan's storages; tied constants have the same.
-        mutable: whether some method changes it in place.
-    """
-
-    storage: Natural
+    storage: Natural  # index into the plan's storages; tied constants have the same
     dtype: Dtype
     shape: tuple[Natural, ...]
     stride: tuple[Natural, ...]
     offset: Natural
-    mutable: bool
+    mutable: bool  # whether some method changes it in place
 
 
 @dataclass(frozen=True, slots=True)

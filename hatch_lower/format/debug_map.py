@@ -17,31 +17,21 @@ DEBUG_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What stands behind a debug handle.
+    """What stands behind a debug handle."""
 
-    Args:
-        op: the edge op, `aten.conv2d.default`.
-        module: dotted path of the submodule that called it, empty for the model itself.
-        source: `digits/model.py:31`, relative to the project, an import root or site-packages; empty if unknown.
-    """
-
-    op: str
-    module: str = ""
-    source: str = ""
+    op: str  # edge op: `aten.conv2d.default`
+    module: str = ""  # path of the submodule that called it, empty for the model itself
+    source: str = ""  # `digits/model.py:31`, relative to the project, an import root or site-packages; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DelegateDebug:
-    """One delegate call: its backend, and its instruction ids (as text) to handles if the backend told them."""
-
     backend: str
-    map: Mapping[str, tuple[int, ...]] | None = None
+    map: Mapping[str, tuple[int, ...]] | None = None  # instruction ids (as text) to handles, if the backend told them
 
 
 @dataclass(frozen=True, slots=True)
 class Undelegated:
-    """A node that no backend took, and why."""
-
     name: str
     op: str
     handle: int
@@ -50,26 +40,13 @@ class Undelegated:
 
 @dataclass(frozen=True, slots=True)
 class MethodDebug:
-    """The debug map of one method.
-
-    Args:
-        handles: debug handle to what stands behind it.
-        instructions: path of an instruction (`"3"`, or `"4.true.0"` in a nested graph) to the handles it computes.
-        delegates: path of a delegate call to its own map.
-        undelegated: what was not taken by a backend, in the order of the graph.
-    """
-
     handles: Mapping[int, Origin]
-    instructions: Mapping[str, tuple[int, ...]]
-    delegates: Mapping[str, DelegateDebug]
-    undelegated: tuple[Undelegated, ...]
+    instructions: Mapping[str, tuple[int, ...]]  # by path: `"3"`, or `"4.true.0"` in a nested graph
+    delegates: Mapping[str, DelegateDebug]  # by the path of the call
+    undelegated: tuple[Undelegated, ...]  # in the order of the graph
 
     def origins(self, path: str, identifier: int | str | None = None) -> tuple[Origin, ...]:
-        """Return what an instruction computes, or one instruction of the delegate that it calls.
-
-        Raises:
-            DebugError: if there is no such instruction, or the delegate's map does not name `identifier`.
-        """
+        """What an instruction computes, or one instruction of the delegate that it calls."""
         if identifier is None:
             handles = self.instructions.get(path)
         else:
@@ -81,14 +58,11 @@ class MethodDebug:
         return tuple(self.handles[handle] for handle in handles)
 
 
-NO_DEBUG = MethodDebug({}, {}, {}, ())
-"""Of a method that the file does not name."""
+NO_DEBUG = MethodDebug({}, {}, {}, ())  # of a method that the file does not name
 
 
 @dataclass(frozen=True, slots=True)
 class DebugMap:
-    """The debug file of one model and recipe: method name to its map."""
-
     methods: Mapping[str, MethodDebug]
 
 
@@ -97,5 +71,4 @@ def write_debug(debug: DebugMap) -> bytes:
 
 
 def read_debug(data: bytes, where: str) -> DebugMap:
-    """Return the debug map that `write_debug` wrote; `where` names the file in errors."""
     return decode_file(DebugMap, data, DEBUG_SCHEMA, where)

@@ -9,43 +9,35 @@ from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Digest, Natural, RelativePath, Text
 from hatch_lower.frozen import Frozen
 
+# of files in no format of their own; programs that look for pickles take a `.bin` for one, and fail on it
 BLOB_SUFFIX = "blob"
-"""Of files in no format of their own. Programs that look for pickles take a `.bin` for one, and fail on it."""
 
-PAGE_SIZE = 4096
-"""Bytes: a mapped file begins at a multiple of this on every machine."""
+PAGE_SIZE = 4096  # a mapped file begins at a multiple of so many bytes on every machine
 
 
 class TargetEntry(Frozen):
-    """The machine that native code needs: `platform.system()`, `platform.machine()`, instruction set level."""
+    """The machine that native code needs."""
 
-    system: Text
-    machine: Text
-    isa: Text
+    system: Text  # `platform.system()`
+    machine: Text  # `platform.machine()`
+    isa: Text  # instruction set level
 
 
 class DataLayout(Frozen):
-    """How data is a tensor: its dtype, its sizes, and its dimensions from the outermost in memory to the innermost."""
+    """How data is a tensor."""
 
     dtype: Text
     sizes: tuple[Natural, ...]
-    dim_order: tuple[Natural, ...]
+    dim_order: tuple[Natural, ...]  # from the outermost in memory to the innermost
 
 
 class DataFile(Frozen):
-    """Named data of a delegate: a file that holds nothing else.
+    """Named data of a delegate: a file that holds nothing else."""
 
-    Args:
-        file: path relative to the `_lowered` folder.
-        size: bytes.
-        alignment: the multiple of bytes at which it must lie in memory; it divides the size of a page.
-        layout: how it is a tensor; `None` where it is none.
-    """
-
-    file: RelativePath
-    size: Natural
-    alignment: Natural
-    layout: DataLayout | None
+    file: RelativePath  # relative to the `_lowered` folder
+    size: Natural  # bytes
+    alignment: Natural  # the multiple of bytes at which it must lie in memory
+    layout: DataLayout | None  # `None` where it is no tensor
 
     def validate(self) -> None:
         if self.alignment == 0 or PAGE_SIZE % self.alignment:
@@ -55,7 +47,7 @@ class DataFile(Frozen):
 
 
 class Head(Frozen):
-    """The beginning of a blob, behind which there are only weights: its bytes, and their sha256."""
+    """The beginning of a blob, behind which there are only weights."""
 
     size: Natural
     sha256: Digest
@@ -66,25 +58,16 @@ class Head(Frozen):
 
 
 class DelegateEntry(Frozen):
-    """One blob.
+    """One blob."""
 
-    Args:
-        backend: id in the entry-point group `hatch_lower.delegates`.
-        file: path relative to the `_lowered` folder.
-        constants: names of the constants to bind, in order.
-        info: facts that the compile half left for the run half.
-        target: the machine that it needs; `None` where it is portable.
-        data: what it puts beside the blob, by name; a name means one file in all delegates of a plan.
-        head: the part of the blob that is compared whenever it is loaded; `None`: all of it.
-    """
-
-    backend: Text
-    file: RelativePath
-    constants: tuple[Text, ...]
-    info: Mapping[str, Any]
-    target: TargetEntry | None
+    backend: Text  # id in the entry-point group `hatch_lower.delegates`
+    file: RelativePath  # relative to the `_lowered` folder
+    constants: tuple[Text, ...]  # those to bind, in order
+    info: Mapping[str, Any]  # facts that the compile half left for the run half
+    target: TargetEntry | None  # `None` where it is portable
+    # what it puts beside the blob; a name means one file in all delegates of a plan
     data: Mapping[Text, DataFile] = field(default_factory=dict)
-    head: Head | None = None
+    head: Head | None = None  # the part of the blob that is compared whenever it is loaded; `None`: all of it
 
 
 def data_name(digest: str) -> str:

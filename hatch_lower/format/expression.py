@@ -13,16 +13,14 @@ from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 
 DEPTH_LIMIT = 32
 POWER_LIMIT = 64
+# operation to its number of arguments; `None`: one or more
 ARITIES: Mapping[str, int | None] = MappingProxyType(
     {"add": None, "floordiv": 2, "max": None, "min": None, "mod": 2, "mul": None, "neg": 1, "pow": 2, "sub": 2}
 )
-"""Operation to its number of arguments; `None`: one or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """An operation over expressions."""
-
     op: str
     args: tuple[Expression, ...]
 
@@ -31,19 +29,12 @@ class Compound:
 
 
 def read_symbol(value: object) -> str:
-    """Return `value`, the name of a symbol: ASCII letters, digits and underscores."""
     if not isinstance(value, str) or not value.isascii() or not value.isidentifier():
         raise Damage(f"{value!r:.40} instead of a symbol")
     return value
 
 
 def read_expression(value: object, depth: int = 0) -> Any:
-    """Return the expression that `value` describes.
-
-    Raises:
-        Damage: for an unknown operation, a wrong number of arguments, division by the literal 0, an exponent
-            that is not a literal from 0 to 64, powers of powers beyond that, or more than 32 levels.
-    """
     if isinstance(value, str):
         return read_symbol(value)
     if not isinstance(value, dict):
@@ -61,6 +52,7 @@ def read_expression(value: object, depth: int = 0) -> Any:
         raise Damage(f"`{op}` of {len(args)} arguments")
     if op in ("floordiv", "mod") and args[1] == 0:
         raise Damage("a division by 0")
+    # a file must not make its reader compute huge numbers
     if op == "pow" and not (isinstance(args[1], int) and 0 <= args[1] <= POWER_LIMIT):
         raise Damage("an exponent that is no literal from 0 to 64")
     compound = Compound(op, args)
@@ -80,12 +72,12 @@ def symbols_in(expression: Expression) -> frozenset[str]:
 
 
 def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
-    """Return an expression's value; a division by a symbol that is 0 gives -1, which is no size."""
     if isinstance(expression, str):
         return values[expression]
     if isinstance(expression, int):
         return expression
     args = [evaluate(part, values) for part in expression.args]
+    # a division by a symbol that is 0 gives -1, which is no size
     match expression.op:
         case "add":
             return sum(args)
@@ -125,7 +117,7 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
 
 
 def _degree(expression: Expression) -> int:
-    """Return the product of the exponents over the deepest power: what it takes to evaluate grows with it."""
+    # the product of the exponents over the deepest power: what it takes to evaluate grows with it
     if not isinstance(expression, Compound):
         return 1
     inner = max(map(_degree, expression.args))

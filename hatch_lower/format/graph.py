@@ -16,6 +16,8 @@ from hatch_lower.frozen import Frozen
 DEPTH_LIMIT = 16
 OP_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 KEYWORD_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# Operations on sizes and sequences, to their number of arguments. `item_*` turn what a delegate returned for a size (a
+# number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null.
 PYTHON_OPS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -36,8 +38,6 @@ PYTHON_OPS: Mapping[str, int] = MappingProxyType(
         "sym_ite": 3,
     }
 )
-"""Operations on sizes and sequences, to their number of arguments. `item_*` turn what a delegate returned for a size
-(a number or a 0-d tensor) into a Python number; `round` takes the number of digits, or null."""
 
 
 def read_op_name(value: object) -> str:
@@ -63,8 +63,6 @@ InnerGraph = Annotated["Graph", read_graph]
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """A call of an overload."""
-
     kind: ClassVar[str] = "op"
     op: Annotated[str, read_op_name]
     args: tuple[Argument, ...]
@@ -74,8 +72,6 @@ class OpCall:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """An operation of `PYTHON_OPS`."""
-
     kind: ClassVar[str] = "python"
     op: Text
     args: tuple[Argument, ...]
@@ -92,21 +88,13 @@ class PythonCall:
 
 @dataclass(frozen=True, slots=True)
 class DelegateCall:
-    """A call of the plan's delegate number `delegate`; its result is a sequence.
-
-    Args:
-        delegate: its number.
-        args: what it is given.
-        inputs: what it was lowered for.
-        outputs: what it returns: tensors, and `None` in the place of a number.
-        out: the slot.
-    """
+    """A call of a delegate of the plan; its result is a sequence."""
 
     kind: ClassVar[str] = "delegate"
-    delegate: Natural
+    delegate: Natural  # index into the plan's
     args: tuple[Argument, ...]
-    inputs: tuple[Input, ...]
-    outputs: tuple[TensorInput | None, ...]
+    inputs: tuple[Input, ...]  # what it was lowered for
+    outputs: tuple[TensorInput | None, ...]  # tensors, and `None` in the place of a number
     out: Natural
 
     def validate(self) -> None:
@@ -149,15 +137,11 @@ class While(Frozen):
 
 
 class Map(Frozen):
-    """`body(*row, *extra)` for each row of `args`: tensors of one leading size, which is at least 1.
-
-    Its result is the sequence of the body's outputs, each stacked over the rows: tensors, and null where the body gives
-    null.
-    """
+    """`body(*row, *extra)` for each row of `args`; its result is the sequence of the body's outputs, each stacked."""
 
     kind: ClassVar[str] = "map"
     body: InnerGraph
-    args: tuple[Argument, ...]
+    args: tuple[Argument, ...]  # tensors of one leading size, which is at least 1
     extra: tuple[Argument, ...]
     out: Natural
 
@@ -173,19 +157,12 @@ class Scan(Frozen):
     """A loop over rows: `body(*carried, *row, *extra)` gives the next carried values, then the row's outputs.
 
     Its result is the sequence of the last carried values, then of the outputs, each stacked over the rows.
-
-    Args:
-        body: as above.
-        args: the carried values to begin with.
-        rows: tensors of one leading size, which is at least 1.
-        extra: what each row is given beside.
-        out: the slot.
     """
 
     kind: ClassVar[str] = "scan"
     body: InnerGraph
-    args: tuple[Argument, ...]
-    rows: tuple[Argument, ...]
+    args: tuple[Argument, ...]  # the carried values to begin with
+    rows: tuple[Argument, ...]  # tensors of one leading size, which is at least 1
     extra: tuple[Argument, ...]
     out: Natural
 
@@ -211,8 +188,6 @@ class Graph(Frozen):
 
 
 class Scope(Frozen):
-    """What the graphs of a method may refer to."""
-
     constants: Mapping[str, Constant]
     delegates: int
     symbols: Mapping[str, Symbol]
@@ -239,12 +214,7 @@ def nested_graphs(instruction: Instruction) -> tuple[Graph, ...]:
 
 
 def check_graph(graph: Graph, scope: Scope, depth: int = 0) -> None:
-    """Refuse what a graph's parts cannot tell by themselves.
-
-    Raises:
-        Damage: for a slot that is written twice or read before, an unknown constant, delegate or symbol, or more than
-            16 levels of nesting.
-    """
+    """Refuse what a graph's parts cannot tell by themselves."""
     if depth > DEPTH_LIMIT:
         raise Damage(f"graphs of more than {DEPTH_LIMIT} levels")
     known = set(graph.inputs)
@@ -290,7 +260,6 @@ def _are_references(arguments: tuple[Argument, ...]) -> bool:
 
 
 def _check_stacked(outputs: tuple[Argument, ...]) -> None:
-    """Refuse outputs of a row that cannot be stacked, whatever the row."""
     for output in outputs:
         if not (output is None or isinstance(output, Value | ConstantName)):
             raise Damage(f"an output {output!r:.40}, which is no tensor, of each row")

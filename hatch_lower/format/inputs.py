@@ -14,11 +14,9 @@ RANK_LIMIT = 64
 
 
 class Symbol(Frozen):
-    """A size that varies: from `min` to `max` (`None`: no limit). People know it by its `name`."""
-
     min: Natural
-    max: Natural | None
-    name: Text
+    max: Natural | None  # `None`: no limit
+    name: Text  # by which people know it
 
     def validate(self) -> None:
         if self.max is not None and self.max < self.min:
@@ -42,15 +40,13 @@ class TensorInput:
 
 
 class LiteralInput(Frozen):
-    """A value that the graph was specialised for."""
-
+    # the graph was specialised for this value
     kind: ClassVar[str] = "literal"
     value: Literal
 
 
 class SymbolInput(Frozen):
-    """An integer that the graph did not specialise for."""
-
+    # an integer that the graph did not specialise for
     kind: ClassVar[str] = "symbol"
     expr: Expression
 
@@ -93,10 +89,8 @@ def range_texts(entries: Iterable[Input], symbols: Mapping[str, Symbol]) -> list
 
 
 def is_contiguous(entry: TensorInput) -> bool:
-    """Return whether the strides are those of a contiguous tensor, whatever the symbols' values.
-
-    Expressions are compared by their values at three points: `8*s0` and `s0*8` are the same strides.
-    """
+    # whatever the symbols' values: expressions are compared by their values at three points, for `8*s0` and `s0*8` are
+    # the same strides
     names = sorted(frozenset[str]().union(*map(symbols_in, expressions_in(entry))))
     for start in (1009, 10007, 100003):
         values = {name: start + 8 * 27 * position for position, name in enumerate(names)}

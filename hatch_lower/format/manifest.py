@@ -17,68 +17,40 @@ def read_optional_digest(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A packaged file.
-
-    Args:
-        path: relative to the `_lowered` folder.
-        size: bytes.
-        sha256: of the whole file.
-        header_sha256: of a safetensors file's first eight bytes and header; else empty.
-    """
-
-    path: RelativePath
-    size: Natural
-    sha256: Digest
+    path: RelativePath  # relative to the `_lowered` folder
+    size: Natural  # bytes
+    sha256: Digest  # of the whole file
+    # of a safetensors file's first eight bytes and header; else empty
     header_sha256: Annotated[str, read_optional_digest] = ""
 
 
 class MethodEntry(Frozen):
-    """How much of a method was delegated: nodes of its edge program, those in delegates, number of delegate calls."""
+    """How much of a method was delegated."""
 
-    nodes: Natural
-    delegated: Natural
-    partitions: Natural
+    nodes: Natural  # of its edge program
+    delegated: Natural  # those in delegates
+    partitions: Natural  # delegate calls
 
 
 class RecipeEntry(Frozen):
-    """A model lowered for one recipe.
-
-    Args:
-        plan: its plan.
-        debug: its debug map.
-        delegates: the files of its delegates: blobs, and named data beside them.
-        backends: ids of the delegates that running it needs.
-        requirements: PEP 508, public versions only.
-        target: the machine that its native code needs; `None` where it is portable.
-        methods: how much of each was delegated.
-        imports: modules to import first: they register operators that the plan calls.
-    """
+    """A model lowered for one recipe."""
 
     plan: FileEntry
     debug: FileEntry
-    delegates: tuple[FileEntry, ...]
-    backends: tuple[Text, ...]
-    requirements: tuple[Text, ...]
-    target: TargetEntry | None
+    delegates: tuple[FileEntry, ...]  # blobs, and named data beside them
+    backends: tuple[Text, ...]  # ids of the delegates that running it needs
+    requirements: tuple[Text, ...]  # PEP 508, public versions only
+    target: TargetEntry | None  # `None` where it is portable
     methods: Mapping[Text, MethodEntry]
-    imports: tuple[ModuleName, ...] = ()
+    imports: tuple[ModuleName, ...] = ()  # to import first: they register operators that the plan calls
 
 
 class ModelEntry(Frozen):
-    """A model: its recipes, the order in which `load` tries them, and the files that they share.
-
-    Args:
-        order: names of the recipes.
-        constants: the weights.
-        check: example inputs, and eager's outputs for them.
-        recipes: by name.
-        assets: files that the project packages with it, by the names that they have for the user.
-    """
-
-    order: tuple[Text, ...]
-    constants: FileEntry | None
-    check: FileEntry | None
+    order: tuple[Text, ...]  # in which `load` tries the recipes
+    constants: FileEntry | None  # the weights
+    check: FileEntry | None  # example inputs, and eager's outputs for them
     recipes: Mapping[Text, RecipeEntry]
+    # files that the project packages with it, by the names that they have for the user
     assets: Mapping[RelativePath, FileEntry] = field(default_factory=dict)
 
     def validate(self) -> None:
@@ -106,7 +78,6 @@ class Manifest(Frozen):
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:
-    """Return the manifest in `data`; `where` names the file in messages."""
     return decode_file(Manifest, data, MANIFEST_SCHEMA, where)
 
 

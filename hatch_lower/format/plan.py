@@ -21,7 +21,7 @@ PLAN_SCHEMA = 2
 
 
 class Parameter(Frozen):
-    """A parameter of the Python signature, `positional` or `keyword`."""
+    """A parameter of the Python signature."""
 
     name: Identifier
     kind: Literal["positional", "keyword"]
@@ -29,25 +29,14 @@ class Parameter(Frozen):
 
 
 class MethodPlan(Frozen):
-    """One method.
-
-    Args:
-        parameters: positional ones first.
-        inputs: of each leaf over all parameters, in order.
-        symbols: of every graph of the method.
-        graph: its inputs are the leaves.
-        mutations: constant name, and the value copied into it when all is computed.
-        input_mutations: index of an input, and the value copied into it when all is computed.
-        outputs: its leaves are the graph's outputs.
-    """
-
-    parameters: tuple[Parameter, ...]
-    inputs: tuple[Input, ...]
-    symbols: Mapping[SymbolName, Symbol]
-    graph: Graph
-    mutations: tuple[tuple[str, Argument], ...]
+    parameters: tuple[Parameter, ...]  # positional ones first
+    inputs: tuple[Input, ...]  # of each leaf over all parameters, in order
+    symbols: Mapping[SymbolName, Symbol]  # of every graph of the method
+    graph: Graph  # its inputs are the leaves
+    mutations: tuple[tuple[str, Argument], ...]  # constant name, and the value copied into it when all is computed
+    # index of an input, and the value copied into it when all is computed
     input_mutations: tuple[tuple[Natural, Argument], ...]
-    outputs: Tree
+    outputs: Tree  # its leaves are the graph's outputs
 
     def validate(self) -> None:
         if len({parameter.name for parameter in self.parameters}) != len(self.parameters):
@@ -93,7 +82,6 @@ class Plan(Frozen):
 
 
 def read_plan(data: bytes, where: str) -> Plan:
-    """Return the plan in `data`; `where` names the file in messages."""
     return decode_file(Plan, data, PLAN_SCHEMA, where)
 
 
@@ -127,14 +115,13 @@ def check_method(method: MethodPlan, scope: Scope) -> None:
 
 
 def check_source(source: Argument, slots: set[int], scope: Scope) -> None:
-    """Refuse to copy what is no value or constant of a method's top graph."""
     if not isinstance(source, Value | ConstantName):
         raise Damage("neither a slot nor a constant")
     check_references(source, slots, scope.constants)
 
 
 def check_agreement(plan: Plan, recipe: RecipeEntry, where: str) -> None:
-    """Refuse a plan that the manifest contradicts: the choice of a recipe trusts the manifest, running it the plan."""
+    # the choice of a recipe trusts the manifest, running it the plan
     for what, stated, listed in (
         ("the methods", names_text(plan.methods), names_text(recipe.methods)),
         ("the backends", names_text(plan.backends), names_text(recipe.backends)),

@@ -10,35 +10,23 @@ from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 from hatch_lower.format.values import read_identifier, read_qualified_name, read_text
 
 DEPTH_LIMIT = 32
+# kind of a container that is an instance of a class, to JSON's key of its names
 NAME_KEYS = {"namedtuple": "fields", "object": "keys"}
-"""Kind of a container that is an instance of a class, to JSON's key of its names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor, number or other literal."""
-
     def to_json(self) -> Any:
         return "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of trees.
-
-    Args:
-        kind: `tuple`, `list`, `dict`, `namedtuple`, or `object` (a dataclass or another registered class).
-        children: in order.
-        keys: of a `dict`, the fields of a `namedtuple`, the attributes or keys of an `object`; else empty.
-        type_name: `module:Class` of a `namedtuple` or `object`; else empty.
-        distribution: the installed one that the class came from; empty if there was none.
-    """
-
-    kind: str
+    kind: str  # `tuple`, `list`, `dict`, `namedtuple`, or `object` (a dataclass or another registered class)
     children: tuple[Tree, ...]
-    keys: tuple[str | int, ...] = ()
-    type_name: str = ""
-    distribution: str = ""
+    keys: tuple[str | int, ...] = ()  # of a `dict`, the fields of a `namedtuple`, the attributes or keys of an `object`
+    type_name: str = ""  # `module:Class` of a `namedtuple` or `object`
+    distribution: str = ""  # that the class came from, if there was one
 
     def to_json(self) -> Any:
         children = encode(self.children)
@@ -51,7 +39,7 @@ class Container:
 
 
 def read_tree(value: object, depth: int = 0) -> Leaf | Container | None:
-    """Return the tree that `value` describes, of at most 32 levels; null is the value `None`."""
+    # null is the value `None`
     if value is None:
         return None
     if value == "*":
@@ -95,7 +83,6 @@ def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
 
 
 def step_into(container: Container, index: int, path: str) -> str:
-    """Return how a Python programmer reaches a child of what is at `path`."""
     if container.kind == "dict":
         key = container.keys[index]
         return f"{path}[{key}]" if isinstance(key, int) else f'{path}["{key}"]'
@@ -127,11 +114,11 @@ def _read_children(value: object, depth: int) -> tuple[Tree, ...]:
 
 
 def _read_instance(value: dict[str, Any], kind: str, depth: int) -> Container:
-    """Return a `namedtuple` or `object`, whose keys must be identifiers for attribute access."""
     if value.keys() - {"distribution"} != {kind, NAME_KEYS[kind], "children"}:
         raise Damage(f"{kind} without just a class, names, children and perhaps a distribution")
     type_name = read_qualified_name(value[kind])
     children = _read_children(value["children"], depth)
+    # they become attributes
     keys = tuple(map(read_identifier, read_list(value[NAME_KEYS[kind]])))
     if len(keys) != len(children) or len(set(keys)) != len(keys):
         raise Damage(f"{len(keys)} names for {len(children)} children, or one of them twice")

@@ -22,11 +22,8 @@ def read_text(value: object) -> str:
 
 
 def read_identifier(value: object) -> str:
-    """Return `value`, a Python identifier in the form in which Python itself keeps it, and no keyword.
-
-    Nor is it `__debug__`, to which nothing can be assigned.
-    """
     text = read_text(value)
+    # nothing can be assigned to `__debug__`, and Python itself keeps identifiers in this normal form
     reserved = keyword.iskeyword(text) or text == "__debug__"
     if not text.isidentifier() or reserved or unicodedata.normalize("NFKC", text) != text:
         raise Damage(f"{text[:40]!r} instead of an identifier")
@@ -49,7 +46,6 @@ def read_qualified_name(value: object) -> str:
 
 
 def read_path(value: object) -> str:
-    """Return `value`, a relative POSIX path that stays below the folder that it is relative to."""
     text = read_text(value)
     if "\\" in text or ":" in text or any(part in ("", ".", "..") for part in text.split("/")):
         raise Damage(f"{text[:120]!r} instead of a relative path without `..`")
@@ -80,12 +76,11 @@ Dtype = Annotated[str, read_dtype]
 
 
 class StoredDtype(NamedTuple):
-    """Bytes per element, and safetensors' name (`None` where safetensors has none)."""
-
-    size: int
-    safetensors: str | None
+    size: int  # bytes per element
+    safetensors: str | None  # its name, if it has one
 
 
+# by torch's own name of the dtype, without `torch.`
 DTYPES: Mapping[str, StoredDtype] = MappingProxyType(
     {
         "bfloat16": StoredDtype(2, "BF16"),
@@ -111,4 +106,3 @@ DTYPES: Mapping[str, StoredDtype] = MappingProxyType(
         "uint8": StoredDtype(1, "U8"),
     }
 )
-"""By torch's own name of the dtype, without `torch.`."""

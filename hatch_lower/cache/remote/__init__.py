@@ -12,17 +12,7 @@ from hatch_lower.config.tables import CacheSettings
 def open_remote(
     environment: Mapping[str, str], settings: CacheSettings, warn: Callable[[str], None]
 ) -> RemoteClient | None:
-    """Return the remote cache that the environment or the project names, or `None`; nothing is connected yet.
-
-    Args:
-        environment: of the build.
-        settings: the project's table `cache`.
-        warn: called with one line about what is wrong with the remote or with what comes from it.
-
-    Raises:
-        ConfigError: if the project names something that it may not.
-        CacheError: if the environment's URL, keys or credentials are wrong.
-    """
+    """Return the remote cache that the environment or the project names, or `None`; nothing is connected yet."""
     policy, warnings = read_policy(environment, settings.remote, settings.public_keys)
     for line in warnings:
         warn(line)

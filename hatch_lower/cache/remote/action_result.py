@@ -14,8 +14,7 @@ from typing import Any
 
 from hatch_lower.cache.entry import DIGEST
 
-WORKER = "hatch-lower"
-"""Stands where bazel-remote would write the client's address otherwise."""
+WORKER = "hatch-lower"  # else bazel-remote writes the client's address there
 MOST_FILES = 100_000
 SCHEMA = """
 name: "hatch_lower/action_result.proto" package: "build.bazel.remote.execution.v2" syntax: "proto3"
@@ -44,16 +43,14 @@ message_type {
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A blob that an action made: its path, relative and never empty, the sha256 of its contents, and their size."""
-
-    path: str
+    path: str  # relative and never empty
     sha256: str
     size: int
 
 
 @functools.cache
 def message_class() -> Any:
-    """Return protobuf's class for the message, in a pool of its own: other libraries may have one of the same name."""
+    # a pool of its own: other libraries may have a message of the same name
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()
@@ -62,7 +59,6 @@ def message_class() -> Any:
 
 
 def encode_action_result(files: Sequence[OutputFile]) -> bytes:
-    """Return the message that names these files."""
     message = message_class()()
     for file in files:
         message.output_files.add(path=file.path, digest={"hash": file.sha256, "size_bytes": file.size})
@@ -72,11 +68,6 @@ def encode_action_result(files: Sequence[OutputFile]) -> bytes:
 
 
 def decode_action_result(data: bytes) -> tuple[OutputFile, ...]:
-    """Return the files that a message names.
-
-    Raises:
-        ValueError: if it is no such message.
-    """
     from google.protobuf.message import DecodeError
 
     try:

@@ -51,11 +51,6 @@ class RefusedError(Exception):
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, or give up after some seconds, whatever it is waiting for.
-
-    Raises:
-        TransferError: if it takes longer.
-    """
     # Sockets know how long a peer may be silent, and not how long an answer may take: a server may send a header's
     # bytes one by one. Name servers and the libraries of object stores have no limits that we could set. So a thread
     # does the work, and nobody waits for it when the time is over.
@@ -76,12 +71,8 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 class RemoteClient:
     """Gets entries from one remote cache and sends them there; what fails is a miss.
 
-    It may be used by several threads, one at a time.
-
-    Args:
-        policy: where it is, and what it may be told.
-        warn: called with a line: once for each kind of entry that is refused, and once when the remote is given up.
-        limits: of time and space.
+    It may be used by several threads, one at a time. `warn` hears once of each kind of refused entry, and once when
+    the remote is given up.
     """
 
     def __init__(self, policy: RemotePolicy, warn: Callable[[str], None], limits: Limits | None = None) -> None:
@@ -96,29 +87,10 @@ class RemoteClient:
         self._said: set[str] = set()
 
     def fetch(self, key: str, keep: Keep) -> Record | None:
-        """Return the record of a key, or `None`.
-
-        Args:
-            key: sha256 in hexadecimal.
-            keep: has a blob in the local store; given its sha256, and what writes it into a file.
-
-        Raises:
-            OSError: if a file of this machine cannot be written.
-        """
         with self._lock:
             return None if self._off else self._guarded(lambda: self._fetch(key, keep))
 
     def offer(self, key: str, record: Record, blobs: Mapping[str, Path]) -> None:
-        """Send an entry, if the policy says so.
-
-        Args:
-            key: sha256 in hexadecimal.
-            record: what is stored under the key.
-            blobs: sha256 of each blob that it refers to → the file that holds it.
-
-        Raises:
-            OSError: if such a file cannot be read.
-        """
         with self._lock:
             if self._policy.push and not self._off:
                 self._guarded(lambda: self._offer(key, record, blobs))
@@ -153,11 +125,7 @@ class RemoteClient:
         return make_record(key, entry.components, entry.value, [name for name, _ in entry.blobs])
 
     def _check(self, key: str, entry: SharedEntry, signature: Signature | None) -> bool:
-        """Return whether a trusted key signed an entry.
-
-        Raises:
-            RefusedError: if it is not the one that was asked for, or is not signed and must be.
-        """
+        """Return whether a trusted key signed an entry; refuse what is not the wanted one or must be signed."""
         if entry.key != key:
             raise RefusedError("it was stored under another key")
         known = self._policy.known_keys()
@@ -178,11 +146,6 @@ class RemoteClient:
         return False
 
     def _blob(self, name: str, size: int, file: Path) -> bool:
-        """Write a blob into a file; return whether the remote has it.
-
-        Raises:
-            TransferError: if it has another size or other contents than it should.
-        """
         digest = hashlib.sha256()
         # a transfer that was given up may still go on in its thread: there it fails as soon as the file is closed
         with file.open("wb") as stream:
@@ -199,16 +162,11 @@ class RemoteClient:
         return True
 
     def _bytes(self, name: str, limit: int) -> bytes | None:
-        """Return an object's contents, or `None` where there is none."""
         data = bytearray()
         return bytes(data) if self._read(name, data.extend, limit) else None
 
     def _read(self, name: str, write: Callable[[bytes], object], limit: int) -> bool:
-        """Give an object's pieces to `write`; return whether the remote has it.
-
-        Raises:
-            TransferError: if it is larger than `limit`, in bytes.
-        """
+        """Give an object's pieces to `write`; return whether the remote has it."""
 
         def read() -> bool:
             pieces = self._transport.read(name)
@@ -242,12 +200,11 @@ class RemoteClient:
         self._timed(len(result), lambda: self._transport.write(f"ac/{key}", result))
 
     def _send(self, name: str, source: bytes | Path, size: int) -> None:
-        """Send a blob, unless the remote holds it."""
         if name != f"cas/{EMPTY}" and not self._timed(0, lambda: self._transport.holds(name, size)):
             self._timed(size, lambda: self._transport.write(name, source))
 
     def _timed(self, size: int, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, within the time for an object of this size and what is left for the build."""
+        # there is a limit for an object of this size, and one for all of a build
         left = self._limits.build - self._spent
         if left <= 0:
             raise UnreachableError(f"it took more than {self._limits.build:g} s of this build")
@@ -262,9 +219,9 @@ class RemoteClient:
                 self._transport = self._new_transport()
 
     def _guarded(self, work: Callable[[], Result]) -> Result | None:
-        """Return what `work` returns, or `None` after whatever a remote can do wrong."""
         try:
             return work()
+        # whatever a remote does wrong, the build goes on without it
         except RefusedError as error:
             self._say(f"an entry of the remote cache {self._policy.place()} is not used: {error}")
         except UnreachableError as error:
@@ -282,7 +239,6 @@ class RemoteClient:
         self._say(f"the remote cache {self._policy.place()} is not asked any more in this build: {reason}")
 
     def _say(self, line: str) -> None:
-        """Warn, once for each line."""
         if line not in self._said:
             self._said.add(line)
             self._warn(line)
@@ -294,13 +250,11 @@ class RemoteClient:
 
 
 def unsigned_text(signature: Signature | None, why: str) -> str:
-    """Return what is wrong with an entry that no trusted key signed."""
     if signature is None:
         return f"it {why}, and is not signed"
     return f"it {why}, and is signed by the key {signature.key_id}, which is not among the public keys"
 
 
 def read_head(file: Path) -> bytes:
-    """Return the first bytes of a file."""
     with file.open("rb") as stream:
         return stream.read(HEAD_BYTES)

@@ -30,21 +30,14 @@ NATIVE_HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class SharedEntry:
-    """What an entry says.
-
-    Args:
-        key: under which it was stored.
-        value: the record's value.
-        components: the readable components of the key.
-        blobs: sha256 of each blob that the value refers to, and its size in bytes, in the order of the record.
-        native: whether any of it is native code.
-    """
+    """What an entry says."""
 
     key: str
     value: Any
     components: Mapping[str, Any]
+    # sha256 and size in bytes of each blob that the value refers to, in the order of the record
     blobs: tuple[tuple[str, int], ...]
-    native: bool
+    native: bool  # whether any of it is native code
 
     def text(self) -> bytes:
         """Return what is signed."""
@@ -62,14 +55,12 @@ class SharedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Who signed an entry, by the name of the key, and the signature's bytes."""
-
+    # who signed an entry, by the name of the key
     key_id: str
     value: bytes
 
 
 def write_envelope(entry: SharedEntry, signing_key: SigningKey | None) -> bytes:
-    """Return an entry as bytes, signed if there is a key."""
     text = entry.text()
     signature = None
     if signing_key is not None:
@@ -79,11 +70,7 @@ def write_envelope(entry: SharedEntry, signing_key: SigningKey | None) -> bytes:
 
 
 def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
-    """Return the entry and its signature, which is not verified here.
-
-    Raises:
-        ValueError: if the bytes are something else.
-    """
+    """Return the entry and its signature, which is not verified here; `ValueError` if the bytes are something else."""
     try:
         envelope = json.loads(data.decode("utf-8"))
     except RecursionError as error:
@@ -105,7 +92,6 @@ def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
 
 
 def is_blob(value: Any) -> bool:
-    """Return whether a JSON value is a blob's sha256 and size."""
     match value:
         case [str(name), int(size)]:
             return DIGEST.fullmatch(name) is not None and 0 <= size < 1 << 63
@@ -113,7 +99,6 @@ def is_blob(value: Any) -> bool:
 
 
 def read_signature(value: Any) -> Signature | None:
-    """Return a signature, or `None` where there is none."""
     if value is None:
         return None
     if not (isinstance(value, dict) and isinstance(value.get("key"), str) and isinstance(value.get("ed25519"), str)):
@@ -140,5 +125,5 @@ def is_native(value: Any) -> bool:
 
 
 def is_native_blob(head: bytes) -> bool:
-    """Return whether a blob begins as libraries and archives do, whatever its record says."""
+    # a record may say less than the truth
     return head.startswith(NATIVE_HEADS)

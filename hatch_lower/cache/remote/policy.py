@@ -20,56 +20,40 @@ CACHE, HOST, PUSH = "HATCH_LOWER_REMOTE_CACHE", "HATCH_LOWER_REMOTE_HOST", "HATC
 TOKEN, USER, PASSWORD = "HATCH_LOWER_REMOTE_TOKEN", "HATCH_LOWER_REMOTE_USER", "HATCH_LOWER_REMOTE_PASSWORD"
 SIGNING_KEY, PUBLIC_KEYS = "HATCH_LOWER_SIGNING_KEY", "HATCH_LOWER_PUBLIC_KEYS"
 UNSIGNED = "HATCH_LOWER_REMOTE_UNSIGNED"
-SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)
-"""Variables that the code of a model has no use for."""
+SECRETS = (TOKEN, USER, PASSWORD, SIGNING_KEY)  # variables that the code of a model has no use for
 
 PROJECT_KEY = "tool.hatch.build.hooks.lower.cache"
 PORTS = {"http": 80, "https": 443}
+# schemes that a project may name, and what makes fsspec leave this user's credentials alone
 ANONYMOUS: Mapping[str, Mapping[str, object]] = {
     **{scheme: {"anon": True} for scheme in ("s3", "s3a", "az", "abfs", "abfss")},
     **{scheme: {"token": "anon"} for scheme in ("gs", "gcs")},
     **{scheme: {} for scheme in ("file", "memory")},
 }
-"""Schemes that a project may name, and what makes fsspec leave this user's credentials alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePolicy:
-    """The remote cache of a build, and what it may be told.
-
-    Args:
-        url: where it is, without a final slash.
-        push: whether what this build makes is sent there.
-        authorization: the header of that name, for HTTP; empty: none.
-        options: for the fsspec file system.
-        signing_key: signs what is sent.
-        trusted: the keys that may have signed what comes.
-        unsigned: whether everything is taken without a signature.
-    """
-
-    url: str
-    push: bool = False
-    authorization: str = ""
-    options: Mapping[str, object] | None = None
-    signing_key: SigningKey | None = None
-    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)
-    unsigned: bool = False
+    url: str  # without a final slash
+    push: bool = False  # whether what this build makes is sent there
+    authorization: str = ""  # the header of that name, for HTTP; empty: none
+    options: Mapping[str, object] | None = None  # for the fsspec file system
+    signing_key: SigningKey | None = None  # signs what is sent
+    trusted: VerifyingKeys = field(default_factory=VerifyingKeys)  # may have signed what comes
+    unsigned: bool = False  # whether everything is taken without a signature
 
     def __repr__(self) -> str:
-        return f"RemotePolicy({self.url}, push={self.push})"
+        return f"RemotePolicy({self.url}, push={self.push})"  # no secrets in logs
 
     @property
     def is_http(self) -> bool:
-        """Return whether the Bazel protocol is spoken."""
         return urlsplit(self.url).scheme in PORTS
 
     def known_keys(self) -> VerifyingKeys:
-        """Return the keys whose signatures are believed: those that are trusted, and one's own."""
         own = () if self.signing_key is None else (self.signing_key.public(),)
         return VerifyingKeys((*self.trusted.keys, *own))
 
     def place(self) -> str:
-        """Return the remote in a few words, for messages."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}" if parts.netloc else self.url
 
@@ -77,17 +61,7 @@ class RemotePolicy:
 def read_policy(
     environment: Mapping[str, str], remote: str | None, public_keys: Sequence[str]
 ) -> tuple[RemotePolicy | None, list[str]]:
-    """Return which remote cache to use (`None`: no one), and lines to warn with.
-
-    Args:
-        environment: of the build.
-        remote: the setting `remote` of the project.
-        public_keys: the setting `public-keys` of the project; those of the environment stand in their place.
-
-    Raises:
-        ConfigError: if the project names something that it may not.
-        CacheError: if the environment is wrong.
-    """
+    """Return which remote cache to use, if any, and warnings; `remote` and `public_keys` are the project's settings."""
     from_environment = environment.get(CACHE, "").strip()
     if from_environment == "off":
         return None, []
@@ -114,7 +88,7 @@ def read_policy(
         )
     keys = environment.get(PUBLIC_KEYS, "")
     trusted = read_keys(keys.split(","), f"environment variable `{PUBLIC_KEYS}`")
-    if not trusted.keys:
+    if not trusted.keys:  # the environment's stand in the place of the project's
         trusted = read_keys(public_keys, f"`{PROJECT_KEY}.public-keys`")
     signing_key = None
     if wants_push and named and environment.get(SIGNING_KEY, "").strip():
@@ -134,11 +108,7 @@ def read_policy(
 
 
 def check_url(url: str, where: str, kind: type[LowerError]) -> SplitResult:
-    """Return a URL's parts.
-
-    Raises:
-        LowerError: of this kind, if it is none, holds a password, or chains file systems.
-    """
+    """Return a URL's parts; an error of `kind` if it is none, holds a password, or chains file systems."""
     try:
         parts = urlsplit(url)
         port_is_good = parts.port is None or parts.port > 0
@@ -181,11 +151,6 @@ def names_host(host: str, parts: SplitResult) -> bool:
 
 
 def authorization_of(environment: Mapping[str, str], parts: SplitResult) -> str:
-    """Return the header for the credentials in the environment.
-
-    Raises:
-        CacheError: if they would be sent in the clear, or cannot be in a header.
-    """
     token, user = environment.get(TOKEN, "").strip(), environment.get(USER, "")
     if token:
         header = f"Bearer {token}"
@@ -210,7 +175,6 @@ def authorization_of(environment: Mapping[str, str], parts: SplitResult) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

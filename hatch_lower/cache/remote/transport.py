@@ -33,60 +33,35 @@ class UnreachableError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much time and space a remote cache may cost.
+    """How much time and space a remote cache may cost."""
 
-    Args:
-        connect: seconds until a connection stands.
-        silence: seconds without a byte.
-        object: seconds for an object, to which its size adds.
-        rate: bytes each second below which a transfer is given up.
-        build: seconds for all objects of a build, in one process.
-        failures: after so many nothing is asked any more.
-        result_bytes: the largest action result.
-        entry_bytes: the largest record.
-    """
-
-    connect: float = 5.0
-    silence: float = 10.0
-    object: float = 20.0
-    rate: float = 256 * 1024
-    build: float = 600.0
-    failures: int = 3
-    result_bytes: int = 4 << 20
-    entry_bytes: int = 16 << 20
+    connect: float = 5.0  # seconds until a connection stands
+    silence: float = 10.0  # seconds without a byte
+    object: float = 20.0  # seconds for an object, to which its size adds
+    rate: float = 256 * 1024  # bytes each second below which a transfer is given up
+    build: float = 600.0  # seconds for all objects of a build, in one process
+    failures: int = 3  # after so many nothing is asked any more
+    result_bytes: int = 4 << 20  # of an action result
+    entry_bytes: int = 16 << 20  # of a record
 
     def seconds(self, size: int) -> float:
-        """Return how long an object of so many bytes may take."""
         return self.object + size / self.rate
 
 
 class Transport(Protocol):
-    """Reads and writes objects by name.
-
-    All methods raise `TransferError` where the remote fails, and `ImportError` where a package is missing.
-    """
+    """Reads and writes objects by name; a failing remote is a `TransferError`, a missing package an `ImportError`."""
 
     def read(self, name: str) -> Generator[bytes] | None:
-        """Return an object in pieces, or `None` if there is none; the generator is closed when no more are wanted."""
+        """Return an object in pieces, or `None`; the generator is closed when no more are wanted."""
 
     def holds(self, name: str, size: int) -> bool:
         """Return whether there is an object of this name and size; if in doubt, there is not."""
 
-    def write(self, name: str, source: bytes | Path) -> None:
-        """Write an object."""
+    def write(self, name: str, source: bytes | Path) -> None: ...
 
 
 class HttpTransport:
-    """A server of Bazel's HTTP cache protocol, over a connection that is kept open.
-
-    No redirect is followed and no proxy is used, so the header `Authorization` reaches no host but the one that was
-    named.
-
-    Args:
-        url: `http://` or `https://`, host, and perhaps a path.
-        authorization: the header of that name; empty: none.
-        limits: of time.
-    """
+    """A server of Bazel's HTTP cache protocol, over a connection that is kept open."""
 
     def __init__(self, url: str, authorization: str, limits: Limits) -> None:
         self._url = url
@@ -96,7 +71,6 @@ class HttpTransport:
         self._pool: urllib3.HTTPConnectionPool | None = None
 
     def read(self, name: str) -> Generator[bytes] | None:
-        """Return an object in pieces, or `None` if there is none."""
         response = self._request("GET", name)
         if response.status == 404:
             self._discard(response)
@@ -105,19 +79,16 @@ class HttpTransport:
         return self._pieces(response)
 
     def holds(self, name: str, size: int) -> bool:
-        """Return whether the server says that there is an object of this size."""
         response = self._request("HEAD", name)
         self._discard(response)
         return response.status in FOUND and response.headers.get("Content-Length", str(size)) == str(size)
 
     def write(self, name: str, source: bytes | Path) -> None:
-        """Send an object."""
         response = self._request("PUT", name, source)
         self._expect(response, TAKEN)
         self._discard(response)
 
     def _request(self, method: str, name: str, source: bytes | Path | None = None) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the answer, whose body is still to be read."""
         import urllib3  # 100 ms, which a build without a remote cache need not spend
 
         if self._pool is None:
@@ -135,6 +106,7 @@ class HttpTransport:
                 if body is not None:
                     headers = {**headers, "Content-Length": str(size), "Content-Type": "application/octet-stream"}
                 try:
+                    # no redirect and no proxy: `Authorization` reaches no host but the one that was named
                     return self._pool.urlopen(
                         method,
                         f"{self._path}/{name}",
@@ -162,7 +134,7 @@ class HttpTransport:
         raise TransferError(f"the answer was {detail}")
 
     def _discard(self, response: urllib3.BaseHTTPResponse) -> None:
-        """Keep the connection if the rest of the answer is short: some send an endless one."""
+        # the connection is kept only if the rest of the answer is short: some send an endless one
         with http_errors():
             response.read(PIECE)
         response.close()
@@ -177,7 +149,6 @@ class HttpTransport:
 
 @contextlib.contextmanager
 def http_errors() -> Iterator[None]:
-    """Say in our own words what went wrong."""
     from urllib3 import exceptions
 
     try:
@@ -191,13 +162,7 @@ def http_errors() -> Iterator[None]:
 
 
 class FilesTransport:
-    """Objects below a URL of a file system that fsspec knows.
-
-    Args:
-        url: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`, …
-        options: for the file system; whether it is to be anonymous, most of all.
-        limits: of time.
-    """
+    """Objects below a URL that fsspec knows: `s3://bucket/path`, `gs://…`, `az://…`, `file:///path`."""
 
     def __init__(self, url: str, options: Mapping[str, object], limits: Limits) -> None:
         self._url = url
@@ -208,7 +173,6 @@ class FilesTransport:
         self._opened: tuple[fsspec.AbstractFileSystem, str] | None = None
 
     def read(self, name: str) -> Generator[bytes] | None:
-        """Return an object in pieces, or `None` if there is none."""
         with self._errors():
             system, root = self._open()
             try:
@@ -223,7 +187,6 @@ class FilesTransport:
                 yield piece
 
     def holds(self, name: str, size: int) -> bool:
-        """Return whether there is an object of this size."""
         with self._errors():
             system, root = self._open()
             try:
@@ -232,7 +195,6 @@ class FilesTransport:
                 return False
 
     def write(self, name: str, source: bytes | Path) -> None:
-        """Write an object; in a folder it gets its name when it is whole, as in an object store."""
         from fsspec.implementations.local import LocalFileSystem
 
         with self._errors():
@@ -242,6 +204,7 @@ class FilesTransport:
                 put(system, source, path)
                 return
             system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            # an object store shows a name when the object is whole; a folder does not
             temporary = f"{path}.{secrets.token_hex(8)}.part"
             try:
                 put(system, source, temporary)
@@ -250,7 +213,6 @@ class FilesTransport:
                 Path(temporary).unlink(missing_ok=True)
 
     def _open(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """Return the file system and the path in it."""
         if self._opened is None:
             from fsspec.core import url_to_fs
 
@@ -263,17 +225,15 @@ class FilesTransport:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say in our own words what went wrong: each kind of file system has exceptions of its own."""
         try:
             yield
         except (TransferError, ImportError):
             raise
-        except Exception as error:
+        except Exception as error:  # each kind of file system has exceptions of its own
             raise TransferError(printable(f"{type(error).__name__}: {error}")) from error
 
 
 def put(system: fsspec.AbstractFileSystem, source: bytes | Path, path: str) -> None:
-    """Write a file whose contents are at hand, or in a local file."""
     if isinstance(source, bytes):
         system.pipe_file(path, source)
     else:
@@ -281,5 +241,4 @@ def put(system: fsspec.AbstractFileSystem, source: bytes | Path, path: str) -> N
 
 
 def printable(text: str) -> str:
-    """Return what a server said on one short line, without control characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:160])

@@ -18,13 +18,11 @@ from hatch_lower.cache.partition import FIELDS, StoredPartition
 
 
 def reason_to_refuse(value: Any) -> str:
-    """Return why the value of an unsigned entry is not believed, beside native code; an empty string if it is."""
     joint = isinstance(value, Mapping) and value.keys() == {"results"} and isinstance(value["results"], list)
     return next(filter(None, map(reason_to_refuse_one, value["results"] if joint else [value])), "")
 
 
 def reason_to_refuse_one(value: Any) -> str:
-    """Return why a partition's result is not believed; an empty string if it is."""
     if not isinstance(value, Mapping) or value.keys() - {"head"} != FIELDS:
         return "says more than what one partition came to"
     try:
@@ -38,10 +36,7 @@ def reason_to_refuse_one(value: Any) -> str:
 
 
 def foreign_requirement(requirements: Sequence[str]) -> str | None:
-    """Return the first requirement that this environment does not meet with packages of its own backends, or `None`.
-
-    Those are torch, hatch-lower, the distributions with backends, and what these require themselves.
-    """
+    """Return the first requirement that this environment does not meet with packages of its own backends, or `None`."""
     if not requirements:
         return None
     from packaging.requirements import InvalidRequirement, Requirement
@@ -61,9 +56,10 @@ def foreign_requirement(requirements: Sequence[str]) -> str | None:
 
 
 def known_versions() -> Iterator[tuple[str, str]]:
-    """Yield name and installed version of the packages that programs of this environment's backends may require."""
+    """Name and installed version of the packages that programs of this environment's backends may require."""
     from packaging.requirements import InvalidRequirement, Requirement
 
+    # torch, hatch-lower, the distributions with backends, and what these require themselves
     names = {"torch", "hatch-lower"}
     for point in importlib.metadata.entry_points(group=BACKEND_GROUP):
         if point.dist is not None:
