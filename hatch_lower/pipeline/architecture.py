@@ -14,12 +14,10 @@ from hatch_lower.format.record import Architecture
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
-WITHOUT_A_NAME = "torch.fx."
-"""Begins the names of classes that torch makes up for a graph that was traced before."""
+WITHOUT_A_NAME = "torch.fx."  # begins the names of classes that torch makes up for a graph that was traced before
 
 
 def architecture_of(source: CapturedModel) -> Architecture:
-    """Return what a model is, as its wheel's SBOM says it."""
     programs = [method.program for method in source.methods]
     module = source.eager
     name = class_name(type(module)) if module is not None else next(filter(None, map(root_class, programs)), "")
@@ -50,7 +48,7 @@ def root_class(program: ExportedProgram) -> str:
 
 
 def outputs_of(method: CapturedMethod) -> list[str]:
-    """Return what each leaf of a method's result is: `float32[batch, 10]`."""
+    """Return for each leaf of a method's result `float32[batch, 10]` or the like."""
     nodes = {node.name: node for node in method.program.graph.nodes}
     texts = []
     for name in method.program.graph_signature.user_outputs:

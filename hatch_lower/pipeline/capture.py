@@ -37,56 +37,39 @@ NOISE = re.compile(
     r"|The error above occurred when calling torch\.export\.export\.[\s\S]*)"
 )
 
-BOUND_TO = ".__self__"
-"""How dynamo writes the way from a bound method to its object."""
+BOUND_TO = ".__self__"  # how dynamo writes the way from a bound method to its object
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedMethod:
-    """One exported method, before decomposition.
-
-    Args:
-        program: ATen ops, with the module's own tensors.
-        parameters: the Python names of the positional arguments, in order; the keyword arguments' names are in
-            `program.call_spec.in_spec`.
-        dimensions: symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for,
-            where it has one.
-        has_examples: whether `args` and `kwargs` are given; a ready program may have none.
-    """
+    """One exported method, before decomposition."""
 
     name: str
-    program: ExportedProgram
+    program: ExportedProgram  # ATen ops, with the module's own tensors
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    # the Python names of the positional arguments, in order; the keyword arguments' names are in
+    # `program.call_spec.in_spec`
     parameters: tuple[str, ...]
+    # symbol of the program's input shapes to the name of the `torch.export.Dim` that it stands for, where it has one
     dimensions: Mapping[str, str] = field(default_factory=dict)
-    has_examples: bool = True
+    has_examples: bool = True  # whether `args` and `kwargs` are given; a ready program may have none
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedModel:
-    """A model's methods; programs of one model share the tensors of parameters and buffers of the same name.
-
-    Args:
-        methods: in the order in which they were declared.
-        eager: the module that was exported, unchanged; `None` for ready programs.
-        attributes: method name to the name of the module's own method.
-    """
+    """A model's methods; programs of one model share the tensors of parameters and buffers of the same name."""
 
     name: str
-    methods: tuple[CapturedMethod, ...]
-    eager: torch.nn.Module | None
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    methods: tuple[CapturedMethod, ...]  # in the order in which they were declared
+    eager: torch.nn.Module | None  # the module that was exported, unchanged; `None` for ready programs
+    attributes: Mapping[str, str] = field(default_factory=dict)  # method name to the name of the module's own method
 
 
 def capture_model(
     name: str, exports: Exports, reporter: Reporter, *, roots: Sequence[Path] = (), examples_needed: bool = True
 ) -> CapturedModel:
-    """Export every method of a model.
-
-    Args:
-        roots: the directories that hold the user's own code, to name its lines in errors.
-        examples_needed: whether a ready program without example inputs is an error.
+    """Export every method of a model; `roots` hold the user's own code, whose lines errors name.
 
     Raises:
         CaptureError: if a method's name cannot be used, a tensor is not on the CPU, or `torch.export` refuses.
@@ -184,7 +167,7 @@ def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None
 
 
 def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., Any]:
-    """Return the bound method to export; a submodule counts as a method that calls it."""
+    # a submodule counts as a method that calls it
     try:
         value = getattr(module, attribute)
     except AttributeError:
@@ -220,11 +203,9 @@ def submodule_call(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def module_to_export(module: torch.nn.Module, call: Callable[..., Any], attribute: str) -> torch.nn.Module:
-    """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else.
-
-    It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
-    original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
-    """
+    """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else."""
+    # It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
+    # original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
     if attribute == "forward":
         return module
     kind = type(module)
@@ -235,7 +216,7 @@ def module_to_export(module: torch.nn.Module, call: Callable[..., Any], attribut
 
 
 def name_module_paths(program: ExportedProgram) -> None:
-    """Give modules their paths in the original where a strict export came to them through the method's `self`."""
+    # a strict export comes to the modules through the method's `self`, and says so in their paths
     for graph_module in program.graph_module.modules():
         for node in graph_module.graph.nodes if isinstance(graph_module, torch.fx.GraphModule) else ():
             stack = node.meta.get("nn_module_stack")
@@ -283,7 +264,7 @@ def capture_error(
     error: Exception,
     roots: Sequence[Path],
 ) -> CaptureError:
-    """Return the error for a method that `torch.export` refused: inputs, dynamic shapes, or the code itself."""
+    # the dynamic shapes may be at fault, the example inputs (then eager fails with them, too), or the code itself
     reason = message_of(error)
     parameters = ", ".join(f"`{parameter}`" for parameter in inspect.signature(call).parameters)
     if isinstance(error, UserError) and ("Constraints violated" in reason or "dynamic_shapes" in reason):

@@ -11,12 +11,10 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.eager import eager_factory, random_operators
 from hatch_lower.pipeline.random_inputs import example_case
 
-CHECK_BYTES = 1 << 20
-"""Bytes of tensors up to which they are packaged."""
+CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 
 
 def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
-    """Return what `example_tensors` found as far as it is small enough to be packaged, and the note."""
     total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     if total > CHECK_BYTES:
         return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
@@ -24,12 +22,9 @@ def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, 
 
 
 def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them.
-
-    The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts the leaves of the arguments and of
-    eager's outputs; leaves that are no tensors have no entry. The tensors are contiguous and share no memory. Methods
-    that draw random numbers have none.
-    """
+    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
+    # the names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
+    # the tensors are contiguous and share no memory
     found: dict[str, torch.Tensor] = {}
     for method in model.methods:
         if not method.has_examples or random_operators(method.program):

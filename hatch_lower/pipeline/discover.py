@@ -38,19 +38,13 @@ LFS_POINTER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """A model's export entry point.
-
-    Args:
-        export: `module:attribute`, where the attribute may be dotted.
-        root: the project's root; the user's source lines are given relative to it.
-        import_roots: the directories on `sys.path` that hold the project's modules.
-        later_hooks: names of build hooks that run after `lower`, and so have not written their files yet.
-    """
+    """A model's export entry point."""
 
     model: str
-    export: str
-    root: Path
-    import_roots: tuple[Path, ...] = ()
+    export: str  # `module:attribute`, where the attribute may be dotted
+    root: Path  # the project's root; the user's source lines are given relative to it
+    import_roots: tuple[Path, ...] = ()  # the directories on `sys.path` that hold the project's modules
+    # names of build hooks that run after `lower`, and so have not written their files yet
     later_hooks: tuple[str, ...] = ()
 
     def roots(self) -> tuple[Path, ...]:
@@ -62,9 +56,7 @@ class EntryPoint:
 
 
 def discover(entry: EntryPoint) -> Exports:
-    """Import the entry point's module from `sys.path`, call it, and return what it exports.
-
-    A pair `(module, example_args)` becomes a `Model` with the method `forward`, one program a dict with `forward`.
+    """Import the entry point's module, call it, and return a `Model`, or a dict of programs by method.
 
     Raises:
         EntryPointError: if it is missing, not callable without arguments, raises, or returns something else.
@@ -129,7 +121,6 @@ def import_module(name: str, entry: EntryPoint) -> ModuleType:
 
 
 def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPointError:
-    """Return the error for an exception in the user's module or callable."""
     if is_out_of_memory(error):
         raise MemoryError(str(error)) from error
     files = named_files(error)
@@ -182,7 +173,6 @@ def check_callable(value: Any, entry: EntryPoint) -> None:
 
 
 def checked_exports(value: Any, entry: EntryPoint) -> Exports:
-    """Return the accepted forms as a `Model` or a dict of programs."""
     if isinstance(value, ExportedProgram):
         return {"forward": value}
     if isinstance(value, Mapping) and value and all(isinstance(program, ExportedProgram) for program in value.values()):
@@ -240,10 +230,8 @@ def described(value: Any) -> str:
 
 
 def named_files(error: BaseException) -> list[Path]:
-    """Return the files that an exception is about: those that it names, then those that its frames held as locals.
-
-    Loaders of weights raise errors that do not name the file ("header too large"), so the frames are asked.
-    """
+    """Return the files that an exception names, then those that its frames held as locals."""
+    # loaders of weights raise errors that do not name the file ("header too large"), so the frames are asked
     files: list[Path] = []
     filename = getattr(error, "filename", None)
     if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
@@ -291,7 +279,7 @@ def sibling_modules(name: str, entry: EntryPoint) -> list[str]:
 
 
 def public_names(value: Any) -> list[str]:
-    """Return the public callables that were defined in a module, or all public names of another object."""
+    # of a module only what it defines itself: what it imports is no entry point
     names = [name for name in dir(value) if not name.startswith("_")]
     if not isinstance(value, ModuleType):
         return names
@@ -304,7 +292,7 @@ def searched(entry: EntryPoint) -> str:
 
 
 def later_hooks_hint(entry: EntryPoint) -> str:
-    """Return what to do if another build hook would have written the missing file."""
+    # one of these hooks may be what writes the missing file
     if not entry.later_hooks:
         return ""
     names = ", ".join(f"`{name}`" for name in entry.later_hooks)

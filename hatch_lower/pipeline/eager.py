@@ -25,17 +25,11 @@ TRAINING_HINT = "the module is in training mode; call `module.eval()` in the ent
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was compared.
+    """What was compared."""
 
-    Args:
-        cases: names of the inputs on which both agree.
-        notes: what was left out, and why.
-        largest_error: the largest absolute difference of any floating-point output.
-    """
-
-    cases: tuple[str, ...]
-    notes: tuple[str, ...]
-    largest_error: float
+    cases: tuple[str, ...]  # names of the inputs on which both agree
+    notes: tuple[str, ...]  # what was left out, and why
+    largest_error: float  # the largest absolute difference of any floating-point output
 
 
 class Leaf:
@@ -46,16 +40,7 @@ class Leaf:
 
 
 class Sides:
-    """Eager and the lowered method, side by side, with the tolerances of one recipe.
-
-    Args:
-        where: model, recipe and method, for errors.
-        new_eager: returns eager's callable with fresh state.
-        lowered: the lowered method.
-        reset: gives the lowered method fresh state.
-        tolerance: for floating-point outputs.
-        hint: what to do about a mismatch.
-    """
+    """Eager and the lowered method, side by side, with the tolerances of one recipe."""
 
     def __init__(
         self,
@@ -80,11 +65,7 @@ class Sides:
         return self.compare_call(self.new_eager(), case, case.name)[0]
 
     def compare_call(self, eager: Callable[..., Any], case: InputCase, name: str) -> tuple[str, Any, Any]:
-        """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs.
-
-        Raises:
-            VerificationError: if outputs, or inputs that were changed in place, differ.
-        """
+        """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
         args, kwargs = case.copied()
         try:
             with torch.no_grad():
@@ -109,7 +90,7 @@ class Sides:
         return "", expected, given
 
     def compare_two_calls(self, case: InputCase) -> None:
-        """Compare two calls one after the other: state must go on, and the first outputs must stay what they were."""
+        # state must go on from call to call, and the first outputs must stay what they were
         self.reset()
         eager = self.new_eager()
         refusal, expected, given = self.compare_call(eager, case, case.name)
@@ -129,7 +110,6 @@ class Sides:
             self.compare(f"{case.name}, after a second call", "output", expected, given)
 
     def compare(self, case: str, part: str, expected: Any, given: Any) -> None:
-        """Compare two trees: structure, then leaf by leaf."""
         expected_leaves, expected_spec = pytree.tree_flatten_with_path(expected)
         given_leaves, given_spec = pytree.tree_flatten_with_path(given)
         if expected_spec != given_spec:
@@ -150,7 +130,6 @@ class Sides:
                 )
 
     def leaf_difference(self, expected: Any, given: Any) -> str:
-        """Return how two leaves differ, or an empty string."""
         if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):
             if expected.dtype != given.dtype:
                 return f"dtype {dtype_of(expected)} in eager, {dtype_of(given)} lowered"
@@ -184,23 +163,13 @@ def verify_method(
 ) -> Verification:
     """Compare a lowered method with eager, which runs in copies: the captured model is left as it is.
 
-    Both run on the example inputs, twice in a row, on random inputs of the same sizes, and on a second size of every
-    dynamic dimension. A case that eager itself refuses is left out and noted.
-
-    Args:
-        model: the captured model.
-        method: one of its methods.
-        lowered: takes the method's arguments.
-        reset: gives `lowered` the state of a freshly loaded model.
-        recipe: the recipe's name, for errors.
-        rtol: relative tolerance; `HALF_FACTORS` widens both for a method that computes in half precision.
-        atol: absolute tolerance.
-        seed: of the random inputs, plus one.
-        mutable: names of parameters that the method changes; buffers are always copied.
+    `reset` gives `lowered` the state of a freshly loaded model; `mutable` names the parameters that the method changes.
 
     Raises:
         VerificationError: if anything differs, or eager cannot run its own example inputs.
     """
+    # The example inputs run twice in a row, then random inputs of the same sizes, then a second size of every dynamic
+    # dimension. A case that eager itself refuses is left out and noted.
     tolerance = Tolerance(rtol, atol).widened(dtypes_of(method))
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
@@ -249,7 +218,7 @@ def random_operators(program: ExportedProgram) -> list[str]:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Return whether a node draws random numbers; a dropout of nothing, or outside of training, does not."""
+    # a dropout of nothing, or outside of training, has the tag and draws nothing
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     arguments = node.target._schema.arguments
@@ -268,7 +237,7 @@ def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
 def eager_factory(
     model: CapturedModel, method: CapturedMethod, mutable: Collection[str] = ()
 ) -> Callable[[], Callable[..., Any]]:
-    """Return a function that returns the eager method of a fresh copy, which shares parameters that nothing changes."""
+    """Return what makes the eager method of a fresh copy, which shares the parameters that nothing changes."""
     module = model.eager if model.eager is not None else method.program.module()
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     shared = {id(tensor): tensor for name, tensor in module.named_parameters() if name not in mutable}
@@ -301,7 +270,6 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
 
 
 def structure_of(value: Any) -> str:
-    """Return a tree with `*` for its leaves, in short."""
     text = str(pytree.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 

@@ -14,38 +14,31 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+# files whose functions stand between whoever asks for a variable and this module
 BETWEEN = frozenset(
     {__file__, *(function.__code__.co_filename for function in (os.getenv, PlainMapping.get, getpass.getuser))}
 )
-"""Files whose functions stand between whoever asks for a variable and this module."""
+# the part of torch that follows the model's own code step by step, and reads what that reads
 TRACER = "/torch/_dynamo/variables/"
-"""The part of torch that follows the model's own code step by step, and reads what that reads."""
+# modules that every export with torch imports, and that ask for more variables than they use → how those begin
 USED: Mapping[str, str] = {
     "tqdm.utils": "TQDM_",
     "networkx.utils.backends": "NETWORKX_",
     "torch._inductor.runtime.cache_dir_utils": "TORCHINDUCTOR_",  # the user's name only names a folder for caches
 }
-"""Modules that every export with torch imports, and that ask for more variables than they use → how those begin."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def called_by_tracer(function: Function) -> Function:
-    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`.
-
-    It is what `torch._dynamo.assume_constant_result` does; there is no torch yet.
-    """
+    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`."""
+    # this is what `torch._dynamo.assume_constant_result` does; there is no torch yet
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 class EnvironmentReads:
-    """What was read of the environment.
-
-    Args:
-        is_own: whether a source file is the project's own code.
-        written: is told the name of each variable that the process itself sets or removes.
-    """
+    """What was read of the environment; `written` is told each variable that the process itself sets or removes."""
 
     __slots__ = ("_copying", "_is_own", "_plain", "_written", "active", "globs", "names", "own_writes")
 
@@ -55,12 +48,10 @@ class EnvironmentReads:
         self._plain: Any = None
         self._copying: set[tuple[CodeType, int]] = set()
         self.active = False
+        # glob of which all variables were asked for → whether the project's own code asked
         self.globs: dict[str, bool] = {}
-        """Glob of which all variables were asked for → whether the project's own code asked."""
-        self.names: dict[str, bool] = {}
-        """Name → whether the project's own code read it."""
-        self.own_writes: set[str] = set()
-        """Names that the process itself set or removed before they were read."""
+        self.names: dict[str, bool] = {}  # name → whether the project's own code read it
+        self.own_writes: set[str] = set()  # names that the process itself set or removed before they were read
 
     def __deepcopy__(self, memo: Any) -> EnvironmentReads:
         return self  # who copies `os.environ` deeply wants the variables
@@ -73,7 +64,6 @@ class EnvironmentReads:
             mapping.__class__ = NotingEnviron
 
     def stop(self) -> None:
-        """Give `os.environ` its own class back."""
         self.active = False
         for mapping in mappings():
             mapping.__class__ = self._plain
@@ -81,14 +71,13 @@ class EnvironmentReads:
 
     @called_by_tracer
     def copying(self) -> None:
-        """Note that names are asked for: the calling instruction may be a copy that goes on to ask for each value."""
+        # names are asked for, and the calling instruction may be a copy that goes on to ask for each value
         frame = sys._getframe(2)
         self._copying.add((frame.f_code, frame.f_lasti))
         self.every()
 
     @called_by_tracer
     def every(self) -> None:
-        """Note that all names were asked for."""
         frame = asking(sys._getframe(2))
         if self.active and not module_of(frame).startswith("hatch_lower."):  # which only puts them back
             own = self._asks(frame)
@@ -97,7 +86,6 @@ class EnvironmentReads:
 
     @called_by_tracer
     def one(self, name: str | bytes) -> None:
-        """Note that a variable was asked for."""
         caller = sys._getframe(2)
         view = caller.f_code.co_name == "__iter__" and caller.f_code.co_filename in BETWEEN
         name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
@@ -117,14 +105,11 @@ class EnvironmentReads:
             self._written(name)
 
     def _asks(self, frame: FrameType) -> bool:
-        """Return whether a frame is of the project's own code, or of torch that follows it."""
         file = frame.f_code.co_filename
         return self._is_own(file) or TRACER in file
 
 
 class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form is no class before Python 3.12
-    """The class of `os.environ` and `os.environb` while notes are taken."""
-
     _reads: EnvironmentReads
 
     def __getitem__(self, key: Any) -> Any:
@@ -152,7 +137,7 @@ class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form 
         return super().__repr__()
 
     def keys(self) -> KeysView[Any]:
-        """Return the names; `dict(os.environ)` begins with them and then asks for every value."""
+        # `dict(os.environ)` begins with the names and then asks for every value
         self._reads.copying()
         return super().keys()
 
@@ -166,14 +151,12 @@ def mappings() -> tuple[Any, ...]:
 
 
 def asking(frame: FrameType) -> FrameType:
-    """Return the nearest frame that is not in between."""
     while frame.f_code.co_filename in BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 def used_by(frame: FrameType) -> str:
-    """Return how the variables begin that a frame's module uses of those that it asks for."""
     return USED.get(module_of(frame), "")
 
 

@@ -10,17 +10,12 @@ import hatch_lower
 
 LINES_KEPT = 12
 CHARACTERS_KEPT = 1500
+# what says that memory ran out, beside `MemoryError`: torch's allocator, the system, Python for want of a stack
 NO_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "can't start new thread")
-"""What says that memory ran out, beside `MemoryError`: torch's allocator, the system, Python for want of a stack."""
 
 
 def user_line(error: BaseException, roots: Sequence[Path]) -> str:
-    """Return `file:line` of the innermost frame that is the user's own, or an empty string.
-
-    Args:
-        error: an exception with its traceback; its causes are looked at too.
-        roots: the project root and the import roots; the file is given relative to the first that holds it.
-    """
+    """Return `file:line` of the innermost frame that is the user's own, below one of `roots`; empty if none is."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SyntaxError) and seen.filename and is_user_file(Path(seen.filename), roots):
@@ -33,7 +28,7 @@ def user_line(error: BaseException, roots: Sequence[Path]) -> str:
 
 
 def is_user_file(path: Path, roots: Sequence[Path]) -> bool:
-    """Return whether a source file belongs to the project, and not to a library in an environment inside of it."""
+    # an environment with libraries may lie inside of the project
     if path.name.startswith("<"):
         return False
     try:
@@ -46,7 +41,6 @@ def is_user_file(path: Path, roots: Sequence[Path]) -> bool:
 
 
 def relative_to_roots(path: Path, roots: Sequence[Path]) -> str:
-    """Return `path` as a posix path relative to the first of `roots` that holds it, else its name alone."""
     path = path.resolve()
     for root in roots:
         if path.is_relative_to(root.resolve()):

@@ -43,28 +43,20 @@ SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_S
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is known of an exported model before it is lowered.
-
-    Args:
-        programs: method name to program, before decomposition.
-    """
+    """What is known of an exported model before it is lowered."""
 
     key: ExportKey
     methods: Mapping[str, MethodRecord]
-    programs: Mapping[str, ExportedProgram]
+    programs: Mapping[str, ExportedProgram]  # method name to program, before decomposition
     sources: SourceRoots
 
 
 @dataclass(frozen=True, slots=True)
 class UsedBackend:
-    """A backend that lowered a partition.
-
-    Args:
-        specs: the options, values in hexadecimal.
-    """
+    """A backend that lowered a partition."""
 
     backend: str
-    specs: tuple[tuple[str, str], ...]
+    specs: tuple[tuple[str, str], ...]  # the options, values in hexadecimal
 
     def fingerprint(self) -> Mapping[str, str]:
         specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in self.specs]
@@ -85,12 +77,7 @@ def describe_export(
     digests: SpanDigests,
     examples: tuple[Mapping[str, torch.Tensor], str] | None,
 ) -> Export:
-    """Return what is known of an exported model.
-
-    Args:
-        store: keeps the methods' forms.
-        digests: of the constants; those that are being hashed already are waited for.
-        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
+    """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs.
 
     Raises:
         NoKeyError: if something about the model has no digest.
@@ -154,11 +141,8 @@ def recipe_row(recipe: Recipe) -> dict[str, Any]:
 
 
 def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:
-    """Return the sha256 of what eager returns for the example inputs.
-
-    The graphs do not tell all of eager: an operator of the author's own may compute something else than before, and a
-    module something else than its export.
-    """
+    # The graphs do not tell all of eager: an operator of the author's own may compute something else than before, and a
+    # module something else than its export.
     tensors, note = examples if examples is not None else ({}, "not run")
     numbers = {method.name: number for number, method in enumerate(source.methods)}
     outputs = []
@@ -176,7 +160,7 @@ def code_versions(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
 
 
 def backend_records(recipes: Iterable[Recipe], used: Iterable[UsedBackend], where: str) -> tuple[BackendRecord, ...]:
-    """Return what is recorded of the backends that recipes name, and of those that lowered partitions for them."""
+    # of the backends that recipes name, and of those that lowered partitions: a partitioner may name another backend
     fingerprints: dict[str, dict[str, str]] = {choice.name: {} for recipe in recipes for choice in recipe.backends}
     for backend in dict.fromkeys(used):
         with backend_guard(backend.backend, where):

@@ -36,21 +36,15 @@ from hatch_lower.runtime.selection import DelegateKinds
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A recipe of a model as it was written, and what eager computes.
+    """A recipe of a model as it was written, and what eager computes."""
 
-    Args:
-        folder: what the paths of delegates in the plan are relative to.
-        examples: a file of the example inputs and eager's outputs, named as in `check.safetensors`.
-        requirements: what the wheel requires: nothing else that is installed can be imported; `None` if that is not
-            known.
-    """
-
-    folder: Path
+    folder: Path  # what the paths of delegates in the plan are relative to
     plan: Path
     constants: Path | None
     imports: tuple[str, ...]
-    examples: Path
+    examples: Path  # a file of the example inputs and eager's outputs, named as in `check.safetensors`
     tolerances: Mapping[str, Tolerance]
+    # what the wheel requires: nothing else that is installed can be imported; `None` if that is not known
     requirements: tuple[str, ...] | None = None
 
 
@@ -72,10 +66,7 @@ class FreshProcess:
         return [(status.st_dev, status.st_ino) for status in statuses]
 
     def check(self, packaged: Packaged, where: str) -> bool:
-        """Load a recipe there, and compare what it computes from the example inputs with eager.
-
-        Returns:
-            False if nothing can be asked, for the descriptors of the pipes were closed.
+        """Run a recipe there and compare with eager; return False if its pipes were closed, and it cannot be asked.
 
         Raises:
             VerificationError: if it does not load or run there, or computes something else.
@@ -108,10 +99,8 @@ class FreshProcess:
 
 
 def start_fresh() -> FreshProcess | None:
-    """Return a fork of this process; `None` but on Linux: elsewhere libraries of the system do not survive a fork.
-
-    To be called when torch is imported, before anything has run on several threads.
-    """
+    """Return a fork of this process; `None` but on Linux: elsewhere libraries of the system do not survive a fork."""
+    # called when torch is imported, before anything has run on several threads
     if sys.platform != "linux":
         return None
     requests, answers = os.pipe(), os.pipe()
@@ -168,7 +157,6 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
 
 
 def problem_of(packaged: Packaged) -> str:
-    """Return what is wrong with a packaged recipe, or an empty text."""
     finder = RequiredOnly(packaged.requirements or ())
     try:
         if packaged.requirements is not None:

@@ -33,9 +33,9 @@ from hatch_lower.runtime.classes import owner_of
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
+# metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
+# ancestors and modules are written by `ancestry` and `module_rows`
 NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack"})
-"""Metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
-ancestors and modules are written by `ancestry` and `module_rows`."""
 
 
 LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -43,25 +43,16 @@ LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.
 
 @dataclass(frozen=True, slots=True)
 class ExportedMethod:
-    """What is known of one method.
-
-    Args:
-        names: sha256 of what the form leaves out, but for contents and source lines.
-        examples: sha256 of the example inputs.
-    """
+    """What is known of one method."""
 
     form: Mapping[str, Any]
     graph: str
-    names: str
-    examples: str
+    names: str  # sha256 of what the form leaves out, but for contents and source lines
+    examples: str  # sha256 of the example inputs
 
 
 def describe_method(method: CapturedMethod) -> ExportedMethod:
-    """Return what is known of an exported method.
-
-    Raises:
-        NoKeyError: if there is something in it whose meaning cannot be written down.
-    """
+    """Return what is known of an exported method; a `NoKeyError` if something in it has no meaning in JSON."""
     program = method.program
     refuse_unknown(program)
     symbols = SymbolNames()
@@ -81,7 +72,6 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
 
 
 def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[str]) -> bytes:
-    """Return the blob in which a method's form is kept for explanations."""
     specs = method.program.graph_signature.input_specs
     overloads = {encode_target(node.target): node.target for node in operations(method.program)}
     value = {
@@ -129,7 +119,6 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 def refuse_tensor(subject: str, tensor: Any) -> None:
-    """Raise `NoKeyError` unless a tensor is plain memory of the CPU, without pending operations."""
     known = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
     if not known or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         msg = f"{subject} is no plain tensor"
@@ -137,10 +126,7 @@ def refuse_tensor(subject: str, tensor: Any) -> None:
 
 
 def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    """Yield all that a program holds: parameters, buffers, other constants, then tensors that are attributes of graphs.
-
-    What no input names is among it: a partitioner or backend could look it up.
-    """
+    # also what no input names: a partitioner or backend could look it up
     yield from program.state_dict.items()
     yield from ((name, constant) for name, constant in program.constants.items() if name not in program.state_dict)
     yield from attributes_of(program.graph_module, "")
@@ -180,7 +166,6 @@ def range_rows(program: ExportedProgram, symbols: SymbolNames) -> list[list[str]
 
 
 def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[Any]]:
-    """Yield what is noted at each node: its modules, its ancestors, and all else but where it is in the source."""
     ancestors: dict[tuple[str, int], int] = {}
     for module in graph_modules(program.graph_module):
         for node in module.graph.nodes:
@@ -194,7 +179,7 @@ def module_row(node: Node) -> list[Any]:
 
 
 def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
-    """Return which nodes have one oldest ancestor, and its operator: they share a debug handle."""
+    # nodes that have one oldest ancestor share a debug handle
     sources = node.meta.get("from_node")
     if not sources:
         return []
@@ -232,7 +217,7 @@ def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
 
 
 def tree_row(spec: pytree.TreeSpec | None) -> Any:
-    """Return a tree of containers with all that a plan says of them: their classes, keys and fields."""
+    # all that a plan says of containers: their classes, keys and fields
     if spec is None or spec.is_leaf():
         return None if spec is None else "leaf"
     kind: Any = spec.type
@@ -246,7 +231,6 @@ def tree_row(spec: pytree.TreeSpec | None) -> Any:
 
 
 def example_row(method: CapturedMethod) -> list[Any]:
-    """Return the example inputs: their containers, and of each tensor its layout and contents."""
     leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     for tensor in tensors:

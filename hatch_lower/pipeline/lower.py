@@ -52,13 +52,12 @@ class ReportedSteps(Steps):
         self.seconds[method] = time.perf_counter() - begin
 
     def ask(self, method: str) -> AbstractContextManager[object]:
-        """Run code of all backends of the recipe."""
+        # code of all backends of the recipe runs here
         backends = "` or `".join(self._build.partitioners[self._recipe.name])
         return backend_guard(backends, f"{self._build.place(self._recipe)}, method `{method}`")
 
     @contextmanager
     def turn(self, turn: Turn) -> Iterator[Callable[[Mapping[str, Lowered]], object]]:
-        """Run one backend's code; report what it came to, and share its time out to the methods."""
         begin = time.perf_counter()
         lowered: dict[str, Lowered] = {}
         with stage(self._build.reporter, "lower", self._build.source.name, self._recipe.name) as describe:
@@ -77,7 +76,7 @@ def count_text(lowered: Mapping[str, Lowered]) -> str:
 
 
 def shares_of(lowered: Mapping[str, Lowered]) -> dict[str, float]:
-    """Return each method's share of the time that lowering all of them took: by the partitions that were built."""
+    # by the partitions that were built: one call lowers all methods, and only it is measured
     built = {name: method.partitions - method.reused for name, method in lowered.items()}
     total = sum(built.values())
     return {name: count / total if total else 1 / len(built) for name, count in built.items()}

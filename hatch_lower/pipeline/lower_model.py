@@ -56,11 +56,7 @@ def lower_model(
 ) -> ModelReport:
     """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
 
-    What was lowered before from an equal export is taken from the cache; its debug maps get the lines of this one.
-
-    Args:
-        folder: for its files.
-        fresh: a process that has not run the model's code; without it the programs are run in this one only.
+    Without `fresh`, a process that has not run the model's code, the programs are run in this one only.
 
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
@@ -83,7 +79,6 @@ def lower_model(
 
 
 def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecipe]]:
-    """Lower and package a model for all its recipes."""
     model = build.model
     if any(recipe.verify for recipe in build.recipes):
         eager_factory(build.source, build.source.methods[0])()  # it says if there can be no copy; not after minutes
@@ -149,7 +144,6 @@ def emit_recipe(build: ModelBuild, lowered: Mapping[str, Lowered]) -> EmittedPro
 
 
 def write_check_data(build: ModelBuild) -> FileEntry | None:
-    """Write the example inputs and eager's outputs that the wheel gets; nothing if it gets none."""
     if not build.settings.check or build.examples is None:
         return None
     tensors, note = limited(*build.examples)

@@ -24,29 +24,22 @@ from hatch_lower.pipeline.package import Packager, ProgramFiles
 
 @dataclass(frozen=True, slots=True)
 class ModelBuild:
-    """What lowering one model works with.
-
-    Args:
-        partitioners: recipe to backend to its partitioner, in the order of their turns.
-        folder: of the model in this build.
-        packager: writes its files.
-        digests: of its constants.
-        examples: the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them.
-        fresh: a process that has not run the model's code.
-    """
+    """What lowering one model works with."""
 
     settings: Settings
     model: ModelSettings
     source: CapturedModel
     recipes: tuple[Recipe, ...]
+    # recipe to backend to its partitioner, in the order of their turns
     partitioners: Mapping[str, Mapping[str, Partitioner]]
     store: Store
-    folder: Path
+    folder: Path  # of the model in this build
     packager: Packager
     digests: SpanDigests
+    # the tensors among the example inputs and eager's outputs, and a note; `None` if nothing asks for them
     examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
-    fresh: FreshProcess | None
+    fresh: FreshProcess | None  # a process that has not run the model's code
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))
@@ -57,19 +50,12 @@ class ModelBuild:
 
 @dataclass(frozen=True, slots=True)
 class LoweredRecipe:
-    """A model lowered for one recipe, and written.
-
-    Args:
-        emitted: its plan, debug map and constants.
-        methods: the manifest's entries of the methods.
-        used: the backends that lowered partitions.
-        keys: of the partitions' results in the cache; whether they were taken from there.
-    """
+    """A model lowered for one recipe, and written."""
 
     recipe: Recipe
     emitted: EmittedProgram
     files: ProgramFiles
     methods: Mapping[str, MethodEntry]
     rows: tuple[MethodRow, ...]
-    used: tuple[UsedBackend, ...]
-    keys: Mapping[str, bool]
+    used: tuple[UsedBackend, ...]  # the backends that lowered partitions
+    keys: Mapping[str, bool]  # of the partitions' results in the cache; whether they were taken from there

@@ -28,8 +28,7 @@ CONSTANTS = "constants.safetensors"
 
 CONSTANTS_SCHEMA = 1
 
-UNFINISHED = "constants-"
-"""Prefix of the store's files that are being written."""
+UNFINISHED = "constants-"  # prefix of the store's files that are being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,7 @@ class ProgramFiles:
 
 
 class Packager:
-    """Writes the files of one model below a folder, each once, and keeps the list of them.
-
-    Args:
-        folder: what will be `_lowered` in the wheel.
-        store: keeps the constants file for the next build.
-    """
+    """Writes the files of one model below what will be `_lowered`, each once, and keeps the list of them."""
 
     def __init__(self, folder: Path, model: str, store: Store) -> None:
         self.folder = folder
@@ -60,13 +54,8 @@ class Packager:
         return tuple(self._files[path] for path in sorted(self._files))
 
     def refuse_changed(self, program: ProgramFiles, where: str) -> None:
-        """Look whether a program's files are still there, as large as they were written.
-
-        Their contents are compared with their digests when they are put into the wheel.
-
-        Raises:
-            BackendError: if one is not: a run half has taken it away.
-        """
+        # a run half may take a file away, or write into it: whether each is still there, as large as it was written;
+        # contents are compared with digests when files are put into the wheel
         for entry in (program.plan, program.debug, *program.delegates):
             source = self.source(entry.path)
             size = source.stat().st_size if source.is_file() else None
@@ -92,7 +81,6 @@ class Packager:
         return entry
 
     def write_program(self, recipe: str, emitted: EmittedProgram) -> ProgramFiles:
-        """Write a recipe's plan, debug map, delegates and their named data."""
         delegates = []
         native = []
         for digest in sorted(emitted.blobs):
@@ -110,11 +98,9 @@ class Packager:
         )
 
     def write_storages(self, storages: Mapping[str, torch.Tensor]) -> FileEntry | None:
-        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants.
-
-        Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
-        its contents are checked against its digest when they are put into the wheel.
-        """
+        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants."""
+        # Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
+        # its contents are checked against its digest when they are put into the wheel.
         if not storages:
             return None
         path = f"{self._model}/{CONSTANTS}"
@@ -135,11 +121,8 @@ class Packager:
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
 
     def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
-        """Write the constants file where it will stay; return where that is.
-
-        That is in the store: the folder may be on another file system, or in memory. It is below the folder if the
-        store is not written.
-        """
+        # It is written where it will stay: in the store, for the folder may be on another file system, or in memory;
+        # below the folder if the store is not written.
         if self._store.writes:
             with suppress(OSError):  # the store will say what is wrong with it when it is asked to adopt a file
                 return self._write_into_store(storages)
@@ -149,7 +132,7 @@ class Packager:
         return written, self._store.adopt(source, written.sha256)
 
     def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
-        """Write the constants file beside the blobs; what killed builds left of theirs goes."""
+        # beside the blobs, so that adopting it is a rename; what killed builds left of theirs goes
         folder = self._store.directory
         make_folder(folder)
         remove_abandoned(folder, f"{UNFINISHED}*{LEFTOVER}")

@@ -21,31 +21,23 @@ Sizes = Mapping[sympy.Symbol, int]
 
 @dataclass(frozen=True, slots=True)
 class InputCase:
-    """Arguments for one call.
+    """Arguments for one call."""
 
-    Args:
-        name: what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        parameters: the names of the positional ones.
-    """
-
-    name: str
+    name: str  # what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...]  # the names of `args`
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
     def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with tensors of their own, of the same strides, as a method may change its inputs."""
+        # a method may change its inputs, and their strides decide what some operators do
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
         return args, kwargs
 
 
 def copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same contents, sizes and strides with a storage of its own."""
     span = torch.as_strided(tensor.detach(), (span_of(tensor.shape, tensor.stride()),), (1,))
     return span.clone().as_strided(tensor.shape, tensor.stride(), 0)
 
@@ -58,7 +50,7 @@ def span_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def example_case(method: CapturedMethod) -> InputCase:
-    """Return a method's example inputs, keyword arguments in the order of the exported signature."""
+    # keyword arguments in the order of the exported signature, in which the program's inputs are
     kwargs = dict(method.kwargs)
     if kwargs and method.program.call_spec.in_spec is not None:
         kwargs = reorder_kwargs(kwargs, method.program.call_spec.in_spec)
@@ -70,11 +62,9 @@ def random_case(method: CapturedMethod, seed: int) -> InputCase:
 
 
 def resized_cases(method: CapturedMethod, seed: int) -> Iterator[tuple[str, list[InputCase]]]:
-    """Yield each dynamic dimension's name and the inputs to try, the best first.
-
-    Only that dimension differs from the example. A size that the model itself refuses (an odd one, say) is for the
-    caller to pass over. The list is empty where the range leaves no second size.
-    """
+    """Yield each dynamic dimension's name and the inputs to try, the best first; none if its range has one size."""
+    # Only that dimension differs from the example. A size that the model itself refuses (an odd one, say) is for the
+    # caller to pass over.
     sizes = example_sizes(method)
     for symbol in sorted(sizes, key=str):
         name = dimension_label(method, symbol)
@@ -87,14 +77,13 @@ def resized_cases(method: CapturedMethod, seed: int) -> Iterator[tuple[str, list
 
 
 def has_whole_sizes(method: CapturedMethod, sizes: Sizes) -> bool:
-    """Return whether every input has natural sizes; a derived dimension such as half of another may not."""
+    # a derived dimension, such as half of another, has none for some of its sizes
     shapes: list[Any] = [value.shape for value in user_values(method.program) if isinstance(value, torch.Tensor)]
     numbers = [size.node.expr.subs(sizes) for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
     return all(number.is_Integer and number >= 0 for number in numbers)
 
 
 def example_sizes(method: CapturedMethod) -> dict[sympy.Symbol, int]:
-    """Return the value that every symbol of the input shapes has in the example inputs."""
     sizes: dict[sympy.Symbol, int] = {}
     for leaf, value in zip(leaves_of(method), user_values(method.program), strict=True):
         pairs: list[tuple[Any, Any]] = []
@@ -146,7 +135,6 @@ def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
 
 
 def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> InputCase:
-    """Return random inputs with the sizes and strides that `sizes` gives the program's inputs."""
     generator = torch.Generator().manual_seed(seed)
     case = example_case(method)
     leaves, spec = pytree.tree_flatten((case.args, case.kwargs))
@@ -164,7 +152,6 @@ def leaves_of(method: CapturedMethod) -> list[Any]:
 
 
 def rebuilt_leaf(leaf: Any, value: Any, sizes: Sizes, generator: torch.Generator) -> Any:
-    """Return another value for one leaf: a number of its size symbol, a random tensor, or the literal itself."""
     if isinstance(value, torch.SymInt):
         return size_of(value, sizes)
     if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):
@@ -182,11 +169,7 @@ def size_of(size: int | torch.SymInt, sizes: Sizes) -> int:
 
 
 def random_values(example: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` values of the example's dtype.
-
-    Floats are drawn from a standard normal distribution, bools are even; integers are drawn from the example's own
-    values, so that indices stay valid.
-    """
+    # floats from a standard normal distribution; integers from the example's own values, so that indices stay valid
     if example.dtype is torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).to(torch.bool)
     if example.dtype.is_floating_point:

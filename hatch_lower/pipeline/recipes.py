@@ -17,16 +17,10 @@ from hatch_lower.pipeline.model_build import LoweredRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 
-PLAN_READER = "hatch-lower>=0.1"
-"""The first version that reads the plans that this one writes."""
+PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this one writes
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
-    """Return the partitioner of a recipe's backend, made with its options.
-
-    Raises:
-        BackendError: if the backend is unknown, refuses the options, or has no partitioner.
-    """
     where = f"recipe `{recipe.name}`, backend `{choice.name}`"
     try:
         with backend_guard(choice.name, where):
@@ -44,11 +38,7 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
 
 
 def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
-    """Refuse now what the end of the build would refuse, as far as the recipes tell what their programs will require.
-
-    Raises:
-        ConfigError: if the project's dependencies do not imply it.
-    """
+    """Refuse now what the end of the build would refuse, as far as recipes tell what their programs will require."""
     if settings.dependencies is None:
         return
     required = {PLAN_READER: None}
@@ -74,7 +64,6 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
 
 
 def owners_of(recipe: Recipe, project: str) -> set[str]:
-    """Return the distributions, beside the project's own, that bring the modules that a recipe imports."""
     if not recipe.imports:
         return set()
     owners = importlib.metadata.packages_distributions()

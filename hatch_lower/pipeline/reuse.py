@@ -32,11 +32,7 @@ Verify = Callable[[ModelBuild, Sequence[LoweredRecipe]], None]
 
 
 def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelReport:
-    """Return the report of an earlier build of the same export; else lower, verify, and keep what it came to.
-
-    Raises:
-        CacheError: if it would have to be lowered and the cache is frozen.
-    """
+    """Return the report of an earlier build of the same export; else lower, verify, and keep what it came to."""
     store, model = build.store, build.model.name
     try:
         with stage(build.reporter, "known", model) as describe:
@@ -65,10 +61,6 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
 
 
 def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Lowered:
-    """Lower and verify; once more, without the partitions of the cache, if the result does not verify.
-
-    What does not verify stays in the cache otherwise: the tolerances may be at fault.
-    """
     report, recipes = lower(build)
     try:
         verify(build, recipes)
@@ -85,7 +77,7 @@ def lowered_and_verified(build: ModelBuild, lower: Lower, verify: Verify) -> Low
 
 
 def refuse_frozen(store: Store, model: str, found: str) -> None:
-    """Refuse to lower what the cache does not hold as a whole, if it is frozen; not even a portable program is new."""
+    # a frozen cache lowers nothing, not even a portable program
     if store.mode == "frozen":
         raise CacheError(
             "the cache is frozen and does not hold what this build needs",
@@ -96,11 +88,7 @@ def refuse_frozen(store: Store, model: str, found: str) -> None:
 
 
 def find_report(store: Store, export: Export, packager: Packager) -> ModelReport | None:
-    """Return the report of an earlier build of the same export, with the source lines of this one.
-
-    Returns:
-        `None` if there is none, or a backend has changed.
-    """
+    """Return an earlier report with this export's source lines; `None` if there is none, or a backend has changed."""
     value = store.find(export.key.digest())
     if value is None or not {"used", "report", "anchors"} <= value.keys() or not is_current(value["used"]):
         return None
@@ -146,11 +134,7 @@ def keep_report(
     emitted: Mapping[str, EmittedProgram],
     used: Iterable[UsedBackend],
 ) -> str:
-    """Store what lowering an export came to, if a later build could make its debug maps from another export.
-
-    Returns:
-        Why it was not stored; empty if it was, or the store is not written.
-    """
+    """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
     if not store.writes:
         return ""
     anchors: dict[str, Anchors] = {}

@@ -18,12 +18,7 @@ from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 
 @contextmanager
 def backend_guard(backend: str, where: str) -> Iterator[None]:
-    """Run a backend's code.
-
-    Raises:
-        BackendError: for whatever it raises that is no error of ours, an attempt to end the process included.
-        MemoryError: if memory ran out.
-    """
+    """Run a backend's code: whatever it raises that is no error of ours, `SystemExit` included, is a `BackendError`."""
     try:
         with process_restored():
             yield
@@ -44,11 +39,7 @@ def backend_guard(backend: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def export_guard(model: str) -> Iterator[None]:
-    """Run the model's own code.
-
-    Raises:
-        CaptureError: if it leaves a setting changed that decides what the same code computes.
-    """
+    """Run the model's own code; a `CaptureError` if it leaves a setting changed that decides what code computes."""
     with torch_restored(), library_restored():
         before = arithmetic()
         yield

@@ -24,18 +24,10 @@ RECIPE = "default"
 
 
 def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model") -> Path:
-    """Write a lowered program's files as they lie in a wheel's `_lowered` folder.
+    """Write what `EdgeProgramManager.to_executorch` returned into a new or empty folder, as in a wheel's `_lowered`.
 
     `hatch_lower.load(folder)` loads it, with the run halves of its backends as they are installed. Nothing is verified,
     cached or checked for reproduction: `hatch build` does that.
-
-    Args:
-        lowered: what `EdgeProgramManager.to_executorch` returned.
-        folder: a new or empty folder; it is made.
-        model: the model's name.
-
-    Returns:
-        The folder.
 
     Raises:
         PackageError: if the folder holds something.

@@ -14,7 +14,6 @@ from hatch_lower.errors import CaptureError
 
 
 def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
-    """Refuse tensors that are not in the CPU's memory."""
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             raise CaptureError(
@@ -37,7 +36,7 @@ def path_text(path: Sequence[Any]) -> str:
 
 
 def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return every tensor that a module holds, plain attributes too, with the count of its in-place changes."""
+    # plain attributes too: an exported program cannot change one of these
     versions: dict[str, tuple[torch.Tensor, int]] = {}
     for prefix, child in module.named_modules():
         for store in (child._parameters, child._buffers, child.__dict__):
@@ -50,7 +49,6 @@ def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, in
 def check_unchanged(
     model: str, name: str, module: torch.nn.Module, before: Mapping[str, tuple[torch.Tensor, int]]
 ) -> None:
-    """Refuse a method that changed a tensor of the module while it was exported: the program would not."""
     after = tensor_versions(module)
     buffers = {id(buffer) for buffer in module.buffers()}
     for key, (tensor, version) in before.items():
@@ -71,7 +69,7 @@ def check_unchanged(
 
 
 def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
-    """Refuse a method that kept one of its results in the module: exporting leaves a tensor without contents there."""
+    # a method that keeps one of its results in the module leaves a tensor without contents there when it is exported
     for prefix, child in module.named_modules():
         for attribute, value in vars(child).items():
             if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):
@@ -85,11 +83,8 @@ def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
 
 
 def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
-    """Make programs of one model refer to one tensor by one name.
-
-    Methods of a module do so from the start; programs that were exported or read one by one are joined here, if they
-    agree.
-    """
+    """Make programs of one model refer to one tensor by one name."""
+    # methods of a module do so from the start; programs that were exported or read one by one are joined, if they agree
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         buffers = set(program.graph_signature.inputs_to_buffers.values())

@@ -27,19 +27,6 @@ from hatch_lower.runtime.selection import DelegateKinds
 def verify_recipe(
     source: CapturedModel, recipe: Recipe, files: ProgramFiles, packager: Packager, seed: int, reporter: Reporter
 ) -> None:
-    """Compare each method of a recipe with eager.
-
-    Args:
-        source: the captured model.
-        recipe: its tolerances.
-        files: what was written for it.
-        packager: says where that is.
-        seed: of random inputs.
-        reporter: is told of each method.
-
-    Raises:
-        VerificationError: if anything differs.
-    """
     plan = read_plan(packager.source(files.plan.path).read_bytes(), files.plan.path)
     spans: Sequence[torch.Tensor] = ()
     if plan.storages:
@@ -71,7 +58,7 @@ def verify_recipe(
 
 
 def as_exported(call: Callable[..., Any], plan: MethodPlan, method: CapturedMethod) -> Callable[..., Any]:
-    """Return a method that returns objects of the classes that eager does, in place of what stands for them."""
+    # eager's classes, in place of what stands for them here, so that the trees of both sides can be compared
     leaves = take_apart(method.name, plan.outputs, "output")
     spec = method.program.call_spec.out_spec
 
@@ -82,12 +69,7 @@ def as_exported(call: Callable[..., Any], plan: MethodPlan, method: CapturedMeth
 
 
 def load_program(plan: Plan, spans: Sequence[torch.Tensor], folder: Path, where: str) -> Executor:
-    """Load a program as an installed package would.
-
-    Raises:
-        VerificationError: if that fails, whatever a run half raises.
-        MemoryError: if memory ran out.
-    """
+    """Load a program as an installed package would; a `VerificationError` for whatever a run half raises."""
     kinds = DelegateKinds()
     try:
         delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}

@@ -15,16 +15,11 @@ from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.pipeline.verify import verify_recipe
 from hatch_lower.runtime.numbers import Tolerance
 
-EXAMPLES = "examples.safetensors"
-"""The example inputs and eager's outputs in full; only some are packaged."""
+EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 
 
 def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> None:
-    """Compare each packaged recipe with eager, as far as it asks for that.
-
-    Raises:
-        VerificationError: if anything differs.
-    """
+    """Compare each packaged recipe with eager, as far as it asks for that."""
     for lowered in recipes:
         if not lowered.recipe.verify:
             continue

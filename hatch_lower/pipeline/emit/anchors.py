@@ -16,17 +16,12 @@ from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
 from hatch_lower.pipeline.emit.sources import SourceRoots, module_path
 
+# method name to debug handle to the exported node's position; `None` where a node was made of none
 Anchors = Mapping[str, Mapping[int, int | None]]
-"""Method name to debug handle to the exported node's position; `None` where a node was made of none."""
 
 
 def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, ExportedProgram]) -> Anchors:
-    """Return the anchors of a lowered model's debug map.
-
-    Args:
-        nodes: method name to debug handle to the node that the debug map describes there.
-        exported: method name to program, before decomposition; it must be the very one that was lowered.
-    """
+    """Return the anchors of a debug map's handles; `exported` must be the very programs that were lowered."""
     anchors: dict[str, Mapping[int, int | None]] = {}
     for method, handles in nodes.items():
         positions: dict[tuple[str, int], int] = {}
@@ -47,7 +42,7 @@ def exported_nodes(program: ExportedProgram) -> list[Node]:
 
 
 def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | None:
-    """Return the position of a node's latest ancestor in the exported graph; it may have older ones elsewhere."""
+    # the latest ancestor that is in the exported graph; a node may have older ones in graphs before it
     sources = node.meta.get("from_node")
     while sources:
         position = positions.get((sources[-1].name, sources[-1].graph_id))
@@ -60,11 +55,7 @@ def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | N
 def re_anchor(
     debug: DebugMap, anchors: Anchors, exported: Mapping[str, ExportedProgram], sources: SourceRoots
 ) -> DebugMap:
-    """Return a debug map with the module paths and source lines of an export.
-
-    Args:
-        exported: method name to program, before decomposition.
-    """
+    """Return a debug map with the module paths and source lines of an export, before decomposition."""
     return DebugMap(
         {
             name: re_anchor_method(method, anchors[name], exported_nodes(exported[name]), sources)
@@ -76,7 +67,6 @@ def re_anchor(
 def re_anchor_method(
     debug: MethodDebug, anchors: Mapping[int, int | None], nodes: list[Node], sources: SourceRoots
 ) -> MethodDebug:
-    """Return one method's debug map with fresh origins; what was made of no exported node has no source line."""
     handles = {}
     for handle, origin in debug.handles.items():
         position = anchors[handle]
@@ -89,7 +79,6 @@ def re_anchor_method(
 
 
 def place_of(node: Node) -> tuple[str, str]:
-    """Return a node's module and the calls that led to it."""
     return module_path(node), node.meta.get("stack_trace") or ""
 
 

@@ -27,7 +27,6 @@ def op_name(overload: OpOverload) -> str:
 
 
 def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) -> Argument:
-    """Return an instruction's argument."""
     if isinstance(value, Node):
         return refer(value)
     if isinstance(value, (list, tuple)):
@@ -36,7 +35,6 @@ def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) 
 
 
 def literal_argument(value: Any, where: str) -> Literal:
-    """Return a literal."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if type(value) in (int, float, complex):
@@ -57,6 +55,7 @@ def literal_argument(value: Any, where: str) -> Literal:
     )
 
 
+# functions on sizes, and `getitem`, to the plan's names of them
 PYTHON_FUNCTIONS: Mapping[Any, str] = {
     **{
         getattr(operator, name): name
@@ -83,4 +82,3 @@ PYTHON_FUNCTIONS: Mapping[Any, str] = {
     min: "min",
     round: "round",
 }
-"""Functions on sizes, and `getitem`, to the plan's names of them."""

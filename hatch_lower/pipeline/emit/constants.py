@@ -23,48 +23,34 @@ from hatch_lower.format.values import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class ConstantUse:
-    """That a method uses a tensor under a name.
-
-    Args:
-        name: the parameter's or buffer's dotted name, or the lifted tensor's.
-        mutated: whether the method changes it.
-        lifted: whether it is no part of the module, so that its name means something in this method only.
-    """
+    """That a method uses a tensor under a name."""
 
     method: str
-    name: str
+    name: str  # the parameter's or buffer's dotted name, or the lifted tensor's
     tensor: torch.Tensor
-    mutated: bool = False
-    lifted: bool = False
+    mutated: bool = False  # whether the method changes it
+    lifted: bool = False  # whether it is no part of the module
 
     @property
     def plan_name(self) -> str:
-        """The name in the plan: shared by all methods, except for lifted tensors."""
+        # a lifted tensor's name means something in its method only
         return f"{self.method}:{self.name}" if self.lifted else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of one program.
+    """The constants of one program."""
 
-    Args:
-        storages: as the plan lists them.
-        constants: plan name to the constant's place.
-        data: storage key to the 1-D tensor to write under it.
-    """
-
-    storages: tuple[Storage, ...]
-    constants: Mapping[str, Constant]
-    data: Mapping[str, torch.Tensor]
+    storages: tuple[Storage, ...]  # as the plan lists them
+    constants: Mapping[str, Constant]  # plan name to the constant's place
+    data: Mapping[str, torch.Tensor]  # storage key to the 1-D tensor to write under it
 
 
 class SpanDigests:
-    """Digests of memory, each hashed once for all programs of one model, on two threads of its own.
-
-    It keeps the tensors alive, so that their addresses are not used again. Their contents must not change.
-    """
+    """Digests of memory, each hashed once for all programs of one model; its contents must not change."""
 
     def __init__(self) -> None:
+        # the tensors are kept alive, so that their addresses are not used again
         self._known: dict[tuple[int, int], tuple[Future[str], torch.Tensor]] = {}
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="digests")
 
@@ -104,7 +90,6 @@ def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor]
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors are one place in memory, or equal in layout and contents."""
     if left is right or place_of(left) == place_of(right):
         return True
     same_layout = (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride())
@@ -116,16 +101,9 @@ def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[str], digests: SpanDigests) -> Constants:
-    """Return a program's storages and constants.
-
-    Args:
-        tensors: plan name to tensor, on the CPU, of any dtype, shape and strides.
-        mutable: plan names of those that a method changes. All constants that overlap one are mutable too, and none of
-            them is merged with others by content.
-
-    Raises:
-        EdgeError: for a tensor that is not plain memory on the CPU.
-    """
+    """Return a program's storages and constants from tensors on the CPU, by plan name."""
+    # All constants that overlap a mutable one are mutable too, and none of them is merged with others by content: what
+    # one method writes would show in both.
     plain = {name: plain_tensor(name, tensor) for name, tensor in tensors.items()}
     groups: dict[int, list[str]] = {}
     for name, layout in zip(plain, layouts(list(plain.values())), strict=True):
@@ -162,7 +140,6 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
 
 
 def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a constant without gradient, and with pending conjugation or negation carried out."""
     value = tensor.detach()
     known = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and dtype_name(value.dtype) in DTYPES
     if not known or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
@@ -177,11 +154,9 @@ def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Return the 1-D tensor over all memory that overlapping tensors span, and where it begins in bytes.
-
-    It has their dtype, or `uint8` where they differ or safetensors has no word for it; then it begins and ends where
-    each of the dtypes may.
-    """
+    """Return the 1-D tensor over all memory that overlapping tensors span, and where it begins in bytes."""
+    # It has their dtype, or `uint8` where they differ or safetensors has no word for it; then it begins and ends where
+    # each of the dtypes may.
     sizes = [member.element_size() for member in members]
     begins = [int(member.storage_offset()) * size for member, size in zip(members, sizes, strict=True)]
     ends = [begin + span_length(member) * size for member, begin, size in zip(members, begins, sizes, strict=True)]
@@ -198,8 +173,4 @@ def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def merge_storages(programs: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return storage key to tensor for the one file that serves several programs of a model, in the order of keys."""
-    merged: dict[str, torch.Tensor] = {}
-    for data in programs:
-        merged.update(data)
-    return {key: merged[key] for key in sorted(merged)}
+    return {key: tensor for data in programs for key, tensor in data.items()}

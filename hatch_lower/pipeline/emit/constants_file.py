@@ -15,8 +15,7 @@ import torch
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
 from hatch_lower.format.values import DTYPES
 
-ALIGNMENT = 64
-"""Bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this."""
+ALIGNMENT = 64  # bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this
 
 PIECE = 1 << 22
 
@@ -31,20 +30,13 @@ class WrittenConstants:
 
 
 def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
-    """Write a safetensors file.
-
-    Args:
-        storages: key to contiguous tensor on the CPU, of any dtype. No tensor is copied.
-
-    Returns:
-        Its size and digests. The bytes depend on nothing but keys, dtypes, lengths and contents.
-    """
+    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied."""
+    # the bytes depend on nothing but keys, dtypes, lengths and contents
     with path.open("wb") as file:
         return write_to(file, storages)
 
 
 def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
-    """Write a safetensors file to a stream; hashing runs beside writing."""
     keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
     header = make_header(keys, storages)
     total = hashlib.sha256(header)
@@ -62,10 +54,8 @@ def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> WrittenCon
 
 
 def place_in_file(key: str, tensor: torch.Tensor) -> tuple[bool, int, str]:
-    """Return what orders tensors so that each is aligned for its dtype without gaps, which the format forbids.
-
-    Sizes that are multiples of the alignment come first and keep it; the rest follows by falling element size.
-    """
+    # Each tensor is aligned for its dtype without gaps, which the format forbids: sizes that are multiples of the
+    # alignment come first and keep it, the rest follows by falling element size.
     return (tensor.numel() * tensor.element_size() % ALIGNMENT != 0, -tensor.element_size(), key)
 
 
@@ -85,9 +75,6 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def constants_bytes(storages: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the same file in memory, for a blob that holds its weights, or for tensors of any shape to check with.
-
-    A tensor of a dtype that safetensors lacks is one of bytes, with a last dimension of those of an element.
-    """
+    """Return the same file in memory, for a blob that holds its weights, or for tensors of any shape to check with."""
     keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
     return b"".join([make_header(keys, storages), *(span_bytes(storages[key]) for key in keys)])

@@ -33,11 +33,8 @@ class Blob:
 
 
 def delegate_file(digest: str, suffix: str) -> str:
-    """Return where a blob goes in the model's folder.
-
-    The name begins with a letter because a `.so` counts as a module for tools that check wheels, and a module's name
-    has to be one that can be imported.
-    """
+    # The name begins with a letter because a `.so` counts as a module for tools that check wheels, and a module's name
+    # has to be one that can be imported.
     return f"delegates/sha256_{digest}.{suffix}"
 
 
@@ -54,12 +51,7 @@ class DelegateTable:
         self.data: dict[str, bytes] = {}
 
     def add(self, module: LoweredBackendModule, constants: tuple[str, ...]) -> int:
-        """Return the number of a lowered module's delegate.
-
-        Raises:
-            BackendError: for named data that contradict those of another delegate or cannot be mapped, or facts for the
-                run half that are no JSON.
-        """
+        """Return the number of a lowered module's delegate; a `BackendError` if it cannot be packaged."""
         result = module.result
         digest = sha256_bytes(result.processed_bytes)
         blob = self._join_blobs(digest, result)
@@ -98,7 +90,7 @@ class DelegateTable:
         return Blob(known.data, known.suffix, target, tuple(sorted(requirements)))
 
     def _add_data(self, module: LoweredBackendModule) -> dict[str, DataFile]:
-        """Return the files of a module's named data, sorted by name; each output is looked at once."""
+        # sorted by name; many partitions may share one output, which is looked at once
         output = module.named_data_store_output
         if output is None:
             return {}
@@ -125,7 +117,6 @@ class DelegateTable:
 
 
 def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> DataFile:
-    """Return the plan's entry of named data."""
     if not name or "\0" in name:
         raise BackendError("named data needs a name", where=where, found=repr(name), hint="name it without NUL")
     where = f"{where}, named data `{name}`"

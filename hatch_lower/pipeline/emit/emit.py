@@ -30,36 +30,27 @@ STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 @dataclass(frozen=True, slots=True)
 class LoweredMethod:
-    """One method after lowering.
-
-    Args:
-        parameters: Python names of the positional arguments.
-        reasons: node name to the reason why no backend took it.
-        dimensions: torch's name of a symbol to the name of its `torch.export.Dim`.
-    """
+    """One method after lowering."""
 
     name: str
     program: ExportedProgram
-    parameters: tuple[str, ...]
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    parameters: tuple[str, ...]  # Python names of the positional arguments
+    reasons: Mapping[str, str] = field(default_factory=dict)  # node name to the reason why no backend took it
+    # torch's name of a symbol to the name of its `torch.export.Dim`
     dimensions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedProgram:
-    """One model for one recipe.
-
-    Args:
-        storages: storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes.
-        data: sha256 to named data of delegates, to be written to `<model>/data/<sha256>.blob`.
-        nodes: method name to debug handle to the node that the debug map describes there.
-    """
+    """One model for one recipe."""
 
     plan: Plan
     blobs: Mapping[str, Blob]
     debug: DebugMap
+    # storage key to the 1-D tensor to write under it; `merge_storages` joins those of several recipes
     storages: Mapping[str, torch.Tensor]
-    data: Mapping[str, bytes]
+    data: Mapping[str, bytes]  # sha256 to named data of delegates, to be written to `<model>/data/<sha256>.blob`
+    # method name to debug handle to the node that the debug map describes there
     nodes: Mapping[str, Mapping[int, Node]] = field(default_factory=dict)
 
     def requirements(self) -> tuple[str, ...]:
@@ -73,11 +64,7 @@ def emit_program(
     roots: Sequence[Path] = (),
     digests: SpanDigests | None = None,
 ) -> EmittedProgram:
-    """Return what is packaged for one model and recipe.
-
-    Args:
-        roots: the project's root and import roots, to which source files in the debug map are relative.
-        digests: shared by the recipes of a model, so that its weights are hashed once.
+    """Return what is packaged for one model and recipe; source files are named relative to `roots`.
 
     Raises:
         EdgeError: for an operation, literal, container, size or tensor that a plan cannot hold.
@@ -173,11 +160,6 @@ def emit_method(
     delegates: DelegateTable,
     sources: SourceRoots,
 ) -> tuple[MethodPlan, MethodDebug, Mapping[int, Node]]:
-    """Return the plan and the debug map of one method, and the nodes that the map describes, by debug handle.
-
-    Args:
-        names: placeholder name, or path of an attribute, to plan name.
-    """
     program = method.program
     symbols = Symbols(program.range_constraints, method.dimensions, where)
     users = user_inputs(program)

@@ -38,22 +38,17 @@ NO_REASON = "no backend of the recipe took it"
 
 @dataclass(slots=True)
 class MethodContext:
-    """What the graphs of one method share while they are emitted.
-
-    Args:
-        constants: placeholder's name, or dotted path of a tensor in a nested graph, to the constant's plan name.
-        reasons: node name to the reason why no backend took it.
-        nodes: debug handle to the node that its origin describes.
-    """
+    """What the graphs of one method share while they are emitted."""
 
     where: str
     symbols: Symbols
+    # placeholder's name, or dotted path of a tensor in a nested graph, to the constant's plan name
     constants: Mapping[str, str]
     add_delegate: Callable[[LoweredBackendModule], int]
     sources: SourceRoots
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str]  # node name to the reason why no backend took it
     handles: dict[int, Origin] = field(default_factory=dict)
-    nodes: dict[int, Node] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)  # debug handle to the node that its origin describes
     instructions: dict[str, tuple[int, ...]] = field(default_factory=dict)
     delegates: dict[str, DelegateDebug] = field(default_factory=dict)
     undelegated: list[Undelegated] = field(default_factory=list)
@@ -64,18 +59,13 @@ class MethodContext:
 
 
 class GraphEmitter:
-    """Turns one FX graph into a plan's graph.
-
-    Args:
-        path: what precedes an instruction's number in the debug map: `4.true.`, empty at the top.
-        prefix: what precedes an attribute's name: `true_graph_0.`, empty at the top.
-    """
+    """Turns one FX graph into a plan's graph."""
 
     def __init__(self, context: MethodContext, module: GraphModule, path: str = "", prefix: str = "") -> None:
         self._context = context
         self._module = module
-        self._path = path
-        self._prefix = prefix
+        self._path = path  # what precedes an instruction's number in the debug map: `4.true.`, empty at the top
+        self._prefix = prefix  # what precedes an attribute's name: `true_graph_0.`, empty at the top
         self._known: dict[Node, Argument] = {}
         self._results: dict[Any, list[Argument]] = {}
         self._inputs: list[int] = []
@@ -92,7 +82,7 @@ class GraphEmitter:
         self._known[node] = ConstantName(name)
 
     def emit_calls(self) -> None:
-        """Emit an instruction for each operation; all placeholders must have been added."""
+        # all placeholders must have been added
         for node in self._module.graph.nodes:
             if node.op == "call_function" and node in self._needed:
                 self._emit_call(node)
@@ -213,7 +203,8 @@ class GraphEmitter:
         return self._append(lambda out: DelegateCall(number, args, inputs, outputs, out), tuple(sorted(handles)))
 
     def _emit_in_place(self, node: Node) -> list[Argument]:
-        """Emit a custom operator that changes arguments, on copies of them; return its results, then the copies."""
+        # a plan's operators change no value: a custom one changes copies of its arguments, which are results beside its
+        # own, and torch's graph uses these from there on
         overload: Any = node.args[0]
         given = dict(node.kwargs)
         bases: Any = given.pop("_all_bases")
@@ -299,10 +290,8 @@ class GraphEmitter:
         return emitter.graph([emitter.refer(value) for value in listed])
 
     def _handles(self, node: Node, name: str) -> tuple[int, ...]:
-        """Note what stands behind a node's debug handle, and return the handle.
-
-        Nodes that came from one operation share a handle; an operator describes it better than arithmetic on sizes.
-        """
+        """Note what stands behind a node's debug handle, and return the handle."""
+        # nodes that came from one operation share a handle; an operator describes it better than arithmetic on sizes
         handle = node.meta.get("debug_handle")
         if handle is None:
             return ()

@@ -20,7 +20,7 @@ SIZES = frozenset(
 
 
 def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
-    """Return the nodes to emit: all but assertions that always hold, and arithmetic on sizes that nothing uses."""
+    # all but assertions that always hold, and arithmetic on sizes that nothing uses
     needed: set[Node] = set()
     for node in reversed(module.graph.nodes):
         overload = overload_of(node.target) if node.op == "call_function" else None
@@ -46,7 +46,7 @@ def item_of(sequence: Argument, index: int) -> Callable[[int], Instruction]:
 
 
 def conversion_of(value: Any) -> str | None:
-    """Return the plan's operation that makes a Python number of what a delegate returned for it; None for tensors."""
+    # what makes a Python number of what a delegate returned for it: some engines have tensors only
     if isinstance(value, (bool, torch.SymBool)):
         return "item_bool"
     if isinstance(value, (int, torch.SymInt)):

@@ -25,11 +25,6 @@ from hatch_lower.runtime.classes import owner_of
 
 
 def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:
-    """Return a method's parameters with the containers around their leaves.
-
-    Raises:
-        EdgeError: for a container that a plan cannot describe, or names that do not fit the arguments.
-    """
     positional, keyword = program.call_spec.in_spec.children()
     if len(names) != positional.num_children:
         raise EdgeError(
@@ -49,7 +44,6 @@ def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) 
 
 
 def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
-    """Return the plan's description of a torch pytree."""
     if spec.is_leaf():
         return Leaf()
     kind, context = spec.type, spec.context

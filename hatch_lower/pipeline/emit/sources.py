@@ -18,11 +18,7 @@ FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILI
 
 
 class SourceRoots:
-    """Turns the absolute paths of stack traces into relative ones.
-
-    Args:
-        roots: the project's root, the import roots of its packages; site-packages are added.
-    """
+    """Turns the absolute paths of stack traces into paths below these roots, or site-packages."""
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
         standard = Path(sysconfig.get_path("stdlib"))
@@ -34,10 +30,7 @@ class SourceRoots:
         self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
     def source(self, stack_trace: str | None) -> str:
-        """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own.
-
-        A file outside all roots is named without its folder. Empty if there is no such frame.
-        """
+        """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own, or ""."""
         for frame in reversed(list(FRAME.finditer(stack_trace or ""))):
             path = self._relative(PurePath(frame["path"]))
             if path:
@@ -45,11 +38,12 @@ class SourceRoots:
         return ""
 
     def origin(self, node: Node, op: str) -> Origin:
-        """Return the debug map's record of a node; `op` where it is unknown which exported operator it comes from."""
+        # `op` stands in where it is unknown which exported operator the node comes from
         return Origin(exported_op(node) or op, module_path(node), self.source(node.meta.get("stack_trace")))
 
     def _relative(self, path: PurePath) -> str:
-        """Return a path below a root; empty for torch, this package and the standard library, and generated code."""
+        # empty for torch, this package, the standard library and generated code; a file outside of all roots is named
+        # without its folder, which would tell of the machine
         relative_torch = not path.is_absolute() and path.parts[0] == "torch"
         if (
             path.name.startswith("<")
@@ -70,7 +64,6 @@ def module_path(node: Node) -> str:
 
 
 def exported_op(node: Node) -> str:
-    """Return the operator of the exported program that a node was decomposed from; empty if it is not known."""
     ancestors = node.meta.get("from_node")
     if not ancestors:
         return ""

@@ -32,12 +32,7 @@ SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
 class Symbols:
-    """The symbols of one method.
-
-    Args:
-        ranges: the exported program's range constraints.
-        labels: torch's name of a symbol to what people call it: the name of its `torch.export.Dim`.
-    """
+    """The symbols of one method."""
 
     def __init__(self, ranges: Mapping[sympy.Expr, ValueRanges[Any]], labels: Mapping[str, str], where: str) -> None:
         self._constraints = ranges
@@ -47,17 +42,16 @@ class Symbols:
         self._inputs: set[sympy.Symbol] = set()
 
     def close_inputs(self) -> None:
-        """Note that all symbols met so far are known, and checked to be in range, once the inputs are there."""
+        # from here on all symbols met so far are known, and checked to be in range
         self._inputs = set(self._names)
 
     def expr(self, value: Any) -> Expression:
-        """Return a size as an integer or a plan expression."""
         if isinstance(value, int):
             return value
         return self._convert(expression_of(value))
 
     def ranges(self) -> dict[str, Symbol]:
-        """Return the range of each symbol that an expression used; sizes are not negative."""
+        # of the symbols that an expression used; sizes are not negative
         symbols = {}
         for symbol, name in self._names.items():
             bounds = self._range(symbol)
@@ -90,11 +84,8 @@ class Symbols:
         return self._names.setdefault(symbol, f"s{len(self._names)}")
 
     def _range(self, symbol: sympy.Symbol) -> ValueRanges[Any]:
-        """Return a symbol's range.
-
-        Where only a multiple of it was constrained (a size of `2 * Dim("half")`), torch reports for the symbol itself
-        that it is at least 2, which it merely assumed while tracing; the multiple's range says what was meant.
-        """
+        # Where only a multiple of a symbol was constrained (a size of `2 * Dim("half")`), torch reports for the symbol
+        # itself that it is at least 2, which it merely assumed while tracing; the multiple's range says what was meant.
         own = self._constraints.get(symbol, ValueRanges.unknown_int())
         for constrained, bounds in self._constraints.items():
             if constrained.free_symbols != {symbol} or constrained == symbol or own.lower != 2:

@@ -12,14 +12,12 @@ from pathlib import Path
 from hatch_lower.canonical import canonical_json
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
-SHORTEST = 5
-"""Characters of a name or digits of a number that nothing else is likely to hold."""
+SHORTEST = 5  # characters of a name or digits of a number that nothing else is likely to hold
 BEGIN, END = rb"(?<![0-9A-Za-z.])", rb"(?![0-9A-Za-z.])"
 ADDRESS = re.compile(rb" at 0x[0-9a-f]{8,16}>")
 
 
 def machine_words(root: Path) -> dict[str, bytes]:
-    """Return what is looked for, by what it is."""
     folders = {
         "the project's folder": str(root),
         "the temporary folder": tempfile.gettempdir(),
@@ -31,7 +29,6 @@ def machine_words(root: Path) -> dict[str, bytes]:
 
 
 def trace_in(data: bytes, words: Mapping[str, bytes]) -> str:
-    """Return the first thing of the machine that some bytes hold, in words; empty if there is none."""
     for name, word in words.items():
         pattern = BEGIN + re.escape(word) + (b"" if word.endswith(os.fsencode(os.sep)) else END)
         # to look for the word itself is faster by far than a regular expression, and all that most blobs take
@@ -42,7 +39,6 @@ def trace_in(data: bytes, words: Mapping[str, bytes]) -> str:
 
 
 def traces_of(emitted: EmittedProgram, words: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield what a program's blobs, and their backends' facts, hold of the machine, one line for each."""
     for entry in emitted.plan.delegates:
         blob = next(data for digest, data in emitted.blobs.items() if digest in entry.file)
         for what, data in (("blob", blob.data), ("facts", canonical_json(entry.info))):
