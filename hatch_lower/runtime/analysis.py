@@ -26,25 +26,17 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
 from hatch_lower.runtime.operators import Operators, may_return_alias
 
-SIZE = "<size>"
-"""Stands for what is found; no symbol has this name."""
+SIZE = "<size>"  # stands for what is found; no symbol has this name
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A symbol's value.
-
-    Args:
-        symbol: its name.
-        input: the index of the input that it comes from.
-        dimension: of the tensor; `None` where the input is an integer.
-        expression: over `SIZE` (what is found there) and symbols bound before.
-    """
+    """A symbol's value."""
 
     symbol: str
-    input: int
-    dimension: int | None
-    expression: Expression
+    input: int  # the index of the input that it comes from
+    dimension: int | None  # of the tensor; `None` where the input is an integer
+    expression: Expression  # over `SIZE` (what is found there) and symbols bound before
 
 
 def bind_symbols(inputs: Sequence[Input]) -> tuple[Binding, ...]:
@@ -86,10 +78,8 @@ def sizes_of(inputs: Sequence[Input]) -> Iterator[tuple[int, int | None, Express
 
 
 def solve(expression: Expression, symbol: str, result: Expression) -> Expression | None:
-    """Return `symbol` in terms of the expression's `result`, or `None` where that cannot be done by inversion.
-
-    The caller still compares the expression with the result: dividing loses a remainder.
-    """
+    """Return `symbol` in terms of the expression's `result`, or `None` where that cannot be done by inversion."""
+    # the caller still compares the expression with the result: dividing loses a remainder
     if expression == symbol:
         return result
     if not isinstance(expression, Compound):
@@ -158,10 +148,9 @@ NOTHING: Roots = frozenset()
 
 
 class Aliasing:
-    """Follows memory through a method's top graph.
+    """Follows memory through a method's top graph."""
 
-    It may name too many roots (a branch's or a loop's values: all that goes in), never too few.
-    """
+    # it may name too many roots (a branch's or a loop's values: all that goes in), never too few
 
     def __init__(self, graph: Graph, constants: Mapping[str, Constant], operators: Operators) -> None:
         self._constants = constants

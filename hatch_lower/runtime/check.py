@@ -30,29 +30,19 @@ from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """What came of one method of a recipe; of all of them where `method` is empty, of a file where `recipe` is too.
-
-    Args:
-        model: the model's name.
-        recipe: the recipe's name.
-        method: the method's name.
-        status: `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`.
-        detail: what is wrong, or why it was skipped.
-        largest_error: the largest absolute difference of any output; `None` where nothing was compared.
-        tolerance: what was allowed.
-    """
+    """What came of one method of a recipe; of all of them where `method` is empty, of a file where `recipe` is too."""
 
     model: str
     recipe: str
     method: str
-    status: str
-    detail: str = ""
+    status: str  # `ok`, `differs`, `fails`, `damaged`, `stale` or `skipped`
+    detail: str = ""  # what is wrong, or why it was skipped
+    # the largest absolute difference of any output; `None` where nothing was compared
     largest_error: float | None = None
-    tolerance: Tolerance | None = None
+    tolerance: Tolerance | None = None  # what was allowed
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the model is not to be trusted."""
         return self.status not in ("ok", "skipped")
 
 
@@ -62,20 +52,8 @@ def check_model(
     recipe: str | None = None,
     tolerance: Tolerance | None = None,
 ) -> Iterator[CheckRow]:
-    """Run a packaged model's check inputs through its methods, and compare with what eager returned for them.
-
-    Every file of the model is compared with its digest first, and with RECORD's where there is one; if one is not what
-    it was, nothing is run.
-
-    Args:
-        folder: holds the model.
-        model: its name.
-        recipe: the only recipe to run; it fails if it cannot run here. By default each that can.
-        tolerance: for floating-point outputs; wider for half precision.
-
-    Yields:
-        A row for each method of each recipe.
-    """
+    """Run a model's check inputs through each method of each recipe, or of one, and compare with eager's outputs."""
+    # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
     entry = folder.manifest.models[model]
     kinds = DelegateKinds()
     damaged = [CheckRow(model, "", "", "damaged", str(each)) for each in folder.faults(model)]
@@ -124,7 +102,6 @@ def contradiction(folder: PackagedFolder, recipe: RecipeEntry) -> str:
 
 
 def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tensor]:
-    """Return the tensors of a model's check data; none if it has no such data."""
     if entry.check is None:
         return {}
     path = folder.locate(entry.check)
@@ -134,11 +111,8 @@ def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tens
 def check_method(
     loaded: LoadedModel | Executor, plan: Plan, name: str, tensors: Mapping[str, Tensor], tolerance: Tolerance
 ) -> tuple[str, str, float | None]:
-    """Call one method twice, each time with the state that was packaged, and compare what it returns.
-
-    Returns:
-        Status, detail and largest error of its `CheckRow`.
-    """
+    """Compare what a method returns; return status, detail and largest error of its `CheckRow`."""
+    # called twice, each time with the packaged state: what a first call leaves behind shows in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
         return "skipped", "no check inputs are packaged with it", None
@@ -198,7 +172,7 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -
 
 
 def as_dtype(stored: Tensor, dtype: str) -> Tensor:
-    """Return a packaged tensor; one of a dtype that safetensors lacks is kept as bytes."""
+    # a tensor of a dtype that safetensors lacks is kept as bytes
     if DTYPES[dtype].safetensors is not None or stored.dtype is not torch.uint8 or stored.dim() == 0:
         return stored
     if stored.shape[-1] != DTYPES[dtype].size:
@@ -213,7 +187,7 @@ def literal_value(literal: Literal) -> Any:
 
 
 def call_arguments(method: MethodPlan, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of one call, with tensors of their own, for a method may change them."""
+    # a method may change its arguments: each call gets tensors of its own
     copies = iter([each.clone() if isinstance(each, Tensor) else each for each in leaves])
     values = [(each, build_tree(each.tree, copies.__next__)) for each in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
@@ -221,7 +195,6 @@ def call_arguments(method: MethodPlan, leaves: list[Any]) -> tuple[list[Any], di
 
 
 def build_tree(tree: Tree, leaf: Callable[[], Any]) -> Any:
-    """Return the containers of a tree, each leaf as the next call of `leaf` gives it."""
     if tree is None or isinstance(tree, Leaf):
         return None if tree is None else leaf()
     children = [build_tree(each, leaf) for each in tree.children]
@@ -241,15 +214,6 @@ def dtypes_of(name: str, plan: Plan, tensors: Mapping[str, Tensor]) -> Iterator[
 
 
 class Comparison:
-    """Compares what one method returns with what eager returned.
-
-    Args:
-        name: of the method.
-        method: its plan.
-        tensors: of the check data.
-        tolerance: for floating-point outputs.
-    """
-
     def __init__(self, name: str, method: MethodPlan, tensors: Mapping[str, Tensor], tolerance: Tolerance) -> None:
         self.largest_error = 0.0
         self._paths = list(leaf_paths(method.outputs, "output"))
@@ -257,7 +221,6 @@ class Comparison:
         self._tolerance = tolerance
 
     def difference(self, given: list[Any], call: str) -> str:
-        """Return how the first of the flat outputs that is wrong differs, or an empty string."""
         for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
             if found := self._leaf_difference(expected, leaf):
                 return f"`{path}`{call}: {found}"
@@ -276,7 +239,6 @@ class Comparison:
 
 
 def kind_text(value: Any) -> str:
-    """Return `float32[2, 3]` for a tensor."""
     if value is None:
         return "no tensor"
     if not isinstance(value, Tensor):

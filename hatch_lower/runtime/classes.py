@@ -25,14 +25,13 @@ from urllib.parse import unquote, urlsplit
 from hatch_lower.format.tree import Container
 from hatch_lower.runtime.installed import read_field
 
+# dictionaries that are dataclasses: all that their `__post_init__` does is to put the fields into the dictionary
 OUTPUT_BASES = frozenset({"transformers.utils.generic:ModelOutput", "diffusers.utils.outputs:BaseOutput"})
-"""Dictionaries that are dataclasses: all that their `__post_init__` does is to put the fields into the dictionary."""
 
-OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")
-"""What they do it with."""
+OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")  # what they do it with
 
+# methods that may run when an object is made and thrown away
 MAKING = ("__new__", "__init__", "__post_init__", "__setattr__", "__setitem__", "__del__")
-"""Methods that may run when an object is made and thrown away."""
 
 Maker = Callable[..., Any]
 
@@ -55,14 +54,13 @@ def owner_of(kind: type) -> str:
 
 
 def candidates(top: str) -> Iterator[importlib.metadata.Distribution]:
-    """Yield the installed distributions, first the one that is called as a module: that is likely, and quick."""
+    # first the one that is called as the module: that is likely, and quick
     with suppress(importlib.metadata.PackageNotFoundError):
         yield importlib.metadata.distribution(top)
     yield from importlib.metadata.distributions()
 
 
 def find_maker(container: Container) -> Maker:
-    """Return what makes a `namedtuple` or `object` of its class from its children."""
     keys = [str(key) for key in container.keys]
     if container.type_name == "collections:OrderedDict":
         return lambda *children: OrderedDict(zip(keys, children, strict=True))
@@ -99,10 +97,8 @@ def find_class(type_name: str, owner: str) -> type:
 
 
 def places(module: str) -> list[tuple[str, str]]:
-    """Return the modules that importing one would run, itself last, each with its file; none if it cannot be found.
-
-    Nothing is imported to find them. A namespace package has no file.
-    """
+    """Return the modules that importing one would run, itself last, each with its file; none if it cannot be found."""
+    # nothing is imported to find them; a namespace package has no file
     found: list[tuple[str, str]] = []
     names = module.split(".")
     if names[0] in sys.stdlib_module_names or "__main__" in names:  # the latter is made to be run
@@ -145,7 +141,6 @@ def path_below(folder: str, path: str) -> str:
 
 
 def editable_folder(distribution: importlib.metadata.Distribution) -> str | None:
-    """Return the project's folder of an editable install."""
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         url = urlsplit(origin["url"])
@@ -192,7 +187,7 @@ def reason_against(kind: type, keys: list[str]) -> str:
 
 
 def is_written(kind: type, base: type, name: str) -> bool:
-    """Return whether somebody wrote a method of a class; those that `dataclass` makes have no file."""
+    # a method that `dataclass` makes has no file: nobody wrote it
     method = inspect.getattr_static(kind, name, None)
     generated = inspect.isfunction(method) and method.__code__.co_filename == "<string>"
     return method is not inspect.getattr_static(base, name, None) and not generated
@@ -223,19 +218,17 @@ def object_maker(kind: type, keys: list[str]) -> Maker:
 
 
 def base_of(kind: type) -> Any:
-    """Return the class of Python that makes the objects of a class."""
     return next((base for base in (OrderedDict, dict) if issubclass(kind, base)), object)
 
 
 def is_output_class(kind: type) -> bool:
-    """Return whether a class is one of `OUTPUT_BASES` in all that its `__post_init__` does."""
     post = getattr(kind, "__post_init__", None)
     owner = getattr(post, "__qualname__", "").rpartition(".")[0]
     return issubclass(kind, dict) and f"{getattr(post, '__module__', '')}:{owner}" in OUTPUT_BASES
 
 
 def has_plain_default(field: dataclasses.Field[Any]) -> bool:
-    """Return whether a field has a default that nothing but Python itself makes."""
+    # a default that nothing but Python itself makes
     return field.default is not dataclasses.MISSING or field.default_factory in (list, dict, set, tuple)
 
 
@@ -244,5 +237,5 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def is_computed(attribute: Any) -> bool:
-    """Return whether setting an attribute runs code of the class."""
+    # setting such an attribute runs code of the class
     return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)

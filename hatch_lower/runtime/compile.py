@@ -18,33 +18,20 @@ from hatch_lower.runtime.writer import MethodWriter
 
 @dataclass(frozen=True, slots=True)
 class MethodCode:
-    """A compiled method, before it is given constants and delegates.
+    """A compiled method, before it is given constants and delegates."""
 
-    Args:
-        source: of the module that defines the function.
-        code: `source`, compiled.
-        function: the identifier of the method's function.
-        objects: identifier to what is the same for all instances.
-        constants: identifier to the constant's name.
-        delegates: identifier to the delegate's index.
-        lock: the identifier of the lock; empty where the method takes none.
-        signature: the Python signature that callers see.
-        text: the signature with dtypes and symbolic shapes.
-    """
-
-    source: str
-    code: CodeType
-    function: str
-    objects: Mapping[str, object]
-    constants: Mapping[str, str]
-    delegates: Mapping[str, int]
-    lock: str
-    signature: inspect.Signature
-    text: str
+    source: str  # of the module that defines the function
+    code: CodeType  # `source`, compiled
+    function: str  # the identifier of the method's function
+    objects: Mapping[str, object]  # identifier to what is the same for all instances
+    constants: Mapping[str, str]  # identifier to the constant's name
+    delegates: Mapping[str, int]  # identifier to the delegate's index
+    lock: str  # the identifier of the lock; empty where the method takes none
+    signature: inspect.Signature  # the Python signature that callers see
+    text: str  # the signature with dtypes and symbolic shapes
 
 
 def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bool = False) -> MethodCode:
-    """Compile one method of a plan."""
     writer = MethodWriter(plan, name, is_locked, checks_outputs)
     source = "\n".join(writer.write()) + "\n"
     names = writer.names
@@ -80,7 +67,6 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bo
 def link_method(
     code: MethodCode, name: str, constants: Mapping[str, torch.Tensor], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
-    """Return a method's function for one instance: its constants, its delegates' `run`, its lock."""
     # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
     namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **code.objects}
     namespace.update({identifier: constants[constant] for identifier, constant in code.constants.items()})

@@ -48,8 +48,7 @@ class Record(Mapping[str, Any]):
 
 
 class Builder:
-    """Builds an object of a class that is looked for when the first one is needed."""
-
+    # the class is looked for when the first object is needed: its module may take long to import
     def __init__(self, container: Container) -> None:
         self._container = container
         self._build: Callable[..., Any] | None = None
@@ -61,7 +60,7 @@ class Builder:
 
 
 def choose_builder(container: Container) -> Callable[..., Any]:
-    """Return what builds a `namedtuple` or `object` from its children; a `Record` or new named tuple if need be."""
+    # a `Record` or new named tuple stands for an object whose class is not to be had
     try:
         return find_maker(container)
     except NoClassError:
@@ -100,10 +99,7 @@ def output_code(tree: Tree, leaves: Iterator[str], names: Names) -> str:
 
 
 def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[object]]:
-    """Return a function that gives the leaves of a parameter's value, in order.
-
-    It raises `InputError` where the value's containers are not those of `tree`.
-    """
+    """Return what gives the leaves of a value in order, and refuses one with other containers than `tree`."""
 
     def leaves_of(value: object) -> list[object]:
         leaves: list[object] = []
@@ -158,7 +154,6 @@ def children_of(container: Container, value: Any) -> list[Any] | None:
 
 
 def container_text(container: Container) -> str:
-    """Return a container in words: `a dict of "image", "mask"`."""
     count = len(container.children)
     match container.kind:
         case "tuple" | "list":

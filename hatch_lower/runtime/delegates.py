@@ -67,7 +67,6 @@ class Delegate(ABC):
 
 
 def description_error(blob: DelegateBlob, backend: str, found: str) -> ProgramError:
-    """Return the error for a blob whose `info` is not what the backend's compile half writes."""
     return ProgramError(
         f"the plan does not describe a partition of the backend `{backend}`",
         where=str(blob.path),

@@ -51,7 +51,6 @@ class EagerModel:
 
 
 def make_eager(name: str, export: str) -> EagerModel:
-    """Return the eager model of an entry point `module:attribute`."""
     module, _, attributes = export.partition(":")
     try:
         owner: Any = importlib.import_module(module)
@@ -102,8 +101,10 @@ SOURCES_SCHEMA = 1
 
 
 class Sources(Frozen):
-    """The files that exports read: model to the file's path below the project, its time in nanoseconds and digest."""
+    # model to the file's path below the project, its time in nanoseconds and digest
+    """The files that exports read."""
 
+    # model to the file's path below the project, its time in nanoseconds and digest
     models: Mapping[str, Mapping[str, tuple[int, Digest]]]
 
 
@@ -123,7 +124,7 @@ def changed_sources(folder: PackagedFolder, model: str) -> list[str]:
 
 
 def has_changed(path: Path, time: int, digest: str) -> bool:
-    """Return whether a file has other contents than it had; they are read only if its time is another one."""
+    # contents are read only if the time is another one
     try:
         return path.stat().st_mtime_ns != time and sha256_file(path) != digest
     except OSError:
@@ -140,7 +141,6 @@ def stale_text(model: str, changed: list[str]) -> str:
 
 
 def warn_if_stale(folder: PackagedFolder, model: str) -> None:
-    """Say in a `RuntimeWarning` that a model was made from other sources than are there now."""
     changed = changed_sources(folder, model)
     if changed:
         warnings.warn(stale_text(model, changed), RuntimeWarning, stacklevel=3)

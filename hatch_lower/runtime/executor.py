@@ -40,36 +40,25 @@ class Runnable(Protocol):
 
 
 class Program(Frozen):
-    """What all instances of one loaded program share.
-
-    Args:
-        plan: the plan.
-        codes: its compiled methods.
-        spans: the packaged contents of each storage.
-        kinds: the class of each delegate.
-        blobs: the file of each delegate.
-        mutable: indices of the storages that some method changes.
-    """
+    """What all instances of one loaded program share."""
 
     plan: Plan
     codes: Mapping[str, MethodCode]
-    spans: tuple[Tensor, ...]
-    kinds: tuple[type[Delegate], ...]
-    blobs: tuple[DelegateBlob, ...]
-    mutable: frozenset[int]
+    spans: tuple[Tensor, ...]  # the packaged contents of each storage
+    kinds: tuple[type[Delegate], ...]  # of each delegate
+    blobs: tuple[DelegateBlob, ...]  # of each delegate
+    mutable: frozenset[int]  # indices of the storages that some method changes
 
     def is_stateful(self, entry: DelegateEntry) -> bool:
-        """Return whether a delegate is bound to state, or holds its own, and so belongs to one instance."""
+        # it is bound to state, or holds its own, and so belongs to one instance
         bound = {self.plan.constants[name].storage for name in entry.constants}
         return bool(bound & self.mutable) or holds_state(entry)
 
 
 class Executor:
-    """One instance of a program, with its own state.
+    """One instance of a program, with its own state: `execute_plan` makes the first one, `clone` others."""
 
-    Calls may run side by side in several threads; where the program has state, one waits for the other.
-    Use `execute_plan` to make the first one, and `clone` for others.
-    """
+    # calls may run side by side in several threads; where the program has state, one waits for the other
 
     def __init__(self, program: Program, state: Mapping[int, Tensor], parent: Executor | None = None) -> None:
         self._program = program
@@ -85,10 +74,7 @@ class Executor:
         return MappingProxyType(self._methods)
 
     def clone(self) -> Executor:
-        """Return an instance that shares immutable constants and code, and owns a copy of the current state.
-
-        State that a delegate keeps for itself starts as it was packaged.
-        """
+        """Return an instance with a copy of the current state; a delegate's own state is as it was packaged."""
         with self._lock, torch.inference_mode(False):
             state = {index: tensor.clone() for index, tensor in self._state.items()}
         return Executor(self._program, state, self)
@@ -117,7 +103,7 @@ class Executor:
         return self._program.codes[name].source
 
     def _view_constants(self, parent: Executor | None) -> dict[str, Tensor]:
-        """Return the constants: the parent's where they cannot change, else views of this instance's state."""
+        # the parent's where they cannot change, else views of this instance's state
         program = self._program
         spans = {**dict(enumerate(program.spans)), **self._state}
         return {
@@ -136,7 +122,6 @@ class Executor:
         ]
 
     def _load_delegate(self, index: int) -> Delegate:
-        """Return a delegate bound to this instance's constants; what its loader raises becomes a `ProgramError`."""
         program = self._program
         entry = program.plan.delegates[index]
         try:
@@ -152,7 +137,7 @@ class Executor:
             ) from error
 
     def _run_of(self, index: int) -> Callable[..., Any]:
-        """Return a delegate's `run`; looked up in each call where `reset` replaces the delegate."""
+        # looked up in each call where `reset` replaces the delegate
         if holds_state(self._program.plan.delegates[index]):
             return lambda inputs: self._delegates[index].run(inputs)
         return self._delegates[index].run
@@ -173,15 +158,9 @@ def execute_plan(
     *,
     checks_outputs: bool = False,
 ) -> Executor:
-    """Return an executor of a plan, with the packaged state. The build verifies its programs with this.
+    """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned.
 
-    Args:
-        plan: as `read_plan` gives it.
-        spans: the one-dimensional tensor of each of the plan's storages, in order. Those that the program changes are
-            cloned; the others are used as they are.
-        delegates: the run half of each backend that the plan mentions.
-        folder: what the paths of the delegates' files are relative to.
-        checks_outputs: whether each call compares all that delegates return with the plan, and not its number alone.
+    With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
 
     Raises:
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
@@ -216,5 +195,5 @@ def execute_plan(
 
 
 def holds_state(entry: DelegateEntry) -> bool:
-    """Return whether a delegate keeps state of its own, beside the constants that it is bound to."""
+    # state of its own, beside the constants that it is bound to
     return entry.info.get("stateful") is True

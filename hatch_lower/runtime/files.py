@@ -20,26 +20,16 @@ EAGER = "eager.json"
 
 
 class PackagedFolder(Frozen):
-    """A `_lowered` folder and its manifest.
-
-    Args:
-        path: the folder.
-        manifest: what it says that the folder holds.
-        recorded: what RECORD says of the files; `None` for a folder that no distribution is known to own.
-        installed: whether it was found as part of an installed distribution, whose code may be imported.
-    """
+    """A `_lowered` folder and its manifest."""
 
     path: Path
     manifest: Manifest
+    # what RECORD says of the files; `None` for a folder that no distribution is known to own
     recorded: Recorded | None = None
-    installed: bool = False
+    installed: bool = False  # whether it was found as part of an installed distribution, whose code may be imported
 
     def locate(self, entry: FileEntry) -> Path:
-        """Return a file's path, after a look at its place, kind and size.
-
-        Raises:
-            ProgramError: if it is missing, no regular file, of another size, or outside the folder.
-        """
+        """Return a file's path, after a look at its place, kind and size."""
         path = self.path / entry.path
         try:
             found = path.stat()
@@ -57,7 +47,7 @@ class PackagedFolder(Frozen):
         return path
 
     def _has_links(self, path: str) -> bool:
-        """Return whether a link may be on the way from this folder to a file in it; only POSIX has but one kind."""
+        # resolving a path takes longer than all else that is asked; only POSIX has but one kind of links
         if os.name != "posix":
             return True
         place = str(self.path)
@@ -68,11 +58,6 @@ class PackagedFolder(Frozen):
         return False
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return a file's bytes.
-
-        Raises:
-            ProgramError: if they are not those that the manifest lists.
-        """
         path = self.locate(entry)
         data = read_bytes(path)
         if sha256_bytes(data) != entry.sha256:
@@ -80,7 +65,7 @@ class PackagedFolder(Frozen):
         return data
 
     def check(self, entry: FileEntry) -> Path:
-        """Return the path of a file whose bytes are those that the manifest lists; it is read in pieces."""
+        # in pieces: a delegate's file may be larger than memory
         path = self.locate(entry)
         try:
             digest = sha256_file(path)
@@ -91,11 +76,6 @@ class PackagedFolder(Frozen):
         return path
 
     def check_head(self, entry: FileEntry, head: Head) -> None:
-        """Compare the beginning of a file with its digest; what is behind it is not read.
-
-        Raises:
-            ProgramError: if it has other bytes, or there are fewer.
-        """
         path = self.locate(entry)
         try:
             digest = sha256_file(path, head.size)
@@ -105,13 +85,8 @@ class PackagedFolder(Frozen):
             raise refused(path, f"another sha256 of the first {head.size} bytes than the plan says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
-        """Refuse delegates that every user may replace, or could between the comparison of digests and the loading.
-
-        The files are looked at, and their folders up to this one; a folder with the sticky bit counts as the others do.
-
-        Raises:
-            ProgramError: if one is writable by every user; it names that file or folder.
-        """
+        """Refuse delegates that every user may replace, or could between the comparison of digests and the loading."""
+        # the files are looked at, and their folders up to this one; one with the sticky bit counts as the others do
         if os.name != "posix":
             return
         top = os.path.realpath(self.path)
@@ -143,15 +118,12 @@ class PackagedFolder(Frozen):
                 )
 
     def locate_all(self, model: ModelEntry) -> None:
-        """Look at the place and size of each of a model's files, so that an incomplete installation is recognised."""
+        # an incomplete installation shows before anything runs
         for entry in files_of(model):
             self.locate(entry)
 
     def faults(self, model: str) -> Iterator[ProgramError]:
-        """Yield what is wrong with the files of a model: each is read once and compared with the manifest's digest.
-
-        Where RECORD is known, it has to list the same files with the same digests.
-        """
+        """Yield what is wrong with the files of a model, each read once; RECORD, if known, has to list the same."""
         files = files_of(self.manifest.models[model])
         if self.recorded is not None:
             yield from self.recorded.faults(self.path, model, files)
@@ -166,7 +138,6 @@ class PackagedFolder(Frozen):
 
 
 def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
-    """Return every file of a model once."""
     files = [entry for entry in (model.constants, model.check) if entry is not None]
     for recipe in model.recipes.values():
         files += [recipe.plan, recipe.debug, *recipe.delegates]
@@ -175,15 +146,7 @@ def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
 
 
 def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
-    """Return the `_lowered` folder at `path`.
-
-    Args:
-        path: the folder.
-        recorded: what RECORD says of its files: the manifest has to be the one that it lists.
-
-    Raises:
-        ProgramError: if the manifest is missing, damaged, or from a newer hatch-lower.
-    """
+    """Return the `_lowered` folder at `path`, whose manifest has to be the one that RECORD lists."""
     manifest = path / MANIFEST
     data = read_bytes(manifest)
     sha256 = recorded.digests.get(MANIFEST) if recorded is not None else None
@@ -193,11 +156,6 @@ def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a regular file.
-
-    Raises:
-        ProgramError: if there is none, or it cannot be read.
-    """
     try:
         # a pipe in the file's place must not make us wait for it
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -210,7 +168,6 @@ def read_bytes(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: Exception) -> ProgramError:
-    """Return the error for a packaged file that is missing or cannot be read."""
     missing = isinstance(error, FileNotFoundError)
     return ProgramError(
         "a packaged program file is missing" if missing else "a packaged program file cannot be read",
@@ -221,7 +178,6 @@ def unreadable(path: Path, error: Exception) -> ProgramError:
 
 
 def refused(path: Path, found: str) -> ProgramError:
-    """Return the error for a packaged file that is not the one that the manifest lists."""
     return ProgramError(
         "a packaged program file is not the one that the manifest lists",
         where=str(path),

@@ -26,17 +26,7 @@ from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
 
 class InputWriter:
-    """Writes the checks of one method's leaves.
-
-    Args:
-        plan: the method.
-        names: the identifiers of its code.
-        refusals: says what is wrong.
-        leaves: the variable of each leaf.
-
-    Raises:
-        ProgramError: if the inputs do not determine the value of a symbol in their own sizes and strides.
-    """
+    """Writes the checks of one method's leaves, of which `leaves` are the variables."""
 
     def __init__(self, plan: MethodPlan, names: Names, refusals: Refusals, leaves: Sequence[str]) -> None:
         self._plan = plan
@@ -47,11 +37,10 @@ class InputWriter:
             (binding.input, binding.dimension, binding.symbol): binding for binding in bind_symbols(plan.inputs)
         }
         self._mutated = frozenset(index for index, _ in plan.input_mutations)
-        self.symbols: dict[str, str] = {}
-        """The variable that holds each symbol's value once the checks are done."""
+        self.symbols: dict[str, str] = {}  # the variable that holds each symbol's value once the checks are done
 
     def write(self) -> list[str]:
-        """Return the lines: kind and dtype of each leaf, symbols, sizes, then strides."""
+        # kind and dtype of each leaf, symbols, sizes, then strides: each may rely on what was checked before
         lines: list[str] = []
         conditions: list[str] = []
         sizes: list[tuple[str, Expression, int, int | None]] = []
@@ -91,7 +80,7 @@ class InputWriter:
         return lines
 
     def _bind(self, sizes: Sequence[tuple[str, Expression, int, int | None]]) -> list[str]:
-        """Give each symbol a variable; one that is a size itself needs no line."""
+        # a symbol that is a size itself needs no line
         variables = {(index, dimension): variable for variable, _, index, dimension in sizes}
         lines = []
         for binding in self._bindings.values():
@@ -143,7 +132,7 @@ class InputWriter:
         ]
 
     def _prepare_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
-        """Return the lines that take a tensor off the autograd tape, and lay it out as it was exported."""
+        # off the autograd tape, and laid out in memory as it was exported
         lines = [f"if {leaf}.requires_grad: {leaf} = {leaf}.detach()"]
         strides = stride_code(entry, self.symbols, self._names)
         if index in self._mutated:
@@ -167,13 +156,8 @@ class InputWriter:
 def delegate_input_lines(
     where: str, entry: TensorInput, variable: str, symbols: dict[str, str], names: Names, declared: Mapping[str, Symbol]
 ) -> list[str]:
-    """Return the lines that check and lay out a tensor that the graph computed for a delegate.
-
-    A symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated.
-
-    Raises:
-        ProgramError: if the strides depend on a symbol whose value is not known here.
-    """
+    """Return the lines that check and lay out a tensor that the graph computed for a delegate."""
+    # a symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated
     tests = [f"{variable}.dtype is not {names.bind(entry.dtype, getattr(torch, entry.dtype), ('dtype', entry.dtype))}"]
     refuse = names.bind("refuse", refuse_produced, "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
@@ -210,7 +194,7 @@ def delegate_input_lines(
 
 
 def resolve_lines(entry: TensorInput, variable: str) -> list[str]:
-    """Return the lines that carry out a lazy conjugation or negation, which native code does not see."""
+    # native code does not see a lazy conjugation or negation
     dtype = getattr(torch, entry.dtype)
     lines = [f"if {variable}.is_conj(): {variable} = {variable}.resolve_conj()"] if dtype.is_complex else []
     if dtype.is_floating_point or dtype.is_complex:
@@ -219,17 +203,11 @@ def resolve_lines(entry: TensorInput, variable: str) -> list[str]:
 
 
 def restride_lines(entry: TensorInput, variable: str, strides: str, names: Names) -> list[str]:
-    """Return the line that lays a tensor out in other strides where it has to be."""
     wrong = f"not {variable}.is_contiguous()" if is_contiguous(entry) else f"{variable}.stride() != {strides}"
     return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {strides})"]
 
 
 def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a tensor in these strides: itself where nothing differs that matters, else a copy.
-
-    Raises:
-        InputError: if it holds several values along a dimension in which the strides repeat one.
-    """
     if same_layout(value, strides):
         return value
     repeated = [dim for dim, stride in enumerate(strides) if stride == 0 and value.shape[dim] > 1]
@@ -248,11 +226,7 @@ def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def refuse_produced(expected: str, value: object) -> None:
-    """Refuse what the graph computed for a delegate; reached if the plan does not belong to this torch.
-
-    Raises:
-        ProgramError: always.
-    """
+    # reached if the plan does not belong to this torch
     raise ProgramError(
         "a delegate would have been given a tensor that it was not lowered for",
         where=expected,
@@ -262,20 +236,16 @@ def refuse_produced(expected: str, value: object) -> None:
 
 
 def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:
-    """Return the code of an input's strides."""
     return tuple_code([expression_code(stride, symbols, names) for stride in entry.stride])
 
 
 def tuple_code(items: Sequence[str]) -> str:
-    """Return the code of a tuple."""
     return f"({', '.join(items)},)" if items else "()"
 
 
 def range_code(symbol: Symbol, variable: str, *, is_solved: bool = False) -> str:
-    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be.
-
-    `is_solved`: it was computed from a tensor's size, and may be negative.
-    """
+    """Return the code of the test that a size is out of its symbol's range; empty where it cannot be."""
+    # a size that was solved for, from a tensor's, may be negative
     tests = [f"{variable} < {symbol.min}"] if symbol.min > 0 or is_solved else []
     if symbol.max is not None:
         tests.append(f"{variable} > {symbol.max}")

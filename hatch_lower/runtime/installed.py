@@ -20,14 +20,10 @@ EAGER_SCHEMA = 1
 
 
 class EagerFile(Frozen):
-    """`eager.json`, which an editable build with `editable = "eager"` writes.
+    """`eager.json`, which an editable build with `editable = "eager"` writes."""
 
-    Args:
-        models: name to the entry point.
-        assets: model's name to its files, relative to the folder of this one.
-    """
-
-    models: Mapping[str, QualifiedName]
+    models: Mapping[str, QualifiedName]  # name to the entry point
+    # model's name to its files, relative to the folder of this one
     assets: Mapping[str, Mapping[str, RelativePath]] = field(default_factory=dict)
 
 
@@ -50,8 +46,7 @@ def find_model(name: str) -> InstalledModel:
     """Return the installed model called `model` or `distribution:model`.
 
     Raises:
-        ProgramError: if there is none or more than one, its distribution was built without lowered models, or its
-            manifest is damaged.
+        ProgramError: if there is none, or more than one, or it was not lowered, or its manifest is damaged.
     """
     owner, colon, model = name.partition(":")
     if not colon:
@@ -80,11 +75,9 @@ def find_model(name: str) -> InstalledModel:
 
 
 def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions with an entry point for `model`, by their names; the first of a name on the path counts.
-
-    Texts are searched before they are parsed, for most distributions have none of ours: parsing the entry points of
-    everything that is installed takes longer than loading a small model.
-    """
+    """Return the distributions with an entry point for `model`; of those of one name, the first on the path counts."""
+    # Texts are searched before they are parsed, for most distributions have none of ours: parsing the entry points of
+    # everything that is installed takes longer than loading a small model.
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         if MODEL_GROUP not in (distribution.read_text("entry_points.txt") or ""):
@@ -95,10 +88,7 @@ def declaring(model: str) -> dict[str, importlib.metadata.Distribution]:
 
 
 def recording() -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions whose RECORD mentions a `_lowered` folder, by their names.
-
-    The text is searched, not parsed: the records of everything that is installed are long.
-    """
+    # the text is searched, not parsed: the records of everything that is installed are long
     found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         if f"/{FOLDER}/" in (distribution.read_text("RECORD") or ""):
@@ -107,10 +97,8 @@ def recording() -> dict[str, importlib.metadata.Distribution]:
 
 
 def read_field(distribution: importlib.metadata.Distribution, field: str) -> str:
-    """Return a field from the head of a distribution's metadata, as `metadata` does after it has parsed all of them.
-
-    It is empty where there is none, as in what an installation that broke off has left.
-    """
+    """Return a field from the head of a distribution's metadata; empty in what a broken installation has left."""
+    # `metadata` would parse all of it, which takes longer than to load a small model
     head, _, _ = (distribution.read_text("METADATA") or "").partition("\n\n")
     for line in head.splitlines():
         name, _, value = line.partition(":")
@@ -121,7 +109,6 @@ def read_field(distribution: importlib.metadata.Distribution, field: str) -> str
 
 
 def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Distribution]:
-    """Return one distribution by its name."""
     try:
         found = importlib.metadata.distribution(owner)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -135,11 +122,6 @@ def find_distribution(owner: str, name: str) -> dict[str, importlib.metadata.Dis
 
 
 def models_of(owner: str, distribution: importlib.metadata.Distribution) -> dict[str, InstalledModel]:
-    """Return the models in the folders of one distribution, whose name is `owner`, by their names.
-
-    Raises:
-        ProgramError: if a manifest is damaged.
-    """
     models: dict[str, InstalledModel] = {}
     for path, recorded in recorded_files(owner, distribution):
         sources: Mapping[str, PackagedFolder | EagerEntry]
@@ -177,7 +159,6 @@ def recorded_files(owner: str, distribution: importlib.metadata.Distribution) ->
 
 
 def read_eager(path: Path) -> dict[str, EagerEntry]:
-    """Return the models of an `eager.json`."""
     file = decode_file(EagerFile, read_bytes(path), EAGER_SCHEMA, str(path))
     return {
         model: EagerEntry(export, {name: path.parent / asset for name, asset in file.assets.get(model, {}).items()})
@@ -188,7 +169,6 @@ def read_eager(path: Path) -> dict[str, EagerEntry]:
 def not_found(
     name: str, model: str, declared: Mapping[str, importlib.metadata.Distribution], damaged: Sequence[str]
 ) -> ProgramError:
-    """Return the error for a model that is not installed, or was not lowered."""
     for owner, distribution in sorted(declared.items()):
         if any(point.name == model for point in distribution.entry_points.select(group=MODEL_GROUP)):
             if f"/sboms/{SBOM_FILE}," in (distribution.read_text("RECORD") or ""):  # the hook had begun
@@ -222,5 +202,5 @@ def known_names() -> list[str]:
 
 
 def normal_name(name: str) -> str:
-    """Return a distribution's normalised name; `packaging.utils` says the same, and takes long to import."""
+    # `packaging.utils` says the same, and takes long to import
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -65,11 +65,7 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
 
 
 def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
-    """Return the `_lowered` folder at a path, or the one that the model's folder at the path is in, and that model.
-
-    Raises:
-        ProgramError: if there is none, or its manifest is damaged.
-    """
+    """Return the `_lowered` folder at a path; or the one that the model's folder at the path is in, and that model."""
     inside = not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists()
     folder = path.parent if inside else path
     try:
@@ -86,7 +82,7 @@ def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
 
 
 def is_written_here(folder: Path) -> bool:
-    """Return whether a manifest that cannot be read is one that hatch-lower wrote, or may be."""
+    # a manifest that cannot be read may still be ours: then the error is about what is wrong with it
     try:
         return b'"hatch_lower"' in read_bytes(folder / MANIFEST)
     except ProgramError as error:
@@ -105,9 +101,6 @@ def load_folder(
     """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones.
 
     With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
-
-    Raises:
-        ProgramError: as `load` does.
     """
     return load_model(
         open_folder(folder), model, recipe, DelegateKinds(delegates, checks_outputs=checks_outputs), verify
@@ -117,7 +110,7 @@ def load_folder(
 def load_model(
     folder: PackagedFolder, model: str | None, recipe: str | None, kinds: DelegateKinds, verify: bool
 ) -> LoadedModel:
-    """Check a model's files and load it; `None` stands for the folder's only model."""
+    # `None` stands for the folder's only model
     models = folder.manifest.models
     if model is None and len(models) == 1:
         (model,) = models
@@ -140,11 +133,8 @@ def load_model(
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep Python's cyclic garbage collection from running.
-
-    What a plan is read into lives on, and a full collection goes through all that importing torch has left: it would
-    take longer than loading.
-    """
+    # What a plan is read into lives on, and a full collection goes through all that importing torch has left: it would
+    # take longer than loading.
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -196,8 +186,7 @@ def load_recipe(
 
 
 def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> None:
-    """Compare every delegate's files but its weights with their digests, before any of them is loaded."""
-    # all of them, for whoever can replace a library can also rewrite the manifest that calls it native
+    # of all delegates, for whoever can replace a library can also rewrite the manifest that calls it native
     folder.refuse_writable(files.delegates)
     listed = {file.path: file for file in files.delegates}
     weights = weight_files(plan)
@@ -222,7 +211,6 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
 
 
 def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile | None:
-    """Map a model's constants file."""
     if entry.constants is None:
         return None
     path = folder.locate(entry.constants)
@@ -236,7 +224,6 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
 
 
 def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
-    """Return a model of an editable install that runs its module."""
     model, export = found.model, entry.export
     if verify:
         raise ProgramError(

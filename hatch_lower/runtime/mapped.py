@@ -27,21 +27,13 @@ from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 
 LENGTH_BYTES = 8
-HEADER_LIMIT = 100_000_000
-"""safetensors' own limit."""
+HEADER_LIMIT = 100_000_000  # safetensors' own limit
 
 
 class ConstantsFile:
-    """A safetensors file whose tensors are one-dimensional, mapped copy-on-write: what writes into it stays here.
+    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here."""
 
-    Args:
-        path: of the file.
-        where: names it in messages.
-        header_sha256: digest that its length prefix and header must have; empty to check only their form.
-
-    Raises:
-        ProgramError: if it cannot be read, or is not what the digest and the format say.
-    """
+    # `where` names it in messages; its length prefix and header must have the digest `header_sha256`, if there is one
 
     def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
         self._where = where
@@ -66,7 +58,6 @@ class ConstantsFile:
         self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(prefix[LENGTH_BYTES:], where), where)
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
-        """Return the tensor of each storage, over the mapped memory."""
         return tuple(self._whole_span(storage) for storage in storages)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -119,7 +110,7 @@ class ConstantsFile:
 
 
 def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
-    """Return the view of its storage's span that a constant is; its bounds were checked when the plan was read."""
+    # its bounds were checked when the plan was read
     span = spans[constant.storage]
     dtype = getattr(torch, constant.dtype)
     try:
@@ -135,23 +126,20 @@ KEEP_CLOSED: Mapping[str, Any] = {"trackfd": False} if sys.version_info >= (3, 1
 
 
 def data_files(plan: Plan) -> dict[str, DataFile]:
-    """Return the named data of all of a plan's delegates; a name means one file in all of them."""
+    # a name means one file in all delegates of a plan
     return {name: data for entry in plan.delegates for name, data in entry.data.items()}
 
 
 def weight_files(plan: Plan) -> frozenset[str]:
-    """Return the paths of files that hold nothing but tensors.
-
-    They are treated as the constants are: sizes are always compared, contents only on demand. Delegates trust the
-    contents of all others.
-    """
+    """Return the paths of files that hold nothing but tensors."""
+    # they are treated as the constants are: sizes are always compared, contents only on demand; delegates trust the
+    # contents of all others
     files = data_files(plan).values()
     others = {entry.file for entry in files if entry.layout is None} | {entry.file for entry in plan.delegates}
     return frozenset(entry.file for entry in files) - others
 
 
 def map_data(plan: Plan, folder: Path) -> Mapping[str, memoryview]:
-    """Return read-only views of the named data of all of a plan's delegates, by name."""
     views: dict[str, memoryview] = {}
     files = data_files(plan)
     for data in files.values():
@@ -161,7 +149,7 @@ def map_data(plan: Plan, folder: Path) -> Mapping[str, memoryview]:
 
 
 def map_file(path: Path, size: int) -> memoryview:
-    """Return a read-only view of a file; the mapping lives as long as a view of it."""
+    # the mapping lives as long as a view of it
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -12,12 +12,9 @@ from hatch_lower.format.expression import Compound, Expression
 
 
 class Names:
-    """The identifiers of one method's code.
+    """The identifiers of one method's code."""
 
-    Args:
-        parameters: names of the method's parameters; no identifier made here equals one of them, as all of these
-            begin with more underscores.
-    """
+    # no identifier equals the name of a parameter, for each begins with more underscores
 
     def __init__(self, parameters: Iterable[str]) -> None:
         underscores = max((len(parameter) - len(parameter.lstrip("_")) for parameter in parameters), default=0)
@@ -29,7 +26,7 @@ class Names:
         self.delegates: dict[int, str] = {}
 
     def local(self, text: str) -> str:
-        """Return the identifier of a local variable or function; `text` is ASCII letters, digits and underscores."""
+        # `text` is ASCII letters, digits and underscores
         return self._prefix + text
 
     def fresh(self, text: str) -> str:
@@ -52,7 +49,6 @@ class Names:
         return self.constants[name]
 
     def delegate(self, index: int) -> str:
-        """Return the identifier of the `run` of a delegate of the plan."""
         if index not in self.delegates:
             self.delegates[index] = self.fresh("d")
         return self.delegates[index]
@@ -79,10 +75,9 @@ def expression_code(expression: Expression, variables: Mapping[str, str], names:
 
 
 def divide(numerator: int, denominator: int) -> int:
-    """Return the quotient rounded down; -1, which is no size, for a division by 0."""
+    # -1 is no size, and so refused where it is compared
     return numerator // denominator if denominator else -1
 
 
 def modulo(numerator: int, denominator: int) -> int:
-    """Return the remainder; -1, which is no size, for a division by 0."""
     return numerator % denominator if denominator else -1

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# how much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
+# and 65000 (bfloat16) times that of float32, most of which both sides share
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
-"""How much wider tolerances are where a method computes in half precision: its rounding error is about 8000 (float16)
-and 65000 (bfloat16) times that of float32, most of which both sides share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,12 @@ class Tolerance:
     atol: float = 1e-5
 
     def widened(self, dtypes: Iterable[torch.dtype]) -> Tolerance:
-        """Return the tolerance for a computation in these dtypes."""
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
         return Tolerance(self.rtol * factor, self.atol * factor)
 
 
 def wrong_places(expected: Tensor, given: Tensor, tolerance: Tolerance) -> Tensor:
-    """Return where two tensors of one dtype and shape differ: beyond the tolerance, or at all if no floats.
-
-    Floating-point numbers are compared in double precision, and NaN equals NaN.
-    """
+    """Return where two tensors of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return expected != given
     return ~torch.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
@@ -45,16 +41,7 @@ def widest(tensor: Tensor) -> Tensor:
 
 
 def number_difference(expected: Tensor, given: Tensor, tolerance: Tolerance) -> tuple[str, float]:
-    """Compare two tensors of one dtype and shape.
-
-    Args:
-        expected: what eager computed.
-        given: what the program computed.
-        tolerance: for floating-point numbers; others have to be equal.
-
-    Returns:
-        How they differ beyond the tolerance, or an empty text; and the largest absolute difference.
-    """
+    """Return how two tensors of one dtype and shape differ beyond the tolerance, or "", and the largest difference."""
     count = expected.numel()
     wrong = int(wrong_places(expected, given, tolerance).sum())
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):

@@ -20,6 +20,7 @@ from hatch_lower.runtime.names import Names
 
 Operators: TypeAlias = "Mapping[str, OpOverload[..., Any]]"
 
+# operations that are Python's own operators; those that are functions are in `PYTHON_FUNCTIONS`
 PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
     {
         "add": "{0} + {1}",
@@ -48,7 +49,6 @@ PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
         "xor": "{0} ^ {1}",
     }
 )
-"""Operations that are Python's own operators. Those that are functions are in `PYTHON_FUNCTIONS`."""
 
 PYTHON_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
@@ -84,6 +84,7 @@ PYTHON_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 
+# operators that a method of the tensor answers sooner
 SIZE_TEMPLATES: Mapping[str, str] = MappingProxyType(
     {
         "aten.sym_numel.default": "{0}.numel()",
@@ -92,9 +93,9 @@ SIZE_TEMPLATES: Mapping[str, str] = MappingProxyType(
         "aten.sym_stride.int": "{0}.stride({1})",
     }
 )
-"""Operators that a method of the tensor answers sooner."""
 
 
+# namespaces of operators that a module of torch registers, but not `import torch`
 TORCH_LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
         "onnx": "torch.onnx.ops",
@@ -103,19 +104,18 @@ TORCH_LIBRARIES: Mapping[str, str] = MappingProxyType(
         "torch_attn": "torch.nn.attention.varlen",
     }
 )
-"""Namespaces of operators that a module of torch registers, but not `import torch`."""
 
+# operators whose sizes and strides torch takes as they are; it checks those of the others, `as_strided` among them
 ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
-"""Operators whose sizes and strides torch takes as they are. It checks those of the others, `as_strided` among them."""
 
+# operators that make a sparse tensor of indices
 SPARSE = re.compile(r"aten\.sparse_(?:coo|compressed|csr|csc|bsr|bsc)_tensor\..*")
-"""Operators that make a sparse tensor of indices."""
 
+# operators for torch's own use, which no model calls: nothing is checked, or they open a file
 UNBOUNDED = re.compile(
     r"aten\._sparse_\w*_tensor_(?:unsafe|with_dims_and_tensors)\..*|aten\._nested_view_from_.*"
     r"|aten\.set_?\.source_.*_storage_offset.*|(?:inductor|debugprims)\..*"
 )
-"""Operators for torch's own use, which no model calls: nothing is checked, or they open a file."""
 
 
 def python_code(op: str, args: list[str], names: Names) -> str:
@@ -160,7 +160,7 @@ def calls_in(graph: Graph) -> Iterator[OpCall]:
 
 
 def find_operator(name: str, where: str) -> OpOverload[..., Any]:
-    """Return the overload `namespace.name.overload`; none that opens a file, for a program is arithmetic on tensors."""
+    # a program is arithmetic on tensors: no operator opens a file, or reads what nobody gave it
     namespace, packet, overload = name.split(".")
     if namespace in TORCH_LIBRARIES:
         importlib.import_module(TORCH_LIBRARIES[namespace])
@@ -195,7 +195,6 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
 
 
 def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]:
-    """Return what calls an operator; arguments that torch takes as they are get checked first."""
     if name in ALIASING:
         return functools.partial(alias_within_storage, operator._op)
     if SPARSE.fullmatch(name):
@@ -206,7 +205,6 @@ def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]
 
 
 def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
-    """Call an operator that gives a tensor other sizes and strides over the same memory."""
     ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
     first = self.storage_offset() + sum(min(end, 0) for end in ends)
     last = self.storage_offset() + sum(max(end, 0) for end in ends)
@@ -221,16 +219,13 @@ def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Seque
 
 
 def check_indices(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an operator that makes a sparse tensor; torch compares its indices with its sizes only if it is told to."""
+    # torch compares the indices of a sparse tensor with its sizes only if it is told to
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)
 
 
 def may_return_alias(operator: OpOverload[..., Any]) -> bool:
-    """Return whether a result may share memory with an argument.
-
-    The schema says so, except for composites (`dropout` returns its argument at inference).
-    """
+    # the schema says so, except for composites (`dropout` returns its argument at inference)
     if any(result.alias_info is not None for result in operator._schema.returns):
         return True
     name = str(operator.name())  # type: ignore[no-untyped-call]

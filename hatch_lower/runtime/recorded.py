@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 
 class Recorded(Frozen):
-    """What a RECORD says of the files in one `_lowered` folder.
+    """What a RECORD says of the files in one `_lowered` folder."""
 
-    Args:
-        owner: whose RECORD it is, for messages.
-        digests: path in the folder → sha256 in hexadecimal; empty where RECORD has none.
-    """
-
-    owner: str
-    digests: Mapping[str, str]
+    owner: str  # whose RECORD it is, for messages
+    digests: Mapping[str, str]  # path in the folder → sha256 in hexadecimal; empty where RECORD has none
 
     def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
         """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists."""
@@ -50,7 +45,6 @@ class Recorded(Frozen):
                     yield self._fault(folder / path, found)
 
     def _difference(self, path: Path, recorded: str) -> str:
-        """Return how a file that RECORD alone lists differs from what it says, or an empty string."""
         try:
             if not path.is_file():
                 return "it lists this file, which is missing"

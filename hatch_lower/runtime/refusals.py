@@ -60,7 +60,7 @@ class Refusals:
         self._refuse(0, values[0], "it does not fit the other arguments")
 
     def check_value(self, index: int, value: object) -> None:
-        """Refuse a leaf that is wrong by itself: type, dtype, device, layout, rank, static sizes, literal."""
+        # what is wrong with a leaf by itself: type, dtype, device, layout, rank, static sizes, literal
         entry = self._plan.inputs[index]
         if isinstance(entry, TensorInput):
             reason = _tensor_mismatch(entry, value)
@@ -78,7 +78,7 @@ class Refusals:
         return plain
 
     def keep_layout(self, index: int, value: Tensor, strides: tuple[int, ...]) -> None:
-        """Refuse a tensor that the method changes in place and that is laid out in memory in another way."""
+        # the method changes this tensor in place, so that it cannot be copied into other strides
         if value.is_neg() or value.is_conj() or not same_layout(value, strides):
             self._refuse(
                 index,
@@ -146,7 +146,6 @@ def describe_value(value: object) -> str:
 
 
 def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
-    """Raise what a delegate raised in a call, in our words if it is not one of ours."""
     if isinstance(error, LowerError | MemoryError):
         raise error
     raise CallError(
@@ -175,7 +174,7 @@ def _tensor_mismatch(entry: TensorInput, value: object) -> str:
 
 
 def _is_literal(entry: LiteralInput, value: object) -> bool:
-    """Return whether a value is the exported one, of the same type: 1 is neither 1.0 nor True."""
+    # of the same type: 1 is neither 1.0 nor True
     expected = getattr(torch, entry.value.name) if isinstance(entry.value, Special) else entry.value
     if isinstance(entry.value, Special) and entry.value.kind == "device":
         expected = torch.device(entry.value.name)
@@ -184,19 +183,13 @@ def _is_literal(entry: LiteralInput, value: object) -> bool:
 
 
 class OutputCheck:
-    """Compares the outputs of one delegate call; bound into the method's code.
-
-    Args:
-        where: the delegate and the method, for errors.
-        expected: the outputs of the plan; `None` stands for a number.
-    """
+    """Compares the outputs of one delegate call, as far as they follow from known sizes; `None` stands for a number."""
 
     def __init__(self, where: str, expected: Sequence[TensorInput | None]) -> None:
         self._where = where
         self._expected = expected
 
     def __call__(self, outputs: Sequence[object], sizes: Mapping[str, int]) -> None:
-        """Compare the number of outputs, dtypes, shapes and strides, as far as they follow from the given sizes."""
         if len(outputs) != len(self._expected):
             raise self._error(self._where, f"{len(outputs)} outputs instead of {len(self._expected)}")
         for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
@@ -228,12 +221,12 @@ def difference_of(output: object, expected: TensorInput, sizes: Mapping[str, int
 
 
 def clone_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a clone: others where a view has gaps or repeats elements, which a delegate need not do."""
+    # others where a view has gaps or repeats elements, which a delegate need not do
     return torch.empty_strided(shape, strides, device="meta").clone().stride()
 
 
 def known(expressions: Sequence[Expression], sizes: Mapping[str, int], found: Sequence[int]) -> tuple[int, ...]:
-    """Return the values of expressions, and what was found in the place of one that depends on an unknown size."""
+    # what was found stands in the place of what depends on an unknown size
     return tuple(
         evaluate(expression, sizes) if symbols_in(expression) <= sizes.keys() else there
         for expression, there in zip(expressions, found, strict=True)

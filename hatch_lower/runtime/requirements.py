@@ -34,7 +34,6 @@ PARTS = re.compile(r"(<=|>=|==|<)([0-9.]*[0-9])(\.\*)?")
 
 
 def requirement_reason(text: str, where: str) -> str | None:
-    """Return why a requirement is not met here, or `None` if it is."""
     plain = PLAIN_REQUIREMENT.fullmatch(text)
     if plain is None:
         return general_reason(text, where)
@@ -48,14 +47,9 @@ def requirement_reason(text: str, where: str) -> str | None:
 
 
 def is_within(bounds: str, version: str) -> bool | None:
-    """Return whether a version is within bounds, as `packaging` says; `None` where only that can tell.
-
-    Most requirements bound a release by others, and importing `packaging` takes longer than loading a small model.
-
-    Args:
-        bounds: `>=1.4,<1.5` or `==2.13.*`, of plain releases; empty: any version.
-        version: as it is installed.
-    """
+    """Return whether a version is within bounds, as `packaging` says; `None` where only that can tell."""
+    # Most requirements bound a release by others (`>=1.4,<1.5`, `==2.13.*`), and importing `packaging` takes longer
+    # than loading a small model.
     plain = PLAIN_VERSION.fullmatch(version)
     if plain is None:
         return None
@@ -76,7 +70,7 @@ def release(text: str) -> tuple[int, ...]:
 
 
 def padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Return a release with zeros at its end: `2` and `2.0` are the same."""
+    # `2` and `2.0` are the same
     return numbers + (0,) * (length - len(numbers))
 
 
@@ -103,7 +97,7 @@ def general_reason(text: str, where: str) -> str | None:
 
 
 def version_here(name: str) -> str | None:
-    """Return the version of a distribution; torch and hatch-lower are asked directly, as they are imported anyway."""
+    # torch and hatch-lower are asked directly, as they are imported anyway
     if name in ("torch", "hatch-lower"):
         return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
     try:
@@ -112,20 +106,18 @@ def version_here(name: str) -> str | None:
         return None
 
 
+# the x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
     ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
     ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
 )
-"""The x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds."""
 
-BASELINES = {"aarch64": "armv8-a"}
-"""What every machine of an architecture without levels can run."""
+BASELINES = {"aarch64": "armv8-a"}  # what every machine of an architecture without levels can run
 
 
 def unsupported_reason(target: TargetEntry, cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return why code for `target` cannot run on this machine, or `None` if it can."""
     system, machine, isa = platform.system(), platform.machine(), target.isa
     if (target.system, target.machine) != (system, machine):
         return f"it was compiled for {target.system} on {target.machine}, and this is {system} on {machine}"
@@ -156,17 +148,7 @@ def cpu_flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def import_modules(names: Iterable[str], where: str, *, installed: bool) -> None:
-    """Import what is not imported yet.
-
-    Args:
-        names: of the modules.
-        where: the manifest that names them, for messages.
-        installed: whether it belongs to an installed distribution. Another one may come from anywhere, and is not to
-            choose which code runs.
-
-    Raises:
-        ProgramError: if a module cannot be imported, or may not be.
-    """
+    # a program that is not of an installed distribution may come from anywhere, and is not to choose which code runs
     for name in names:
         if name in sys.modules:
             continue

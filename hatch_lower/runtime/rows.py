@@ -14,24 +14,13 @@ Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
 
 def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[object]) -> tuple[Tensor | None, ...]:
-    """Return the stacked outputs of `step(*row, *extra)` for each row.
-
-    Args:
-        where: the method, for errors.
-        step: returns a tuple of tensors of the same shapes for each row, or `None` in their place.
-        tensors: of at least one dimension and one leading size.
-        extra: given to each call.
-
-    Raises:
-        InputError: if there is no row, as in eager, or the leading sizes differ.
-    """
+    # `step` returns a tuple of tensors of the same shapes for each row, or `None` in their place
     return stack([step(*row, *extra) for row in rows_of(where, tensors)])
 
 
 def scan_rows(
     where: str, step: Step, carried: Sequence[object], tensors: Sequence[Tensor], extra: Sequence[object]
 ) -> tuple[object, ...]:
-    """Return the last carried values and the stacked outputs of `step(*carried, *row, *extra)` for each row."""
     count = len(carried)
     outputs = []
     for row in rows_of(where, tensors):
@@ -42,7 +31,7 @@ def scan_rows(
 
 
 def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Return the rows of tensors, side by side; each is contiguous, for so torch traced the graph that takes them."""
+    # each row is contiguous, for so torch traced the graph that takes it
     lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
@@ -56,5 +45,5 @@ def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...
 
 
 def stack(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor | None, ...]:
-    """Return each output of all rows as one tensor; it shares no memory with any of them."""
+    # what is stacked shares no memory with any row
     return tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))

@@ -15,12 +15,7 @@ from hatch_lower.runtime.requirements import requirement_reason, unsupported_rea
 
 
 class DelegateKinds:
-    """The run halves of backends: those given, else the installed ones, imported one by one when asked for.
-
-    Args:
-        given: id to run half; `None`: the installed ones.
-        checks_outputs: whether all that they return is compared with the plan, and not its number alone.
-    """
+    """The run halves of backends: those given, else the installed ones, imported one by one when asked for."""
 
     def __init__(self, given: Mapping[str, type[Delegate]] | None = None, *, checks_outputs: bool = False) -> None:
         self._given = given
@@ -33,7 +28,6 @@ class DelegateKinds:
         return None if backend in known else f"the delegate `{backend}` is not installed; {nearest(backend, known)}"
 
     def load(self, backend: str) -> type[Delegate]:
-        """Return a backend's run half."""
         reason = self.missing_reason(backend)
         if reason is not None:
             raise ProgramError(
@@ -58,7 +52,7 @@ class DelegateKinds:
         return kind
 
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
-        """Return a run half's entry point; for those that come with hatch-lower no other distribution is read."""
+        # for those that come with hatch-lower no other distribution is read
         return self._own.get(backend) or self._installed.get(backend)
 
     def _names(self) -> list[str]:
@@ -78,13 +72,8 @@ class DelegateKinds:
 
 
 def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str) -> str:
-    """Return the recipe that was asked for, or the first in load order that can run here.
-
-    Taking another than the first is said in a `RuntimeWarning`.
-
-    Raises:
-        ProgramError: if the recipe is unknown, or none can run here.
-    """
+    """Return the recipe that was asked for, or the first in load order that can run here."""
+    # taking another than the first is said in a `RuntimeWarning`, for it may be slower by far
     if asked is not None and asked not in model.recipes:
         raise ProgramError(
             f"model `{name}` has no recipe `{asked}`", found=nearest(asked, model.recipes), hint="name one of these"

@@ -110,7 +110,7 @@ class MethodWriter:
         return lines, leaves
 
     def _leave_autocast(self) -> list[str]:
-        """Return the lines that call again without autocast: it would change dtypes that the export has settled."""
+        # the method calls itself again without autocast, which would change dtypes that the export has settled
         names = self.names
         arguments = [
             parameter.name if parameter.kind == "positional" else f"{parameter.name}={parameter.name}"
@@ -132,11 +132,7 @@ class MethodWriter:
         specs: Mapping[int, Input],
         kept: frozenset[int] = frozenset(),
     ) -> list[str]:
-        """Return the lines of a graph's instructions; `variables` and `symbols` are completed on the way.
-
-        Args:
-            specs: of the slots that hold an input which was checked already.
-        """
+        # `variables` and `symbols` are completed on the way; `specs` are of the slots that hold a checked input
         last = last_uses(graph, self._kept_slots() if graph is self._method.graph else kept)
         lines: list[str] = []
         for index, instruction in enumerate(graph.instructions):
@@ -192,7 +188,6 @@ class MethodWriter:
         symbols: dict[str, str],
         specs: Mapping[int, Input],
     ) -> list[str]:
-        """Return the delegate's call between the checks of what it is given, where that is needed, and returns."""
         where = f"delegate {instruction.delegate} of {self._where}"
         lines: list[str] = []
         given: list[str] = []
@@ -261,12 +256,9 @@ class MethodWriter:
         return function, [symbols[symbol] for symbol in needed]
 
     def _write_end(self, variables: Mapping[int, str], leaves: Sequence[str]) -> list[str]:
-        """Return the lines that copy new values into what the method changes, and build its result.
-
-        All values were computed from the old contents, so what shares memory with something that is about to be
-        overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
-        model, and every other instance.
-        """
+        # All values were computed from the old contents, so what shares memory with something that is about to be
+        # overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
+        # model, and every other instance.
         method, names = self._method, self.names
         aliasing = Aliasing(method.graph, self._plan.constants, self._operators)
         targets: list[tuple[str, str, Argument, Root]] = []
@@ -299,7 +291,7 @@ class MethodWriter:
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
     def _keywords(self, call: OpCall, variables: Mapping[int, str]) -> Iterator[str]:
-        """Yield keyword arguments; `from`, which torch uses and Python reserves, through a dict."""
+        # `from`, which torch uses and Python reserves, goes through a dict
         for name, argument in call.kwargs.items():
             code = self._argument(argument, variables)
             if keyword.iskeyword(name):
