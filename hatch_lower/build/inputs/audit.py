@@ -20,19 +20,14 @@ from hatch_lower.build.inputs.notes import Notes
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
-NO_FOLDER = -1
-"""What events have in place of a folder's descriptor if there is none."""
+NO_FOLDER = -1  # what events have in place of a folder's descriptor if there is none
 NAME = "libc.so.6"
+# What the preloaded library does not stand before, and what reads can be made with
 NEVER_SEEN = frozenset({"syscall", "environ", "_environ", "__environ", "dlsym", "dlvsym"})
-"""What the preloaded library does not stand before, and what reads can be made with."""
 
 
 class AuditEvents:
-    """Takes notes of audit events while it is active.
-
-    Args:
-        notes: where they are taken.
-    """
+    """Takes notes of audit events while it is active."""
 
     def __init__(self, notes: Notes) -> None:
         self.active = False
@@ -68,7 +63,6 @@ class AuditEvents:
         }
 
     def hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        """Take notes of an event; to be given to `sys.addaudithook`."""
         if self.active:
             handler = self._handlers.get(event)
             if handler is not None:
@@ -158,7 +152,6 @@ class AuditEvents:
         self._on_start(arguments[0])
 
     def _on_start(self, executable: object, *_: object) -> None:
-        """Note that a process is started; what becomes of it, the preloaded library knows."""
         if not self._notes.paused:
             self._notes.handed_on = True
             if self._notes.log is None:
@@ -195,18 +188,13 @@ def text_of(value: object) -> str:
 
 
 def outside(frame: FrameType) -> FrameType:
-    """Return the nearest frame that is not in this file."""
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 class CLibrary:
-    """Tells which functions are called without a note.
-
-    Args:
-        preloaded: whether there is the preloaded library.
-    """
+    """Tells which functions of the C library are called without a note."""
 
     def __init__(self, preloaded: bool) -> None:
         self._preloaded = preloaded
@@ -219,12 +207,7 @@ class CLibrary:
             self._find.argtypes, self._find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
 
     def is_unseen(self, library: object, name: object) -> bool:
-        """Return whether calls of what was asked for leave no note, though they may read something.
-
-        Args:
-            library: which was asked, or its handle.
-            name: of a function or variable.
-        """
+        """Return whether calls of what was asked for leave no note, though they may read something."""
         asked = name.encode() if isinstance(name, str) else name
         handle = library if isinstance(library, int) else getattr(library, "_handle", None)
         if not isinstance(asked, bytes) or not handle or asked.startswith((b"Py", b"_Py")):

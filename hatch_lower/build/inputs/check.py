@@ -10,15 +10,7 @@ from hatch_lower.frozen import Frozen
 
 
 class Change(Frozen):
-    """An input that is not what it was.
-
-    Args:
-        kind: `distribution`, `file`, `absent`, `module`, `look`, `time`, `listing`, `importable`, `glob`, `tool`,
-            `variable`; `unknown` if the inputs were not all known.
-        subject: which; a path is located. Of `unknown` the reason.
-        before: what was recorded of it; empty if it was not there.
-        after: the same of what is there now.
-    """
+    """An input that is not what it was; a path as `subject` is located."""
 
     kind: str
     subject: str
@@ -50,7 +42,6 @@ def changes(inputs: RecordedInputs, present: Present) -> Iterator[Change]:
 
 
 def compare(kind: str, recorded: Mapping[str, str], now: Callable[[str], str]) -> Iterator[Change]:
-    """Yield the subjects of which something else is said now, sorted."""
     for subject, before in sorted(recorded.items()):
         after = now(subject)
         if before != after:
@@ -120,7 +111,6 @@ def say_module(change: Change) -> str:
 
 
 def place_words(place: str) -> str:
-    """Return a module's place for people; where there are several, environment and project are told apart."""
     portions = place.split(PORTIONS)
     return PORTIONS.join(
         portion if portion.startswith("site/") and len(portions) > 1 else portion_words(portion) for portion in portions

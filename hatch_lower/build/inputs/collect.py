@@ -34,13 +34,11 @@ from hatch_lower.build.inputs.variables import UNSET, globs_of, variables_of
 from hatch_lower.cache.stats import StatCache, State
 
 NEVER_MODULES = frozenset({"__main__", "__mp_main__", "hatch_lower"})
-GRAIN_NS = 20_000_000
-"""A file system's clock may be behind by a tick of the kernel."""
+GRAIN_NS = 20_000_000  # a file system's clock may be behind by a tick of the kernel
 COARSE_GRAIN_NS = 2_000_000_000
 SECOND_NS = 1_000_000_000
 METADATA = (".dist-info", ".egg-info")
-NOTHING = State(0, 0, 0, 0, 0, 0)
-"""What is at a path where nothing is."""
+NOTHING = State(0, 0, 0, 0, 0, 0)  # what is at a path where nothing is
 
 
 def collect(
@@ -54,18 +52,7 @@ def collect(
     stats: StatCache,
     project: Mapping[str, str] = {},
 ) -> RecordedInputs:
-    """Return what was observed as recorded inputs.
-
-    Args:
-        observations: of the recorder.
-        roots: by which paths are located.
-        began_ns: when the export began, as `time.time_ns` has it: what has changed since is not known.
-        globs: declared inputs; matching files are inputs by content.
-        tools: names of the commands on which the result depends.
-        secret: keys the digests of variables.
-        stats: remembers the digests of files.
-        project: what `marks_of_project` returned.
-    """
+    """Return what was observed as recorded inputs; whatever has changed since `began_ns` is a reason to doubt them."""
     present = Present(roots, observations.environment, secret, stats, project)
     collector = Collector(observations, roots, present, began_ns)
     collector.add_files((*observations.read, *observations.loaded))
@@ -105,10 +92,9 @@ class Collector:
     present: Present
     began_ns: int
     owners: Owners = field(init=False)
+    # entries of the search path into which distributions are installed, with a final slash
     installed: tuple[str, ...] = field(init=False)
-    """Folders with a final slash: the entries of the search path into which distributions are installed."""
-    not_files: list[str] = field(default_factory=list)
-    """Paths that were opened and are folders, special, or not there."""
+    not_files: list[str] = field(default_factory=list)  # what was opened and is a folder, special, or not there
     files: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
     looks: dict[str, str] = field(default_factory=dict)
@@ -126,7 +112,6 @@ class Collector:
         self.installed = tuple(f"{entry}/" for entry in entries if self.owners.below(entry))
 
     def add_files(self, paths: Iterable[str]) -> None:
-        """Record the contents of files; what is no file is kept for later."""
         interpreter = os.path.realpath(sys.executable)
         loaded = frozenset(self.observations.loaded)
         for path in paths:
@@ -147,12 +132,11 @@ class Collector:
             elif os.path.exists(source) and not os.path.isdir(source):
                 self.doubt(located, "is no regular file")
             elif source not in loaded:
-                self.not_files.append(source)
+                self.not_files.append(source)  # a look at what is there comes later
             elif not is_in_archive(source):
                 self.doubt(located, "was removed while the export ran")
 
     def add_file(self, path: str, located: str) -> None:
-        """Record the contents of one file, and whether they are those that the export read."""
         try:
             before = os.stat(path)
             digest = self.present.file(located)
@@ -173,7 +157,6 @@ class Collector:
             self.add_files(str(path) for path in sorted(matching) if path.is_file())
 
     def add_looks(self, paths: Iterable[str]) -> None:
-        """Record what is there, where no more than that was asked."""
         interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
         leading = [*self.roots.search_path, self.roots.project, self.roots.home, *self.roots.ignored, *interpreters]
         above = {parent for path in leading for parent in parents(str(path))}
@@ -205,12 +188,11 @@ class Collector:
                     self.doubt(located)
 
     def was_another(self, path: str, found: str) -> bool:
-        """Return whether something else was at a path when it was looked at; `found` is what a look says of it now."""
+        """Return whether something else was at a path when it was looked at; `found` is what is there now."""
         states = (State.read(text).kind() if text else ABSENT for text in self.observations.states.get(path, ()))
         return any(seen != "other" and seen != found.partition(LINK)[0] for seen in states)
 
     def add_times(self) -> None:
-        """Record the times of files and folders of which they were asked."""
         for path in self.observations.timed:
             located = self.roots.locate(path)
             if located is None or path in self.observations.made or self.owners.owner(path) is not None:
@@ -222,13 +204,12 @@ class Collector:
                     self.doubt(located)
 
     def is_initial(self, located: str) -> bool:
-        """Return whether a path is one that the import system tries in a package; those are told by `importable`."""
+        """Return whether the import system tries a path in every package: `importable` tells of those."""
         folder, _, name = located.rpartition("/")
         stem, _, suffix = name.partition(".")
         return stem == "__init__" and f".{suffix}" in SUFFIX_RANKS and folder in self.importable
 
     def add_listings(self) -> None:
-        """Record the names in folders that were listed; what distributions installed is known already."""
         observed = self.observations
         for folder in (*observed.listed, *loader_folders(observed.environment)):
             located = self.roots.locate(folder)
@@ -258,7 +239,6 @@ class Collector:
                 self.look_for_new_modules(folder)
 
     def look_for_new_modules(self, folder: str) -> None:
-        """Doubt a folder's importable names if a module in it came while the export ran."""
         listing = list_folder(folder) if self.is_young(os.stat(folder)) else None
         for name, suffix in (listing.modules if listing is not None else {}).items():
             path = os.path.join(folder, name + suffix.rstrip("/"))
@@ -282,24 +262,22 @@ class Collector:
         return [owner] if owner is not None else sorted(self.owners.below(str(path)))
 
     def add_distribution(self, name: str) -> None:
-        """Record a distribution's version and RECORD; of this project, laid out for the build, its metadata."""
         if name not in self.distributions:
             self.distributions[name] = self.present.distribution(name)
 
     def add_commands(self) -> None:
-        """Record the executables that were run: by name if that finds them."""
         for path in self.observations.commands:
             name = os.path.basename(path)
             located = self.roots.locate(path) if "/" in path else None
             if (located is None and "/" in path) or os.path.realpath(path) == os.path.realpath(sys.executable):
                 continue
+            # by name where `PATH` finds the same one: another machine has it in another place
             if located is None or self.present.tool(name) == self.present.file(located):
                 self.tools[name] = self.present.tool(name)
             else:
                 self.add_files([path])
 
     def seen(self, path: str, at_last: os.stat_result) -> Iterator[State]:
-        """Yield what was at a path at each look, where it was no link, and in the end."""
         for text in self.observations.states.get(path, ()):
             state = State.read(text) if text else NOTHING
             if not stat.S_ISLNK(state.mode):
@@ -307,8 +285,8 @@ class Collector:
         yield State.of(at_last)
 
     def is_same(self, before: State, after: State) -> bool:
-        """Return whether nobody wrote a file between two looks; only one more name is a change of none but its time."""
-        if before[:2] in self.observations.linked:
+        """Return whether nobody wrote a file between two looks."""
+        if before[:2] in self.observations.linked:  # one more name changes this time and nothing else
             before = before._replace(changed=after.changed)
         return before == after
 
@@ -318,7 +296,7 @@ class Collector:
         return any(stat.S_ISDIR(state.mode) and state[:2] != (found.st_dev, found.st_ino) for state in states)
 
     def is_young(self, found: os.stat_result) -> bool:
-        """Return whether a file was written since the export began, as far as its times tell."""
+        # Anyone can set the time of modification: one in the future says nothing. Nobody can set that of change.
         now = time.time_ns()
         times = [(found.st_mtime_ns, now)]
         if (found.st_dev, found.st_ino) not in self.observations.linked:
@@ -333,12 +311,11 @@ class Collector:
 
 
 def loader_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders in which the dynamic loader looks first, with system calls of its own."""
+    # the dynamic loader looks there with system calls of its own, which nobody sees
     return [folder for name in LOADER for folder in environment.get(name, "").split(os.pathsep) if folder]
 
 
 def source_of(path: str) -> str:
-    """Return the source file for compiled code in a `__pycache__`, and any other path as it is."""
     if "/__pycache__/" in path and path.endswith(".pyc"):
         try:
             return source_from_cache(path)

@@ -16,19 +16,12 @@ from hatch_lower.canonical import sha256_bytes
 
 SEPARATORS = re.compile(r"[-_.]+")
 PYTHON_TAG = re.compile(r"-py\d[\d.]*$")
+# Files that stand for a distribution's contents: the first that it has. An `.egg-info` can be a file itself.
 RECORDS = ("RECORD", "METADATA", "PKG-INFO")
-"""Files that stand for a distribution's contents: the first that it has. An `.egg-info` can be a file itself."""
 
 
 class Distribution(NamedTuple):
-    """An installed distribution.
-
-    Args:
-        name: normalised: `typing-extensions`.
-        version: as its folder's name has it.
-        entry: the entry of the search path in which it was found.
-        information: its `.dist-info` or `.egg-info` folder, or file.
-    """
+    """An installed distribution, as the name of its folder has it."""
 
     name: str
     version: str
@@ -37,11 +30,7 @@ class Distribution(NamedTuple):
 
 
 def find_distributions(listings: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Distribution]:
-    """Return the installed distributions by normalised name; the first on the search path wins.
-
-    Args:
-        listings: each entry of the search path, in order, and the names in it.
-    """
+    """Return the installed distributions by normalised name; the first on the search path wins."""
     found: dict[str, Distribution] = {}
     for entry, names in listings:
         for name in sorted(names):
@@ -52,7 +41,6 @@ def find_distributions(listings: Iterable[tuple[str, Sequence[str]]]) -> Mapping
 
 
 def distribution_in(entry: str, name: str) -> Distribution | None:
-    """Return the distribution that a name in an entry of the search path stands for, if it does for any."""
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("dist-info", "egg-info") or not stem:
         return None
@@ -63,10 +51,7 @@ def distribution_in(entry: str, name: str) -> Distribution | None:
 
 
 def mark_of_distribution(distribution: Distribution | None, stats: StatCache) -> str:
-    """Return `<version> <digest of RECORD>`, as it is recorded; empty if it is not installed.
-
-    Two installations of one wheel have the same, whoever installed it and wherever.
-    """
+    """Return `<version> <digest of RECORD>`, the same wherever one wheel is installed; empty if it is not."""
     if distribution is None:
         return ""
     paths = (*(f"{distribution.information}/{name}" for name in RECORDS), distribution.information)
@@ -83,10 +68,8 @@ def marks_of_project(name: str, version: str, metadata: str) -> Mapping[str, str
 
 
 def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
-    """Return each installed file's absolute path and the name of the distribution that installed it.
-
-    It reads every RECORD, so it is for the export's process only.
-    """
+    """Return each installed file's absolute path and the name of the distribution that installed it."""
+    # every RECORD is read: a build of what is known cannot afford that, so only the process of an export comes here
     owners: dict[str, str] = {}
     for distribution in distributions:
         try:
@@ -107,14 +90,9 @@ def installed_files(distributions: Iterable[Distribution]) -> Mapping[str, str]:
 
 
 class Owners:
-    """The owners of installed files; the lists are read when the first file is asked for.
+    """The owners of installed files; the lists are read when the first file is asked for."""
 
-    An editable install owns nothing but its metadata: the files that it leads to are read from where they are edited.
-
-    Args:
-        distributions: the installed ones by normalised name.
-        entries: the search path.
-    """
+    # An editable install owns nothing but its metadata: the files that it leads to are read where they are edited.
 
     __slots__ = ("_distributions", "_files", "_folders", "_spellings")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 PATH_KINDS = frozenset("RWBMDSKLFXPTH")
 OTHER_KINDS = frozenset("VNIU")
+# How the system calls what a descriptor stands for where it is no file; programs look for files of that name
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
-"""How the system calls what a descriptor stands for where it is no file; programs look for files of that name."""
+# Kinds that count wherever they stand in the log: what was written, and which processes there were
 KEPT_KINDS = frozenset("WP")
-"""Kinds that count wherever they stand in the log: what was written, and which processes there were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,55 +28,38 @@ class Observed:
     Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
     """
 
+    # Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
+    # anything else created them here. A folder opened like a file is among them.
     opened: tuple[str, ...] = ()
-    """Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
-    anything else created them here. A folder opened like a file is among them."""
-    written: tuple[str, ...] = ()
-    """Files that were created, emptied, changed or renamed here."""
-    missing: tuple[str, ...] = ()
-    """Paths that were looked for and were not there."""
+    written: tuple[str, ...] = ()  # files that were created, emptied, changed or renamed here
+    missing: tuple[str, ...] = ()  # paths that were looked for and were not there
+    # paths of which only kind, size, times or permissions were asked, or that were refused for what they are
     looked_at: tuple[str, ...] = ()
-    """Paths of which only kind, size, times or permissions were asked, or that were refused for what they are."""
-    links: tuple[str, ...] = ()
-    """Paths of which it was asked where they lead: by `readlink` or `realpath`."""
-    listed: tuple[str, ...] = ()
-    """Folders whose names were read."""
+    links: tuple[str, ...] = ()  # paths of which it was asked where they lead: by `readlink` or `realpath`
+    listed: tuple[str, ...] = ()  # folders whose names were read
+    # those that a program read which was started by the recorded one, whatever that read itself
     listed_by_programs: tuple[str, ...] = ()
-    """Those that a program read which was started by the recorded one, whatever that read itself."""
-    denied: tuple[str, ...] = ()
-    """Paths that could not be opened or looked at for lack of permission."""
-    variables: tuple[str, ...] = ()
-    """Names given to `getenv`."""
-    executed: tuple[str, ...] = ()
-    """Programs that were started."""
-    processes: tuple[str, ...] = ()
-    """Executables of the processes that the library was in."""
+    denied: tuple[str, ...] = ()  # paths that could not be opened or looked at for lack of permission
+    variables: tuple[str, ...] = ()  # names given to `getenv`
+    executed: tuple[str, ...] = ()  # programs that were started
+    processes: tuple[str, ...] = ()  # executables of the processes that the library was in
+    # addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
+    # that a recorded process had opened before
     network: tuple[str, ...] = ()
-    """Addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
-    that a recorded process had opened before."""
-    incomplete: tuple[str, ...] = ()
-    """Why the log does not say all that the library could have said; empty if it does."""
-    timed: tuple[str, ...] = ()
-    """Paths of which the time was asked."""
-    linked: tuple[str, ...] = ()
-    """States of files that were given one more name: a hard link."""
+    incomplete: tuple[str, ...] = ()  # why the log does not say all that the library could have said; empty if it does
+    timed: tuple[str, ...] = ()  # paths of which the time was asked
+    linked: tuple[str, ...] = ()  # states of files that were given one more name: a hard link
+    # path → what was found there when it was opened or looked at, as `State.read` reads it; each state once
     states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Path → what was found there when it was opened or looked at, as `State.read` reads it; each state once."""
 
 
 def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
-    """Return what a log says; a damaged or missing one says that it is incomplete, and no error is raised.
-
-    Args:
-        path: the log.
-        begin: where in it the part of interest begins, in bytes; of what is before, only what was written and which
-            processes there were counts.
-        end: where that part ends; `None`: with the log.
-    """
+    """Return what a log says between two positions; a damaged or missing one says that it is incomplete."""
+    # of what stands before `begin` only the kinds count that say something of all that follows
     reasons: list[str] = []
     data = b""
     try:
-        if path.stat().st_mode & stat.S_ISVTX:
+        if path.stat().st_mode & stat.S_ISVTX:  # the library has no other way left to say so
             reasons.append("something could not be written into the log")
         data = path.read_bytes()[:end]
     except OSError as error:
@@ -155,20 +138,13 @@ def plain(path: str) -> str:
 def led_elsewhere(
     opened: Mapping[str, None], targets: Mapping[str, Iterable[str]], written: Mapping[str, None]
 ) -> dict[str, None]:
-    """Return the files that were read through links which have gone since, or lead to something else.
-
-    Args:
-        opened: paths that were read.
-        targets: where links led to → the paths that led there.
-        written: paths that were created here.
-    """
+    """Return the files that were read through links which have gone since, or lead to something else."""
     left = {path: links for path, links in targets.items() if path not in opened and path not in written}
     reached = {os.path.realpath(link) for links in left.values() for link in links if link in opened}
     return dict.fromkeys(path for path in left if path not in reached)
 
 
 def address_text(record: str) -> str:
-    """Return a recorded name, or the text of a socket's address: `192.0.2.1:80`, `[2001:db8::1]:80`, a path."""
     import socket
 
     if record.startswith("@"):
@@ -186,7 +162,6 @@ def address_text(record: str) -> str:
 
 
 def unrecorded_programs(observed: Observed) -> tuple[str, ...]:
-    """Return, for each program that was started without the library in it, its path and why."""
     programs = []
     for path in observed.executed:
         if os.path.isdir(path):
@@ -212,7 +187,6 @@ def interpreter_of(program: Path) -> Path:
 
 
 def why_unrecorded(program: Path) -> str:
-    """Return why the library was not in a program that is no script."""
     if program.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
         return "runs with the rights of its owner, so nothing is preloaded into it"
     if is_static(program):
@@ -221,11 +195,6 @@ def why_unrecorded(program: Path) -> str:
 
 
 def is_static(executable: Path) -> bool:
-    """Return whether an executable asks for no dynamic linker, so that nothing can be preloaded into it.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 

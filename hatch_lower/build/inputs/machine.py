@@ -15,8 +15,7 @@ from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import digest_of
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
-FLAG_ROWS = (b"flags", b"Features")
-"""Row of `/proc/cpuinfo` that names instruction sets: on x86, on aarch64."""
+FLAG_ROWS = (b"flags", b"Features")  # row of `/proc/cpuinfo` that names instruction sets: on x86, on aarch64
 X86_SETS = ("amx", "avx", "bmi", "f16c", "fma", "sse", "ssse3")
 ARM_SETS = ("asimd", "bf16", "fp", "i8mm", "sme", "sve")
 PACKAGE = Path(__file__).parents[2]
@@ -44,11 +43,7 @@ def libc_version() -> str:
 
 
 def cpu_capability(path: Path) -> str:
-    """Return the sorted names of the first processor's instruction sets that numerical code chooses by.
-
-    Args:
-        path: `/proc/cpuinfo`; where there is none, nothing is known.
-    """
+    """Return the sorted names of the first processor's instruction sets that numerical code chooses by."""
     for row in first_processor(path).splitlines():
         name, _, value = row.partition(b":")
         if name.strip() in FLAG_ROWS:
@@ -60,7 +55,7 @@ def cpu_capability(path: Path) -> str:
 
 
 def first_processor(path: Path) -> bytes:
-    """Return the first block and little more: the kernel writes a block when it is read, and there may be hundreds."""
+    # the kernel writes a block when it is read, and there may be hundreds
     block = b""
     try:
         with path.open("rb", buffering=0) as file:
@@ -72,12 +67,7 @@ def first_processor(path: Path) -> bytes:
 
 
 def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
-    """Return the digest of what is installed: of its RECORD, or of every file where it runs from a source tree.
-
-    Args:
-        stats: remembers the digests of files.
-        package: the package's folder.
-    """
+    """Return the digest of what is installed: of its RECORD, or of every file where it runs from a source tree."""
     try:
         record = stats.digest_of_record(package.parent / f"{package.name}-{__version__}.dist-info" / "RECORD")
     except OSError:
@@ -86,7 +76,6 @@ def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
 
 
 def code_of(package: Path, stats: StatCache) -> dict[str, str]:
-    """Return the digest of each file of code by its path in the package."""
     found = {}
     top = f"{package}/"
     for folder, folders, names in os.walk(package):

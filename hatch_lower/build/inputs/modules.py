@@ -14,24 +14,19 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FrozenImporter
 from typing import NamedTuple
 
-FOLDER = "/"
-"""Stands for a suffix where a name is that of a folder."""
+FOLDER = "/"  # stands for a suffix where a name is that of a folder
 SUFFIX_RANKS = {suffix: rank for rank, suffix in enumerate((*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES))}
 INITIAL = tuple(f"__init__{suffix}" for suffix in SUFFIX_RANKS)
 
 
 class Listing(NamedTuple):
-    """What is in a folder.
+    """What is in a folder."""
 
-    Args:
-        names: all names, sorted, without `__pycache__`.
-        modules: name that can be imported → suffix of the file that would be taken, or `/` for a folder alone.
-        folders: names of folders, and of links to folders.
-    """
-
-    names: Sequence[str]
-    modules: dict[str, str]
-    folders: frozenset[str]
+    names: Sequence[str]  # all of them, sorted, without `__pycache__`
+    modules: dict[
+        str, str
+    ]  # name that can be imported → suffix of the file that would be taken, or `/` for a folder alone
+    folders: frozenset[str]  # links to folders too
 
 
 def list_folder(path: str) -> Listing | None:
@@ -70,7 +65,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def rank_of(suffix: str) -> int:
-    """Return a number that is the lower the earlier the import system tries a suffix."""
+    # the lower, the earlier the import system tries it; a folder comes last
     return SUFFIX_RANKS.get(suffix, len(SUFFIX_RANKS))
 
 
@@ -93,14 +88,9 @@ def list_archive(path: str) -> Listing | None:
 
 
 def importable_kinds(path: str, listing: Listing, *, namespaces: bool) -> list[str]:
-    """Return what can be imported from a folder, sorted: each name and the kind of file that would be taken.
-
-    Args:
-        path: the folder.
-        listing: what is in it.
-        namespaces: whether folders without `__init__` count. In an entry of the search path they do not: they hide
-            nothing there, and each top-level name that was asked for is an input of its own.
-    """
+    """Return what can be imported from a folder, sorted: each name and the kind of file that would be taken."""
+    # In an entry of the search path, folders without `__init__` are not counted: they hide nothing there, and each
+    # top-level name that was asked for is an input of its own.
     kinds = []
     for name, suffix in listing.modules.items():
         if name in listing.folders and is_package(f"{path}/{name}"):
@@ -122,20 +112,11 @@ def is_file(path: str) -> bool:
 
 
 def is_built_in(name: str) -> bool:
-    """Return whether a module is part of the interpreter itself, where no search path is asked."""
     return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
 
 
 def places_of(name: str, entries: Sequence[str], list_entry: Callable[[str], Listing | None]) -> list[tuple[str, str]]:
-    """Return where a top-level module is found: the entry of the search path, and the path that is taken.
-
-    There are several only for a namespace package, which is made of all folders of its name; none if it is nowhere.
-
-    Args:
-        name: of the module.
-        entries: the search path.
-        list_entry: returns what is in an entry.
-    """
+    """Return where a top-level module is found: entry and path; several for a namespace package, none if nowhere."""
     portions = []
     for entry in entries:
         listing = list_entry(entry)

@@ -13,8 +13,8 @@ from hatch_lower.build.inputs.preload import RecordingSwitch
 from hatch_lower.cache.stats import State
 
 PATHS = (str, bytes, os.PathLike)
+# The functions themselves: those of `os` may be exchanged for ones that take notes
 plain_lstat, plain_stat = os.lstat, os.stat
-"""The functions themselves: those of `os` may be exchanged for ones that take notes."""
 
 
 class Pauses(threading.local):
@@ -24,11 +24,7 @@ class Pauses(threading.local):
 
 
 class Notes:
-    """What was noted; mappings to nothing are sets that keep their order.
-
-    Args:
-        log: what the preloaded library writes; `None` if there is no such library.
-    """
+    """What was noted; mappings to nothing are sets that keep their order."""
 
     def __init__(self, log: Path | None) -> None:
         self.log = log
@@ -41,28 +37,24 @@ class Notes:
         self.listed_by_import: dict[str, None] = {}
         self.listed_by_metadata: set[str] = set()
         self.made: set[str] = set()
-        self.created: set[str] = set()
-        """Files among them of which nothing was there before."""
+        self.created: set[str] = set()  # files among them of which nothing was there before
         self.folders_made: set[str] = set()
         self.removed: set[str] = set()
         self.timed: dict[str, None] = {}
-        self.scanned: set[str] = set()
-        """Folders that were listed by `os.scandir`, whose entries tell times."""
-        self.linked: set[str] = set()
-        """States of files that were given one more name."""
+        self.scanned: set[str] = set()  # folders that were listed by `os.scandir`, whose entries tell times
+        self.linked: set[str] = set()  # states of files that were given one more name
+        # path → what was found there, as `State.text` writes it; empty where nothing was
         self.states: dict[str, dict[str, None]] = {}
-        """Path → what was found there, as `State.text` writes it; empty where nothing was."""
-        self.sockets: set[str] = set()
-        """Addresses of sockets of this machine that this process opened."""
+        self.sockets: set[str] = set()  # addresses of sockets of this machine that this process opened
         self.distributions: set[str] = set()
         self.modules: set[str] = set()
         self.unknown: set[str] = set()
         self.handed_on = False
 
     def begin(self) -> int:
-        """Return where in the preloaded library's log the part of interest begins; it misses nothing noted before."""
+        """Return where in the preloaded library's log the part of interest begins."""
         begin = self.log_size()
-        self._switch.forget()
+        self._switch.forget()  # else what was noted before would be missing in what follows
         return begin
 
     @property
@@ -105,7 +97,6 @@ class Notes:
             return os.path.realpath(text)
 
     def is_there(self, path: object) -> bool:
-        """Return whether there is anything at a path, without a note of the look."""
         try:
             with self.silent():
                 plain_lstat(path if isinstance(path, PATHS) else "")
@@ -154,7 +145,6 @@ class Notes:
             self.linked.add(State.of(plain_lstat(text)).text())
 
     def _note_state(self, path: str) -> None:
-        """Note what is at a path, where the preloaded library does not."""
         if self._switch.is_there:
             return
         try:
@@ -168,16 +158,11 @@ class Notes:
             self.distributions.add(re.sub(r"[-_.]+", "-", name).lower())
 
     def note_made(self, path: object, *, created: bool = False) -> None:
-        """Note that the process writes a file without reading it, or makes a folder.
-
-        Args:
-            path: of the file.
-            created: nothing was there before, though the way of opening it would have kept it.
-        """
+        """Note that the process writes a file without reading it, or makes a folder."""
         text = self.absolute(path)
         if text and text not in self.read:
             self.made.add(text)
-            if created:
+            if created:  # nothing was there, though the way of opening it would have kept it
                 self.created.add(text)
 
     def doubt(self, reason: str) -> None:

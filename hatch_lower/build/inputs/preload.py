@@ -32,8 +32,7 @@ RECORD = "HATCH_LOWER_RECORD"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-fPIC", "-shared")
 SECONDS_TO_COMPILE = 120
-SEPARATORS = frozenset(": \t\n$")
-"""Characters that a path in `LD_PRELOAD` cannot have."""
+SEPARATORS = frozenset(": \t\n$")  # characters that a path in `LD_PRELOAD` cannot have
 
 
 def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -50,16 +49,8 @@ def find_compiler(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def built_library(cache_folder: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the library for this machine, compiled and tried when it is first asked for.
-
-    Args:
-        cache_folder: the folder of the cache; the library is kept in `v1/preload`, under a name that says its sha256.
-        environment: where `CC` and `PATH` come from.
-
-    Returns:
-        `None` where it cannot be built or does not work: no Linux, another C library than GNU's, no compiler, a cache
-        that cannot be written, a path that `LD_PRELOAD` cannot name.
-    """
+    """Return the library for this machine, compiled and tried when it is first asked for; `None` where it cannot be."""
+    # It is called by its sha256 too: a library that somebody exchanged would see what they like.
     folder = cache_folder.absolute() / "v1" / "preload"
     library_version = gnu_library_version()
     compiler = find_compiler(environment)
@@ -111,7 +102,6 @@ def gnu_library_version() -> str:
 
 
 def compile_library(compiler: tuple[str, ...], target: Path, environment: Mapping[str, str]) -> None:
-    """Compile the library; raises what `subprocess.run` raises."""
     subprocess.run(
         [*compiler, *FLAGS, "-o", str(target), str(SOURCE), "-ldl"],
         check=True,
@@ -123,12 +113,7 @@ def compile_library(compiler: tuple[str, ...], target: Path, environment: Mappin
 
 
 def try_library(library: Path, environment: Mapping[str, str]) -> None:
-    """Start an interpreter with the library.
-
-    Raises:
-        ValueError: if the library did not see what it should.
-        subprocess.SubprocessError: if the interpreter failed.
-    """
+    """Start an interpreter with the library; raise `ValueError` if it did not see what it should."""
     log = library.with_suffix(".log")
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"open({str(SOURCE)!r}).close()"],
@@ -144,23 +129,16 @@ def try_library(library: Path, environment: Mapping[str, str]) -> None:
 
 
 def preload_environment(library: Path, log: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that put the library into a process and those that it starts.
-
-    Args:
-        library: what `built_library` returned.
-        log: the file to write; it need not be there. Several processes may share it.
-        environment: what the process is given otherwise; libraries that it preloads already still are.
-    """
+    """Return the variables that put the library into a process and those that it starts."""
     preloaded = environment.get("LD_PRELOAD", "")
     return {"LD_PRELOAD": f"{library}:{preloaded}" if preloaded else str(library), RECORD: str(log.absolute())}
 
 
 class RecordingSwitch:
-    """Steers the preloaded library in this process; where it is not there, this does nothing.
+    """Steers the preloaded library in this process; where it is not there, this does nothing."""
 
-    A process notes nothing twice. What the recorder itself looks at must therefore not be noted at all: cut out of the
-    log afterwards, it would be missing when the model's code looks at it later.
-    """
+    # A process notes nothing twice, so what the recorder itself looks at must not be noted at all: cut out of the log
+    # afterwards, it would be missing when the model's code looks at it later.
 
     __slots__ = ("_library", "is_there")
 
@@ -182,7 +160,7 @@ class RecordingSwitch:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
     def note_time(self, path: str) -> None:
-        """Note in the log that the time of what is at a path was asked for: a fork of this process has no other way."""
+        # through the log, for a fork of this process has no other way to tell
         if self._library is not None and self.is_there:
             self._library.hatch_lower_timed(os.fsencode(path))
 

@@ -26,12 +26,10 @@ from hatch_lower.build.inputs.variables import mark_of, new_variables
 from hatch_lower.cache.stats import StatCache, State
 from hatch_lower.canonical import sha256_bytes
 
-PORTIONS = " + "
-"""Between the places of a namespace package."""
-LINK = " through "
-"""Between what is at a path and where the link leads that is there."""
+PORTIONS = " + "  # between the places of a namespace package
+LINK = " through "  # between what is at a path and where the link leads that is there
+# Where modules are that this package itself gives to the export: its own, and those made for the build
 PROVIDED = "hatch-lower"
-"""Where modules are that this package itself gives to the export: its own, and those made for the build."""
 
 
 Method = TypeVar("Method", bound=Callable[..., str])
@@ -52,15 +50,7 @@ def remembered(method: Method) -> Method:
 
 
 class Present:
-    """What the inputs of an export are at the moment.
-
-    Args:
-        roots: by which paths are located.
-        environment: variables of the child process.
-        secret: keys the digests of their values.
-        stats: remembers the digests of files.
-        project: what `marks_of_project` returned.
-    """
+    """What the inputs of an export are at the moment; `project` is what `marks_of_project` returned."""
 
     def __init__(
         self,
@@ -91,7 +81,6 @@ class Present:
 
     @remembered
     def file(self, located: str) -> str:
-        """Return the digest of a file's contents."""
         path = self.roots.find(located)
         try:
             return self.stats.digest(path) if path is not None else ABSENT
@@ -119,7 +108,6 @@ class Present:
 
     @remembered
     def time(self, located: str) -> str:
-        """Return the times of modification and of change of what is at a path."""
         path = self.roots.find(located)
         try:
             status = os.stat(path) if path is not None else None
@@ -129,7 +117,6 @@ class Present:
 
     @remembered
     def listing(self, located: str) -> str:
-        """Return the digest of the names in a folder, and of which of them are folders."""
         path = self.roots.find(located)
         listing = self._list(str(path)) if path is not None else None
         if listing is None:
@@ -138,7 +125,6 @@ class Present:
 
     @remembered
     def importable(self, located: str) -> str:
-        """Return the digest of what can be imported from a folder."""
         path = self.roots.find(located)
         listing = self._list(str(path)) if path is not None else None
         if path is None or listing is None:
@@ -148,15 +134,7 @@ class Present:
 
     @remembered
     def module(self, name: str, owners: tuple[str, ...] = ()) -> str:
-        """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`.
-
-        Several places are those of a namespace package.
-
-        Args:
-            name: of the module.
-            owners: normalised names of the distributions to which it may belong; their own folder tells whether what
-                is found can be theirs.
-        """
+        """Return where a top-level module is found: `project/src/digits`, `site/mod.py`, `dist click`, `python`."""
         if is_built_in(name):
             return "python"
         places = places_of(name, self._entries, self._list)
@@ -164,7 +142,7 @@ class Present:
 
     @remembered
     def distribution(self, name: str) -> str:
-        """Return `<version> <digest of RECORD>` of an installed distribution; of the project, of its metadata first."""
+        """Return `<version> <digest of RECORD>`; of the project itself, what is recorded of its metadata first."""
         installed = mark_of_distribution(self.distributions.get(name), self.stats)
         return f"{self.project[name]} {installed}".rstrip() if name in self.project else installed
 
@@ -180,7 +158,6 @@ class Present:
 
     @remembered
     def tool(self, name: str) -> str:
-        """Return the digest of the executable that a command runs."""
         path = shutil.which(name, path=self.environment.get("PATH", ""))
         try:
             return self.stats.digest(path) if path is not None else ABSENT
@@ -189,7 +166,6 @@ class Present:
 
     @remembered
     def glob(self, pattern: str) -> str:
-        """Return the digest of the located paths of the project's files that match a glob of its `inputs`."""
         matches = self.roots.project.glob(pattern)
         files = {below for match in matches for below in (match, *match.rglob("*")) if below.is_file()}
         located = {self.roots.locate(path) for path in files}
@@ -198,6 +174,7 @@ class Present:
     def _place(self, entry: str, path: str, owners: tuple[str, ...]) -> str:
         if entry in self._library:
             return "python"
+        # a distribution counts as a whole, by its RECORD: where it lies says nothing more
         for owner in owners:
             distribution = self.distributions.get(owner)
             if distribution is not None and distribution.entry == entry:
@@ -214,5 +191,4 @@ class Present:
 
 
 def digest_of_names(names: Iterable[str]) -> str:
-    """Return the digest of names in their order; none holds a zero byte."""
     return sha256_bytes("\0".join(names).encode("utf-8", "surrogateescape"))

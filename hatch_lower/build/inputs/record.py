@@ -20,48 +20,41 @@ from hatch_lower.build.environment import matches
 from hatch_lower.build.inputs.variables import UNSET, is_credential, mark_of
 from hatch_lower.frozen import Frozen
 
-ABSENT = ""
-"""What is recorded of what is not there: a variable, a command, a module, a distribution, a folder."""
+ABSENT = ""  # what is recorded of what is not there: a variable, a command, a module, a distribution, a folder
 LISTS = frozenset({"absent", "unknown"})
+# Begins a digest that is not keyed. Such a mark equals none of this machine's own, so it is never met by mistake.
 PLAIN = "sha256:"
-"""Begins a digest that is not keyed. Such a mark equals none of this machine's own, so it is never met by mistake."""
+# Where every machine of a kind has the same things; any other absolute path is a place of this machine
 COMMON = ("/bin/", "/etc/", "/lib/", "/lib64/", "/opt/", "/sbin/", "/usr/")
-"""Where every machine of a kind has the same things; any other absolute path is a place of this machine."""
 
 
 class RecordedInputs(Frozen):
     """What one export read. Digests are sha256 in hexadecimal; mappings and tuples are sorted in JSON."""
 
-    files: Mapping[str, str]
-    """Located path → digest of its contents."""
-    absent: tuple[str, ...]
-    """Located paths that were looked for and were not there."""
+    files: Mapping[str, str]  # located path → digest of its contents
+    absent: tuple[str, ...]  # located paths that were looked for and were not there
+    # located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`; of a link also
+    # where it leads: `folder through v2`
     looks: Mapping[str, str]
-    """Located path of which only the kind was asked → `file 123` (its size in bytes), `folder`, `other`; of a link also
-    where it leads: `folder through v2`."""
+    # located path of which the time was asked → the times of modification and of change, in nanoseconds
     times: Mapping[str, str]
-    """Located path of which the time was asked → the times of modification and of change, in nanoseconds."""
-    listings: Mapping[str, str]
-    """Located folder that the model's code listed → digest of its sorted names."""
+    listings: Mapping[str, str]  # located folder that the model's code listed → digest of its sorted names
+    # located project folder that the import system listed → digest of its importable names
     importable: Mapping[str, str]
-    """Located project folder that the import system listed → digest of its importable names."""
+    # top-level module name → where it is found: `project/<folder>`, `dist <name>`, `python`, `site`, or nowhere
     modules: Mapping[str, str]
-    """Top-level module name → where it is found: `project/<folder>`, `dist <name>`, `python`, `site`, or nowhere."""
+    # normalised name → `<version> <digest of RECORD>`, of the project itself of its METADATA; empty if it is not
+    # installed
     distributions: Mapping[str, str]
-    """Normalised name → `<version> <digest of RECORD>`, of the project itself of its METADATA; empty if it is not
-    installed."""
+    # Variable → what `variables.mark_of` makes of its value. A glob → nothing: all variables that match it were asked
+    # for, and those that are not named were not set.
     environment: Mapping[str, str]
-    """Variable → what `variables.mark_of` makes of its value. A glob → nothing: all variables that match it were asked
-    for, and those that are not named were not set."""
-    tools: Mapping[str, str]
-    """Command → digest of the executable that `PATH` finds."""
-    globs: Mapping[str, str]
-    """Declared glob of the project's `inputs` → digest of the sorted located paths that match."""
+    tools: Mapping[str, str]  # command → digest of the executable that `PATH` finds
+    globs: Mapping[str, str]  # declared glob of the project's `inputs` → digest of the sorted located paths that match
+    # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
-    """Why these inputs are not all of them; if there is a reason, the result is not used again without an export."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a JSON value that `from_json` reads."""
         return {
             field.name: sorted(set(value)) if field.name in LISTS else dict(sorted(value.items()))
             for field in fields(self)
@@ -70,11 +63,7 @@ class RecordedInputs(Frozen):
 
     @classmethod
     def from_json(cls, value: Any) -> RecordedInputs:
-        """Return the inputs that `to_json` described.
-
-        Raises:
-            ValueError: if it is anything else; another version of this package may have written it.
-        """
+        """Return what `to_json` described; another version of this package may have written it."""
         names = [field.name for field in fields(cls)]
         if not isinstance(value, dict) or sorted(value) != sorted(names):
             raise ValueError(f"recorded inputs are an object of {', '.join(names)}")
@@ -93,14 +82,7 @@ class RecordedInputs(Frozen):
 def shareable(
     inputs: RecordedInputs, globs: Sequence[str], environment: Mapping[str, str], key: bytes
 ) -> RecordedInputs | None:
-    """Return recorded inputs as they may go to other machines, or `None` if they may not, or mean nothing there.
-
-    Args:
-        inputs: as recorded here.
-        globs: the variables that the project declares as shareable.
-        environment: of the export; a variable that has another value by now is not shared.
-        key: the secret of this machine's cache.
-    """
+    """Return recorded inputs as they may go to other machines, or `None` if they may not, or mean nothing there."""
     places = [*inputs.files, *inputs.absent, *inputs.looks, *inputs.times, *inputs.listings, *inputs.importable]
     if inputs.unknown or any(path.startswith("/") and not path.startswith(COMMON) for path in places):
         return None
@@ -111,6 +93,7 @@ def shareable(
             continue
         value = environment.get(name)
         declared = matches(name, globs) and not is_credential(name)
+        # a variable that has another value by now cannot be told in the words of others
         if not declared or value is None or mark_of(key, name, value) != mark:
             return None
         marks[name] = plain_mark(name, value)
@@ -118,18 +101,12 @@ def shareable(
 
 
 def received(inputs: RecordedInputs, environment: Mapping[str, str], key: bytes) -> RecordedInputs:
-    """Return inputs that came from another machine as if they had been recorded here.
-
-    Args:
-        inputs: made by `shareable` there.
-        environment: that the export would have here. What had another value there keeps its mark, which is met by no
-            value here.
-        key: the secret of this machine's cache.
-    """
+    """Return inputs that came from another machine as if they had been recorded here."""
     marks = {}
     for name, mark in inputs.environment.items():
         value = environment.get(name)
         same = value is not None and mark.startswith(PLAIN) and mark == plain_mark(name, value)
+        # what had another value there keeps its mark, which is met by no value here
         marks[name] = mark_of(key, name, value) if same else mark
     return replace(inputs, environment=marks)
 

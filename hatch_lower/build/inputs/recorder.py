@@ -45,43 +45,28 @@ from hatch_lower.pipeline.environment_reads import EnvironmentReads
 class Observations:
     """What was asked for, by absolute path, in the order in which it was first asked for."""
 
-    read: tuple[str, ...]
-    """Files that were opened to be read, or mapped, whether they were there or not."""
-    loaded: tuple[str, ...]
-    """Files from which modules and native libraries were loaded."""
-    looked: tuple[str, ...]
-    """Paths of which only was asked what is there."""
+    read: tuple[str, ...]  # files that were opened to be read, or mapped, whether they were there or not
+    loaded: tuple[str, ...]  # files from which modules and native libraries were loaded
+    looked: tuple[str, ...]  # paths of which only was asked what is there
+    # folders that were listed, but for those that the import system or a reader of metadata listed
     listed: tuple[str, ...]
-    """Folders that were listed, but for those that the import system or a reader of metadata listed."""
     listed_by_import: tuple[str, ...]
-    made: frozenset[str]
-    """Files and folders that the process wrote or created before it read them."""
-    folders_made: frozenset[str]
-    """Those of them that are folders."""
-    removed: frozenset[str]
-    """Files that were there before and were removed or renamed."""
-    modules: tuple[str, ...]
-    """Top-level modules that were imported or looked for, sorted."""
-    distributions: tuple[str, ...]
-    """Normalised names of distributions that were asked for by name, sorted."""
-    environment: Mapping[str, str]
-    """All variables as they were in the beginning."""
-    variables: Mapping[str, bool]
-    """Variables that were read → whether the project's own code read them."""
-    globs: Mapping[str, bool]
-    """Globs of which all variables were asked for → whether the project's own code asked."""
-    handed_on: bool
-    """Whether a recorded process was started, which may read any variable."""
-    commands: tuple[str, ...]
-    """Executables that were run: absolute paths, sorted."""
-    unknown: tuple[str, ...]
-    """Reasons why this is not everything, sorted."""
-    timed: tuple[str, ...]
-    """Paths of which the time was asked."""
+    made: frozenset[str]  # files and folders that the process wrote or created before it read them
+    folders_made: frozenset[str]  # those of them that are folders
+    removed: frozenset[str]  # files that were there before and were removed or renamed
+    modules: tuple[str, ...]  # top-level modules that were imported or looked for, sorted
+    distributions: tuple[str, ...]  # normalised names of distributions that were asked for by name, sorted
+    environment: Mapping[str, str]  # all variables as they were in the beginning
+    variables: Mapping[str, bool]  # variables that were read → whether the project's own code read them
+    globs: Mapping[str, bool]  # globs of which all variables were asked for → whether the project's own code asked
+    handed_on: bool  # whether a recorded process was started, which may read any variable
+    commands: tuple[str, ...]  # executables that were run: absolute paths, sorted
+    unknown: tuple[str, ...]  # reasons why this is not everything, sorted
+    timed: tuple[str, ...]  # paths of which the time was asked
+    # device and inode of each file that was given one more name, which changes its time of change
     linked: frozenset[tuple[int, int]]
-    """Device and inode of each file that was given one more name, which changes its time of change."""
+    # path → what was found there at each look, as `State.read` reads it; empty where nothing was there
     states: Mapping[str, tuple[str, ...]]
-    """Path → what was found there at each look, as `State.read` reads it; empty where nothing was there."""
 
 
 def loaded_modules() -> tuple[set[str], list[str]]:
@@ -105,19 +90,13 @@ def mapped_libraries() -> list[str]:
 
 
 def folders_of_finders() -> list[str]:
-    """Return the folders in which the import system has looked for modules."""
     finders = [finder for finder in list(sys.path_importer_cache.values()) if finder is not None]
     folders = [getattr(finder, "path", None) for finder in finders if getattr(finder, "_path_mtime", -1) != -1]
     return sorted({os.path.abspath(folder) for folder in folders if isinstance(folder, str)})
 
 
 class Recorder:
-    """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed.
-
-    Args:
-        project_roots: the folders that hold the project's own code.
-        log: what the preloaded library writes; `None` if there is no such library.
-    """
+    """Takes notes from `start` to `stop`; there is one in a process, for an audit hook cannot be removed."""
 
     def __init__(self, project_roots: Sequence[Path], log: Path | None) -> None:
         self._roots = tuple(
@@ -129,15 +108,14 @@ class Recorder:
         self._own_writes: dict[str, int] = {}
         self._initial: Mapping[str, str] = {}
         self._started = 0
+        # begin and end, in the preloaded library's log, of what was written while notes were taken
         self._stopped: int | None = None
-        """Begin and end, in the preloaded library's log, of what was written while notes were taken."""
         self._exchanged = Exchanged()
+        # where the project's own code asked for the time or for random numbers of the system, and for which
         self.clocks: dict[str, None] = {}
-        """Where the project's own code asked for the time or for random numbers of the system, and for which."""
         self._finder = NotingFinder(self._notes.modules)
 
     def start(self) -> None:
-        """Begin to take notes."""
         self._initial = dict(os.environ)
         self._started = self._notes.begin()
         self._events.active = True
@@ -162,15 +140,13 @@ class Recorder:
             sys.meta_path.remove(self._finder)
 
     def wrap_torch(self) -> None:
-        """Watch torch's native readers too; to be called when torch has been imported."""
+        """Watch torch's native readers too, once torch has been imported."""
         wrap_torch(self._exchanged, self._notes.note_read)
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Take no notes of what is read inside, nor let processes that are started inside write any.
-
-        What is written inside is noted: whoever reads it later reads no input.
-        """
+        """Take no notes of what is read inside, nor let processes that are started inside write any."""
+        # what is written inside is noted all the same: whoever reads it later reads no input
         active, self._environment.active = self._environment.active, False
         with self._notes.unwatched():
             hidden = {name: os.environ[name] for name in RECORDING_VARIABLES if name in os.environ}
@@ -184,12 +160,9 @@ class Recorder:
                 self._environment.active = active
 
     def observations(self) -> Observations:
-        """Return what has been noted so far.
-
-        Two sources are put together: the notes of this process, which know what code asks, and the log of the preloaded
-        library, which has native code and other processes, and the order of reads and writes. Neither has the other's
-        times, so for each question it is said which one is believed.
-        """
+        """Return what has been noted so far, here and in the log of the preloaded library."""
+        # The notes know what code asks, the log has native code, other processes, and the order of reads and writes.
+        # Neither has the other's times, so for each question it is said which one is believed.
         notes, environment = self._notes, self._environment
         with notes.silent():
             modules, loaded = loaded_modules()
@@ -244,7 +217,6 @@ class Recorder:
         )
 
     def _read_log(self) -> Observed:
-        """Return what the preloaded library has written."""
         log = self._notes.log
         if log is None:
             return Observed()
@@ -290,7 +262,6 @@ def entries_of(folders: set[str]) -> list[str]:
 
 
 def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
-    """Return what was found at each path; an empty state is that nothing was there."""
     states = {path: tuple(found) for path, found in notes.states.items()}
     states.update(log.states)
     states.update({path: (*states.get(path, ()), "") for path in log.missing})
@@ -298,7 +269,6 @@ def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
 
 
 def names_variable(records: bytes, name: str) -> bool:
-    """Return whether native code asked for a variable in a part of the preloaded library's log."""
     return b"\0V%s\0" % os.fsencode(name) in b"\0" + records
 
 

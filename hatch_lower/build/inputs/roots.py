@@ -21,23 +21,15 @@ from pathlib import Path
 SITE_NAMES = ("site-packages", "dist-packages")
 SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 MEMORY_FOLDER = "/dev/shm"
+# Semaphores, and memory that processes share, of Python, torch and OpenMP. Whatever else is there may be an input.
 SHARED_MEMORY = re.compile(
     rf"{MEMORY_FOLDER}/(?:sem\.(?:mp|loky)-\w+|psm_[0-9a-f]+|torch_\d+_\d+_\d+|__KMP_REGISTERED_LIB_\d+(?:_\d+)?)"
 )
-"""Semaphores, and memory that processes share, of Python, torch and OpenMP. Whatever else is there may be an input."""
 OWN_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Roots:
-    """The folders by which paths are located.
-
-    Args:
-        project: the project's folder.
-        search_path: `sys.path` of the child process, complete and in order.
-        home: the user's home folder.
-        ignored: folders that hold no inputs: the build's own folder, the child's temporary folder, the cache. What a
-            link in them leads to can be an input.
-    """
+    """The folders by which paths are located."""
 
     __slots__ = ("_home", "_kinds", "_sites", "home", "ignored", "project", "search_path")
 
@@ -45,7 +37,7 @@ class Roots:
         self.project = project
         self.search_path = tuple(dict.fromkeys(search_path))
         self.home = home
-        self.ignored = ignored
+        self.ignored = ignored  # folders of the build itself; what a link in them leads to can be an input
         self._home = spellings(home)
         library = standard_library()
         kinds: dict[str, str] = {}
@@ -60,6 +52,7 @@ class Roots:
         for entry in self.search_path:
             if entry.name in SITE_NAMES:  # an environment in the project's folder, or in a temporary one
                 kinds.update(dict.fromkeys(spellings(entry), "site"))
+        # the deepest counts; which entries are sites is only known once the other kinds are in order
         self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
         sites = [entry for entry in self.search_path if self._root_of(str(entry))[1] in ("site", "elsewhere")]
         self._sites = tuple(str(entry) for entry in sites)
@@ -68,12 +61,8 @@ class Roots:
         self._kinds = sorted(kinds.items(), key=lambda item: -len(item[0]))
 
     def locate(self, path: str | os.PathLike[str]) -> str | None:
-        """Return what a path is called wherever the project is built, or `None` if it is no input.
-
-        No inputs are the interpreter's standard library, this package, ignored folders, `/proc`, `/sys`, `/dev` but for
-        the files in `/dev/shm`, and `__pycache__`. `find` leads back to the path, so what an earlier entry of the
-        search path hides is located by its absolute path, and so is an entry itself.
-        """
+        """Return what a path is called wherever the project is built, or `None` if it is no input."""
+        # `find` must lead back: what an earlier entry of the search path hides is located by its absolute path.
         text = os.fspath(path)
         text = os.path.realpath(text) if ".." in text.split("/") else os.path.abspath(text)
         if "/__pycache__/" in f"{text}/":
@@ -115,7 +104,6 @@ class Roots:
 
 
 def spellings(folder: str | Path) -> tuple[str, ...]:
-    """Return a folder's absolute path and its real path."""
     return tuple(dict.fromkeys((os.path.abspath(folder), os.path.realpath(folder))))
 
 

@@ -25,22 +25,19 @@ from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_lib
 
 Note = Callable[[Any], None]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
+# Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`
 GETTERS = frozenset({"getctime", "getmtime", "lstat", "stat"})
-"""Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`."""
-PATHS = "pathlib"
-"""The module whose other methods call `Path.stat` to see what is there."""
+PATHS = "pathlib"  # the module whose other methods call `Path.stat` to see what is there
 COMPARES_TIMES = "filecmp.py"
 FROZEN = "<frozen "
 LIBRARY = tuple(f"{folder}/" for folder in standard_library())
 CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
 RANDOM: tuple[tuple[ModuleType, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
+# Modules that ask the system for random numbers on behalf of others; NumPy's generators without a seed do so too
 BETWEEN = frozenset({"random", "secrets", "uuid"})
-"""Modules that ask the system for random numbers on behalf of others; NumPy's generators without a seed do so too."""
 
 
 class Exchanged:
-    """Attributes that were exchanged, to be put back."""
-
     __slots__ = ("_originals",)
 
     def __init__(self) -> None:
@@ -119,7 +116,6 @@ def wrap_torch(exchanged: Exchanged, note: Note) -> None:
 
 
 def wrap_looks(exchanged: Exchanged, note: Note) -> None:
-    """Watch `os.stat`, `os.lstat`, `os.access` and all that is built on them, but not what the import system asks."""
     for name in ("stat", "lstat", "access"):
         exchange(exchanged, name, lambda original: noting_function(original, note))
 
@@ -150,7 +146,6 @@ def wrap_forks(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
 
 
 def wrap_times(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
-    """Watch the calls of `os.stat`, `os.lstat` and `os.fstat` that get times."""
     for name in ("stat", "lstat", "fstat"):
         exchange(exchanged, name, lambda original: timing_function(original, note, asks_for_times))
 
@@ -161,8 +156,6 @@ def wrap_scans(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
 
 
 def timing_function(original: Any, note: Callable[[Any], None], counts: Callable[[FrameType], bool]) -> Any:
-    """Return a stand-in for a function that is given a path or a descriptor first."""
-
     def timing(*arguments: Any, **named: Any) -> Any:
         if counts(sys._getframe(1)):
             path = next(iter((*arguments, *named.values())), ".")
@@ -177,6 +170,7 @@ def timing_function(original: Any, note: Callable[[Any], None], counts: Callable
 
 def asks_for_times(frame: FrameType) -> bool:
     """Return whether a call from this frame gets the time of a file for code that wants it."""
+    # the getters of the standard library call each other: who called the outermost counts
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_name in GETTERS and is_library(caller.f_code.co_filename):
         caller = caller.f_back
@@ -189,7 +183,6 @@ def asks_for_times(frame: FrameType) -> bool:
 
 
 def is_called_by_others(frame: FrameType) -> bool:
-    """Return whether a frame is neither of the standard library nor of this package."""
     file = frame.f_code.co_filename
     return not is_library(file) and not file.startswith(f"{OWN_PACKAGE}/")
 
@@ -202,12 +195,6 @@ def is_library(file: str) -> bool:
 
 
 def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) -> None:
-    """Watch the functions of Python that ask for the time or for random numbers of the system.
-
-    Args:
-        exchanged: to put them back.
-        note: is told the frame that asked, and what for.
-    """
     for name in CLOCKS:
         exchanged.put(time, name, lambda original: noting(original, note))
     for owner, name in RANDOM:
@@ -215,13 +202,7 @@ def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) ->
 
 
 def noting(original: Any, note: Callable[[FrameType, str], None], what: str = "") -> Any:
-    """Return a stand-in for a function that tells who calls it, and what for.
-
-    Args:
-        original: the function.
-        note: is told.
-        what: it gives; empty for a clock, which gives the time unless it has an argument.
-    """
+    """Return a stand-in that tells who calls, and what for; a clock gives the time unless it has an argument."""
 
     def stand_in(*arguments: Any) -> Any:
         if what or not arguments:

@@ -33,27 +33,18 @@ from hatch_lower.errors import EntryPointError, ProcessError
 MODULES = (".py", *EXTENSION_SUFFIXES)
 LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages"})
 SYSTEM_NAMES = ("bin", "dev", "etc", "gnu/store", "lib", "lib32", "lib64", "nix/store", "proc", "sbin", "sys", "usr")
+# Folders without which no program starts; what is in them is no model's input
 READABLE_SYSTEM = tuple(Path("/", name) for name in SYSTEM_NAMES)
-"""Folders without which no program starts; what is in them is no model's input."""
 # the same numbers on every architecture
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
+# The option of `prctl`; the kernel wants it set before a process without privileges restricts itself
 SET_NO_NEW_PRIVS = 38
-"""The option of `prctl`; the kernel wants it set before a process without privileges restricts itself."""
 
 
 def refuse_undeclared(request: Request, cache: Path) -> None:
-    """Let this process read nothing but what may be read, from now on.
-
-    Args:
-        request: of the process.
-        cache: the folder of the cache.
-
-    Raises:
-        ProcessError: if the kernel cannot do that.
-    """
     settings = request.settings
     project = (settings.root, *request.import_roots)
     whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
@@ -70,12 +61,7 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
 
 
 def undeclared_read(request: Request, error: BaseException) -> EntryPointError | None:
-    """Return the error that names the undeclared file that the model's code could not read; `None` if that was not it.
-
-    Args:
-        request: of the process.
-        error: what came of it.
-    """
+    """Return the error that names the undeclared file that the code could not read; `None` if it was not that."""
     denied = [path for path in denied_paths(error, request.log) if not LEFT_OUT & set(Path(path).parts)]
     if not denied:
         return None
@@ -101,7 +87,6 @@ def holds_project(folder: Path, project: tuple[Path, ...]) -> bool:
 
 
 def source_files(request: Request) -> Iterator[Path]:
-    """Yield the modules in the import roots; what those beside this build's folder lead to."""
     for root in request.import_roots:
         for folder, folders, names in os.walk(root, followlinks=request.work in root.parents):
             folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(".")]
@@ -120,19 +105,8 @@ def is_available() -> bool:
 
 
 def restrict_reads(allowed: Sequence[Path], listable: Sequence[Path] = ()) -> bool:
-    """Refuse this thread, and all threads and processes that it starts later, to read anything else.
-
-    Threads that are there already are not restricted: call it before anything is imported that starts some (torch).
-    Files that are open already can still be read. It cannot be undone.
-
-    Args:
-        allowed: files, and folders with all that is in them; a link means what it leads to now. What is not there, or
-            cannot be opened, is passed over: it stays forbidden if it appears later.
-        listable: folders that may be listed, with all below them, but not read.
-
-    Returns:
-        False where the kernel has no Landlock; then nothing is restricted.
-    """
+    """Refuse this thread, and what it starts later, to read anything else; `False` where there is no Landlock."""
+    # Threads that are there already are not restricted, so this comes before torch is imported. It cannot be undone.
     if not is_available():
         return False
     handled = struct.pack("=Q", READ_FILE | READ_DIR)
@@ -151,12 +125,12 @@ def restrict_reads(allowed: Sequence[Path], listable: Sequence[Path] = ()) -> bo
 
 
 def allow(rules: int, path: Path, rights: int) -> None:
-    """Add a path to a set of rules; a file has no right to be listed."""
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return
+        return  # what is not there stays forbidden if it appears later
     try:
+        # a file has no right to be listed, and the kernel refuses a rule that gives it
         rights &= READ_FILE | (READ_DIR if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0)
         system_call(ADD_RULE, rules, RULE_PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
     finally:
@@ -172,21 +146,14 @@ def system_call(number: int, *arguments: int | bytes | None) -> int:
 
 
 def denied_paths(error: BaseException, log: Path | None) -> tuple[str, ...]:
-    """Return the paths that could not be read, as far as an error or the preloaded library's log names them.
-
-    Args:
-        error: what the model's code raised; what it was raised from is looked at too.
-        log: the log of the preloaded library, which knows what native code and other processes were refused. It is
-            asked only if the error names no path; it also has what was refused without harm.
-    """
+    """Return the paths that could not be read, as far as an error or the preloaded library's log names them."""
     named = dict.fromkeys(os.fsdecode(path) for cause in chain(error) for path in refused(cause))
-    if not named and log is not None:
+    if not named and log is not None:  # the log also has what native code was refused without harm
         named = dict.fromkeys(read_log(log).denied)
     return tuple(named)
 
 
 def chain(first: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it came from, each once."""
     seen: set[int] = set()
     left = [first]
     while left:
@@ -198,6 +165,5 @@ def chain(first: BaseException) -> Iterator[BaseException]:
 
 
 def refused(error: BaseException) -> Iterator[str | bytes]:
-    """Yield the paths that an error for lack of permission names."""
     if isinstance(error, PermissionError):
         yield from (path for path in (error.filename, error.filename2) if isinstance(path, str | bytes))

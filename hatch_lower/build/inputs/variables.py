@@ -29,16 +29,14 @@ if TYPE_CHECKING:
 UNSET = ""
 CREDENTIALS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 SECRET_BYTES = 32
-RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")
-"""The variables that make a process write the log."""
+RECORDING_VARIABLES = ("HATCH_LOWER_RECORD", "LD_PRELOAD")  # the variables that make a process write the log
+# Variables that are set anew in each build
 PASSING = frozenset({*RECORDING_VARIABLES, "TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD"})
-"""Variables that are set anew in each build."""
 TOOL = "HATCH_LOWER_*"
 PLACES = ("PATH", "HOME", "PYTHON*", TOOL)
 
 
 def mark_of(key: bytes, name: str, value: str | None) -> str:
-    """Return what is recorded of a variable: a digest keyed with `key`; empty if it is not set."""
     if value is None:
         return UNSET
     return hmac.new(key, os.fsencode(f"{name}={value}"), hashlib.sha256).hexdigest()
@@ -50,21 +48,14 @@ def is_credential(name: str) -> bool:
 
 
 def secret(folder: Path, *, keeps: bool = True) -> bytes:
-    """Return this cache's random key, made when it is first asked for; all processes get the same.
-
-    Where it can be neither read nor kept, it is another one each time: then no recorded value is recognised.
-
-    Args:
-        folder: of the cache; the key is in its file `secret`, which only its owner can read.
-        keeps: whether a new one may be written.
-    """
+    """Return this cache's random key, made when it is first asked for; all processes get the same."""
     path = folder / "secret"
     found = read_secret(path)
     if found is not None:
         return found
     made = os.urandom(SECRET_BYTES)
     if not keeps:
-        return made
+        return made  # it is another one each time, so no recorded value is recognised
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
@@ -88,7 +79,6 @@ def keep(temporary: str, path: Path) -> None:
 
 
 def read_secret(path: Path) -> bytes | None:
-    """Return a whole key from a file, or `None`."""
     with suppress(OSError):
         found = read_file(path)
         if len(found) == SECRET_BYTES:
@@ -111,12 +101,7 @@ def variables_of(observations: Observations) -> frozenset[str]:
 
 
 def new_variables(recorded: Iterable[str], environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the variables of an environment that match a recorded glob and are not recorded themselves.
-
-    Args:
-        recorded: the names and globs of a record.
-        environment: of the child process that an export would be run in.
-    """
+    """Return the variables of an environment that match a recorded glob and are not recorded themselves."""
     globs = [name for name in recorded if "*" in name]
     found = {name for name in environment.keys() - set(recorded) if matches(name, globs) and not matches(name, PLACES)}
     return frozenset(found - known_variables(found, environment)) if found else frozenset()

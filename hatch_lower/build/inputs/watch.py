@@ -20,17 +20,12 @@ from hatch_lower.cache.store import Store
 from hatch_lower.config.settings import Recipe
 from hatch_lower.events import Event, Reporter
 
+# Stages in which backends are asked or run, and which distribution has a class: the key tells what they read
 UNWATCHED = frozenset({"known", "lower", "emit", "constants", "verify"})
-"""Stages in which backends are asked or run, and which distribution has a class: the key tells what they read."""
 
 
 class Watch:
-    """The notes of one export; nothing is noted for a request whose result is not remembered.
-
-    Args:
-        request: of the process.
-        store: the cache.
-    """
+    """The notes of one export; nothing is noted for a request whose result is not remembered."""
 
     def __init__(self, request: Request, store: Store) -> None:
         self._request = request
@@ -41,7 +36,6 @@ class Watch:
         self.recorder.start()
 
     def inputs(self) -> RecordedInputs:
-        """Return what the export read."""
         self.recorder.stop()
         request, store = self._request, self._store
         ignored = (request.work or request.folder, store.directory)
@@ -59,17 +53,12 @@ class Watch:
             stats=stats,
             project=request.project,
         )
-        stats.save()
+        stats.save()  # the next build compares what was hashed here
         return inputs
 
 
 class PausingReporter:
-    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key.
-
-    Args:
-        reporter: gets the events.
-        recorder: takes the notes.
-    """
+    """Hands events on, and lets no notes be taken while hatch-lower and the backends read what is in the key."""
 
     def __init__(self, reporter: Reporter, recorder: Recorder) -> None:
         self._reporter = reporter
@@ -89,12 +78,7 @@ class PausingReporter:
 
 
 class PausingRemote:
-    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export.
-
-    Args:
-        remote: the shared cache.
-        recorder: takes the notes.
-    """
+    """A shared cache that lets no notes be taken of what it reads and asks itself: that is no input of the export."""
 
     def __init__(self, remote: RemoteCache, recorder: Recorder) -> None:
         self._remote = remote
