@@ -20,14 +20,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def target_of(text: str, is_path: bool) -> str | Path:
-    """Return the path, or the name of an installed model or distribution, that a command's argument means.
-
-    What lies in the current folder does not decide: a file or folder there may be anybody's.
-
-    Args:
-        text: with a separator in it, or the ending of a wheel, it is a path; else a name.
-        is_path: the option `--path` is given: it is a path in any case.
-    """
+    """Return the path, or the name of an installed model or distribution, that a command's argument means."""
+    # what lies in the current folder does not decide: it may be anybody's
     has_separator = os.sep in text or (os.altsep is not None and os.altsep in text)
     if is_path or has_separator or text in (os.curdir, os.pardir) or text.endswith(".whl"):
         return Path(text)

@@ -258,11 +258,7 @@ def keygen() -> None:
 
 
 def limits_here(root: Path | None) -> CacheSettings:
-    """Return the settings of a project's cache; the defaults where no project is named and there is none here.
-
-    Raises:
-        LowerError: if the named project cannot be read.
-    """
+    """Return the settings of a project's cache; the defaults where no project is named and there is none here."""
     from hatch_lower.config.tables import CacheSettings
     from hatch_lower.errors import LowerError
 
@@ -280,11 +276,7 @@ def limits_here(root: Path | None) -> CacheSettings:
 
 @contextmanager
 def changing() -> Iterator[Path]:
-    """Give the store's directory to change.
-
-    Raises:
-        CacheError: if the file system refuses; it names the file.
-    """
+    """Give the store's directory to change; raise `CacheError` if the file system refuses."""
     directory = default_directory(os.environ) / "v1"
     try:
         yield directory
@@ -297,6 +289,7 @@ def version_folders(folder: Path) -> list[Path]:
     """Return the parts of the cache that versions of hatch-lower made; what else is in the folder is not ours."""
     if not folder.is_dir():
         return []
+    # what else is in the folder is not ours
     paths = (path for path in sorted(folder.iterdir()) if VERSION_FOLDER.fullmatch(path.name))
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 

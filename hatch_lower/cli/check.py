@@ -92,7 +92,7 @@ def places_of(target: str | Path) -> Iterator[list[Place]]:
 def unpack(wheel: Path, work: Path) -> list[Place]:
     manifests = sorted(name for name in wheel_members(wheel) if name.endswith(f"/{MANIFEST}"))
     if not manifests:
-        refuse_incomplete(wheel)
+        refuse_incomplete(wheel)  # its build was killed, or had no hooks
         find_contents(wheel)  # says that there are none
     return [
         unpack_folder(wheel, member, recorded_below(wheel, member), work / str(position))
@@ -195,11 +195,7 @@ def placed(error: ProgramError, folder: str, place: str) -> ProgramError:
 def choose(
     places: list[Place], name: str, model: str | None, recipe: str | None
 ) -> list[tuple[str, PackagedFolder, str]]:
-    """Return place, folder and name of each model to check.
-
-    Raises:
-        ProgramError: if there is no such model, or none with such a recipe.
-    """
+    """Return place, folder and name of each model to check."""
     every = [(place, folder, known) for place, folder, models in places for known in models]
     chosen = [row for row in every if model is None or row[2] == model]
     if not chosen:

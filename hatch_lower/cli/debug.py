@@ -92,12 +92,10 @@ def debug_report(debug: MethodDebug) -> list[Row]:
 
 
 def debug_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids.
-
-    Instructions, or ids of one delegate, that follow each other and come from the same are told together.
-    """
+    """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids."""
     cells: list[tuple[str, str, str, str]] = []
     headings: dict[int, list[str]] = {}
+    # those that follow each other and come from the same are told together
     for is_delegate, group in itertools.groupby(rows, key=lambda row: "backend" in row):
         if not is_delegate:
             for labels, listed in folded((row["instruction"], row["origins"]) for row in group):

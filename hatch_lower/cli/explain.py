@@ -150,7 +150,6 @@ def common_reasons(reasons: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def next_lines(name: str, model: Report, *, known: bool) -> Iterator[str]:
-    """Yield what the next build would do with one model."""
     reasons = [*model["settings"], *model["changes"], *model["unknown"]]
     if model["unchanged"]:
         yield f"  {name}: unchanged, nothing will be run"

@@ -55,11 +55,7 @@ def init(root: Path, model: str | None, export: str | None, backends: Sequence[s
 
 
 def refuse_present(table: Mapping[str, Any], path: Path) -> None:
-    """Refuse a project that has what would be added, or in which it would have no effect.
-
-    Raises:
-        ConfigError: if it is none of hatchling's, has models or the hook already, or has them elsewhere.
-    """
+    """Refuse a project that has what would be added, or in which it would have no effect."""
     where = str(path)
     if not isinstance(table.get("project", {}).get("name"), str):
         raise ConfigError("the project has no name", where=where, hint="write `[project]` with `name` and `version`")
@@ -97,12 +93,7 @@ def quoted(texts: Sequence[str]) -> str:
 
 
 def append(path: Path, lines: Sequence[str]) -> None:
-    """Append lines to a project's file, if that can be read afterwards; the file is replaced as a whole or not at all.
-
-    Raises:
-        ConfigError: if it could not be read.
-        ProcessError: if the system refuses to write there.
-    """
+    """Append lines to a project's file if that can be read afterwards; it is replaced as a whole or not at all."""
     from hatch_lower.hatch.outside import read_pyproject
 
     try:

@@ -122,7 +122,6 @@ def delegate_calls(graph: Graph) -> Iterator[int]:
 
 
 def undelegated_reports(debug: MethodDebug) -> list[Report]:
-    """Return each node that no backend took, where it comes from, and why it was not taken."""
     rows = []
     for node in debug.undelegated:
         origin = debug.handles.get(node.handle)
@@ -183,10 +182,7 @@ def delegates_text(delegates: Sequence[Report]) -> str:
 
 
 def delegate_text(delegate: Report) -> str:
-    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`.
-
-    The number of calls is there if it is called twice, and its named data, each file once, if it has any.
-    """
+    """Return one delegate in short: `aoti 38.1 KiB (0a1b2c3d)`."""
     digest = delegate["file"].rpartition("/")[2].removeprefix("sha256_")[:8]
     again = f", {delegate['calls']} calls" if delegate["calls"] > 1 else ""
     files = {data["file"]: data["size"] for data in delegate["data"].values()}

@@ -72,7 +72,6 @@ def new_backend(name: str, directory: Path | None) -> None:
 
 
 def check_name(name: str) -> Names:
-    """Return the names of a new backend."""
     if NAME.fullmatch(name) is None or keyword.iskeyword(name):
         raise ConfigError(
             "a backend cannot have such a name",
@@ -109,12 +108,7 @@ def rename(text: str, names: Names) -> str:
 
 
 def write_backend(names: Names, folder: Path) -> list[Path]:
-    """Write a new backend; return its files. There is the whole folder afterwards, or none.
-
-    Raises:
-        ConfigError: if the folder exists.
-        ProcessError: if the system refuses to write there.
-    """
+    """Write a new backend; return its files. There is the whole folder afterwards, or none."""
     if os.path.lexists(folder):
         raise ConfigError(
             "the folder for the new backend is there already",

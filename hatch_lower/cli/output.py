@@ -14,12 +14,10 @@ Report = TypeVar("Report")
 
 
 def printable(text: str) -> str:
-    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`.
-
-    So a JSON document still says the same.
-    """
+    """Return a text in which every character that a terminal would obey is written as JSON writes it: `\\u001b`."""
     if text.isprintable():
         return text
+    # so a JSON document still says the same
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
@@ -59,10 +57,8 @@ def page(lines: Iterable[str]) -> None:
 
 
 def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
-    """Yield rows of cells as lines with aligned columns; the columns numbered in `right` are aligned to the right.
-
-    Columns that are empty in every row but the first, the header, are left out.
-    """
+    """Yield rows of cells as lines with aligned columns; those numbered in `right` are aligned to the right."""
+    # columns that only have a heading are left out
     kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])] if len(rows) > 1 else []
     widths = {at: max(len(row[at]) for row in rows) for at in kept}
     for row in rows:

@@ -79,7 +79,6 @@ def reproduce(
 
 
 def prepare(keep: Path, wheel: Path) -> Path:
-    """Make the folder for the rebuilt wheel."""
     try:
         keep.mkdir(parents=True, exist_ok=True)
         if keep.samefile(wheel.parent):
@@ -96,7 +95,6 @@ def prepare(keep: Path, wheel: Path) -> Path:
 
 
 def keep_files(again: Rebuilt, target: Path) -> None:
-    """Copy the rebuilt wheel and what its build printed into a folder."""
     try:
         shutil.copyfile(again.wheel, target / again.wheel.name)
         (target / LOG).write_text(again.log, encoding="utf-8")
@@ -105,10 +103,8 @@ def keep_files(again: Rebuilt, target: Path) -> None:
 
 
 def keep_diffoscope(wheel: Path, again: Path) -> None:
-    """Write what diffoscope says of two wheels beside the second one, if it is installed.
-
-    It disassembles native code and knows each field of an archive, where the comparison here names places and reasons.
-    """
+    """Write what diffoscope says of two wheels beside the second one, if it is installed."""
+    # it disassembles native code and knows each field of an archive; the comparison here names places and reasons
     program = shutil.which("diffoscope")
     if program is not None:
         command = [program, "--text", str(again.parent / DIFFOSCOPE), str(wheel), str(again)]

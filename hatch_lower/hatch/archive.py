@@ -52,29 +52,14 @@ def write_file(
     pool: ThreadPoolExecutor | None,
     checksum: int | None = None,
 ) -> tuple[zipfile.ZipInfo, int, str]:
-    """Append a stored member of `size` bytes.
-
-    The source is read once: while a thread of `pool` (which must have only one) hashes a piece, this one computes its
-    checksum and writes it. Without a pool this thread does both.
-
-    Args:
-        target: the archive, where the member begins.
-        name: of the member.
-        date: of the member.
-        source: its bytes.
-        size: how many they should be.
-        pool: see above.
-        checksum: CRC-32 of what has the sha256 that is wanted, if it is known; it takes longer than the sha256 does.
-
-    Returns:
-        The member's entry for the directory, the number of bytes that the source had, and their sha256.
-    """
+    """Append a stored member of `size` bytes; return its entry, and size and sha256 of what the source had."""
     entry = new_entry(target, name, date, size)
     target.write(entry.FileHeader())
     digest, computed, count = hashlib.sha256(), 0, 0
     length = min(CHUNK, max(size, 1))  # most files are small, and so much memory is not had for nothing
     buffers = [memoryview(bytearray(length)) for _ in range(2)]
     hashing: list[Future[None]] = []
+    # read once: while the one thread of `pool` hashes a piece, this one computes its checksum and writes it
     while read := source.readinto(buffers[0]):
         piece = buffers[0][:read]
         if pool is None:
@@ -90,7 +75,7 @@ def write_file(
             hashing.pop(0).result()
     for task in hashing:
         task.result()
-    entry.CRC = computed if checksum is None else checksum
+    entry.CRC = computed if checksum is None else checksum  # wrong only if the sha256 is, which the caller compares
     end = target.tell()
     target.seek(entry.header_offset)
     target.write(entry.FileHeader())

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
 SUFFIX = ".safetensors"
-SMALLEST = 1024
-"""Bytes; smaller tensors are equal by chance."""
+SMALLEST = 1024  # bytes; smaller tensors are equal by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,7 @@ class Span:
 
 
 def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFile]) -> tuple[Repeated, ...]:
-    """Return the packaged safetensors files that hold tensors of the payload again.
-
-    Data is read only of tensors whose dtype and size are equal; a project that packages no such file pays nothing. The
-    payload holds each tensor in the order of its memory, so a transposed one is not recognised.
-    """
+    """Return the packaged safetensors files that hold tensors of the payload again."""
     packaged = [file for file in files if file.distributed.endswith(SUFFIX)]
     if not packaged:
         return ()
@@ -56,6 +51,8 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
         if constants.path.endswith(f"/constants{SUFFIX}"):
             for span in read_spans(constants.source):
                 kinds.setdefault(span.kind(), []).append(span)
+    # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
+    # transposed one is not recognised.
     digests: dict[tuple[str, int], set[bytes]] = {}
     repeated = []
     for file in packaged:
@@ -72,14 +69,6 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
 
 
 def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str], where: str) -> str:
-    """Return the warning about one file.
-
-    Args:
-        repeated: the file.
-        relative: its posix path in the project; empty if it is packaged by `force-include`, which no pattern excludes.
-        exclude: the patterns that are excluded now.
-        where: the TOML table to exclude it in.
-    """
     pattern = relative if "/" in relative else f"/{relative}"
     lines = ", ".join(json.dumps(glob) for glob in (*exclude, pattern))
     cure = f"add to `[{where}]`: exclude = [{lines}]" if relative else "take it out of `force-include`"

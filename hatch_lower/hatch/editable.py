@@ -14,16 +14,12 @@ from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile
 
-PROJECT = "project/"
-"""Recorded inputs that are the project's own begin with this."""
-SHA256 = 64
+PROJECT = "project/"  # recorded inputs that are the project's own begin with this
+SHA256 = 64  # characters of a digest
 
 
 def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package.
-
-    It is for installs that run the modules themselves: nothing is lowered.
-    """
+    """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package."""
     assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
     documents: dict[str, dict[str, Any]] = {}
     files = []
@@ -37,16 +33,12 @@ def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
 
 
 def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
-    """Write `<package>/_lowered/sources.json`, so that loading can say that programs are older than their sources.
-
-    It names the project's files that the exports read, with time and sha256. Of a model whose inputs are not known
-    completely, or that is not cached, nothing is said.
-    """
+    """Write `<package>/_lowered/sources.json`, so that loading can say that programs are older than their sources."""
     settings, known = context.settings, look_up(context)
     documents: dict[str, dict[str, Any]] = {}
     for model in settings.models:
         stored = known.get(model.name)
-        if stored is not None and stored.entry is not None:
+        if stored is not None and stored.entry is not None:  # else what the export read is not known completely
             inputs, _ = stored.entry
             documents.setdefault(model.package, {"models": {}})["models"][model.name] = {
                 path.removeprefix(PROJECT): [(settings.root / path.removeprefix(PROJECT)).stat().st_mtime_ns, digest]
@@ -57,7 +49,6 @@ def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
 
 
 def write_documents(name: str, documents: Mapping[str, Mapping[str, Any]], work: Path) -> Iterator[PayloadFile]:
-    """Write a document for each package below a folder, and yield the files."""
     for package, document in sorted(documents.items()):
         data = canonical_json({"schema": 1, **document})
         path = f"{folder_of(package)}/{name}"

@@ -9,5 +9,4 @@ from hatch_lower.hatch.plugin import LowerBuildHook
 
 @hookimpl
 def hatch_register_build_hook() -> type[LowerBuildHook]:
-    """Register the hook `lower`."""
     return LowerBuildHook

@@ -16,11 +16,6 @@ HOOK = "lower"
 
 
 def check_present(path: Path) -> None:
-    """Refuse to go on without a `pyproject.toml`, or without hatchling.
-
-    Raises:
-        ConfigError: if one of them is not there.
-    """
     if not path.is_file():
         raise ConfigError(
             "there is no project",
@@ -37,11 +32,7 @@ def check_present(path: Path) -> None:
 
 
 def read_pyproject(path: Path) -> dict[str, Any]:
-    """Return what a `pyproject.toml` says, as hatchling reads it.
-
-    Raises:
-        ConfigError: if it is not there or no TOML, or hatchling is not there.
-    """
+    """Return what a `pyproject.toml` says, as hatchling reads it."""
     check_present(path)
     from hatchling.metadata.core import load_toml
 
@@ -52,14 +43,7 @@ def read_pyproject(path: Path) -> dict[str, Any]:
 
 
 def open_project(root: Path) -> Project:
-    """Return the project in the folder `root`, as the hook would be told of it.
-
-    No other build hook runs: what they write is seen as the last build left it.
-
-    Raises:
-        ConfigError: if there is no project, it does not use the hook, its table is wrong, or hatchling is not there or
-            refuses its metadata.
-    """
+    """Return the project in the folder `root`, as the hook would be told of it."""
     root = Path(os.path.abspath(root))
     check_present(root / "pyproject.toml")
     from hatchling.builders.wheel import WheelBuilder
@@ -89,5 +73,5 @@ def open_project(root: Path) -> Project:
             where=str(root / "pyproject.toml"),
             found="no table `[tool.hatch.build.hooks.lower]`",
         )
-    build_data["build_hooks"] = tuple(hooks)
+    build_data["build_hooks"] = tuple(hooks)  # none of which runs: what they write is as the last build left it
     return read_project(hooks[HOOK], build_data)

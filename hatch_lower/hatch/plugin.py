@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import BuildResult, PayloadFile
     from hatch_lower.hatch.project import Project
 
-WORK_PREFIX = "hatch-lower-build-"
-"""Of folders that are held: nobody holds those of `hatch-lower check`, say."""
+WORK_PREFIX = "hatch-lower-build-"  # of folders that are held: nobody holds those of `hatch-lower check`, say
 
-INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C has ended, as shells say it."""
+INTERRUPTED = 130  # the exit status of a command that Ctrl-C has ended, as shells say it
 
 
 class LowerBuildHook(BuildHookInterface[Any]):
@@ -165,14 +163,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._payload = kept
 
     def _open_work(self) -> Path:
-        """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not.
-
-        Those of builds that were killed go now.
-        """
+        """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not."""
         from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 
         path, descriptor = make_held_folder(WORK_PREFIX)
-        remove_abandoned(path.parent, f"{WORK_PREFIX}*")
+        remove_abandoned(path.parent, f"{WORK_PREFIX}*")  # of builds that were killed
         self._release = weakref.finalize(self, release, path, descriptor)
         return path
 
@@ -213,7 +208,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
 
 def release(work: Path, descriptor: int | None) -> None:
-    """Remove a build's folder, and let go of it."""
     try:
         shutil.rmtree(work, ignore_errors=True)
     except KeyboardInterrupt:
@@ -226,7 +220,6 @@ def release(work: Path, descriptor: int | None) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Let no other Ctrl-C disturb a process that ends for the first one."""
     import signal
 
     with suppress(ValueError):  # not in the main thread, where none arrives

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
 HOOK = "lower"
-SHOWN = 5
-"""Files that an error names."""
+SHOWN = 5  # files that an error names
 
 
 class Project(Frozen):
@@ -30,14 +29,10 @@ class Project(Frozen):
 
     settings: Settings
     view: ProjectView
-    selected: tuple[DistributedFile, ...]
-    """Files that are packaged because a pattern selects them."""
-    forced: tuple[DistributedFile, ...]
-    """Files that are packaged because `force-include` names them."""
-    exclude: tuple[str, ...]
-    """The patterns that the wheel excludes."""
-    tables: tuple[str, str]
-    """The dotted TOML paths of `inputs` and `exclude`."""
+    selected: tuple[DistributedFile, ...]  # files that are packaged because a pattern selects them
+    forced: tuple[DistributedFile, ...]  # files that are packaged because `force-include` names them
+    exclude: tuple[str, ...]  # the patterns that the wheel excludes
+    tables: tuple[str, str]  # the dotted TOML paths of `inputs` and `exclude`
 
     def pattern_warnings(self) -> Iterator[str]:
         """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
@@ -58,11 +53,7 @@ class Project(Frozen):
             yield f"`{pattern}` in `{where}` matches no file{hint}"
 
     def check_complete(self) -> None:
-        """See that the files of the wheel are still there: a wheel without a module of the project builds well.
-
-        Raises:
-            PackageError: if one is gone since the project was read.
-        """
+        # hatchling builds a wheel without a module of the project as if it had never been there
         gone = [file.path for file in (*self.selected, *self.forced) if not os.path.lexists(file.path)]
         if gone:
             names = sorted(f"`{os.path.relpath(file, self.settings.root)}`" for file in gone)
@@ -91,11 +82,7 @@ class Project(Frozen):
 
 
 def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> Project:
-    """Return what hatchling knows, at the time when the hook `lower` runs.
-
-    Raises:
-        ConfigError: if the hook's table is wrong.
-    """
+    """Return what hatchling knows, at the time when the hook `lower` runs."""
     config, core, root = hook.build_config, hook.metadata.core, Path(hook.root)
     with config.set_build_data(build_data):
         selected = distributed_files(config.builder.recurse_selected_project_files())
@@ -143,17 +130,11 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 
 def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
-    """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them.
-
-    They are declared in the hook's table for this target, or in its table for the wheel. A folder stands for all that
-    is in it. A glob that matches nothing is warned about.
-
-    Raises:
-        ConfigError: if `inputs` is not a list of globs.
-    """
+    """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them."""
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
     patterns: dict[str, str] = {}
+    # who declares them for the wheel needs no second table for the source distribution
     for table, target in ((hook.config, hook.target_name), (wheel, "wheel")):
         path = table_path(hook.metadata.hatch.build_targets.get(target, {}), target)
         part = {key: table[key] for key in ("inputs", "models") if key in table}
@@ -193,11 +174,6 @@ def set_tag(build_data: dict[str, Any], tag: str) -> None:
 
 
 def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
-    """Return hatchling's included files as ours.
-
-    Raises:
-        ConfigError: if a wheel cannot hold a file under its name.
-    """
     distributed = tuple(
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files
@@ -214,7 +190,7 @@ def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
 
 
 def without_description(metadata: str) -> str:
-    """Return core metadata without its body, the README: an export does not see it, so a new one exports nothing."""
+    # the body is the README: an export does not see it, so a new one is no reason to export again
     return metadata.partition("\n\n")[0].rstrip("\n") + "\n"
 
 
@@ -224,7 +200,7 @@ def own_table(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table_path(target_config: Mapping[str, Any], target: str) -> str:
-    """Return the dotted path of the table that the hook's settings come from: the target's replaces the global one."""
-    if HOOK in target_config.get("hooks", {}):
+    """Return the dotted path of the table that the hook's settings come from."""
+    if HOOK in target_config.get("hooks", {}):  # hatchling merges no tables: this one replaces the global one
         return f"tool.hatch.build.targets.{target}.hooks.{HOOK}"
     return f"tool.hatch.build.hooks.{HOOK}"

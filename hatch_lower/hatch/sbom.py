@@ -23,11 +23,7 @@ LIBRARY = "cyclonedx-python-lib"
 
 
 def check_hatchling(build_data: Mapping[str, Any]) -> None:
-    """See that this hatchling takes SBOMs, before anything is lowered.
-
-    Raises:
-        PackageError: if it does not.
-    """
+    """See that this hatchling takes SBOMs, before anything is lowered."""
     if "sbom_files" not in build_data:
         raise PackageError(
             "this hatchling cannot put an SBOM into a wheel",
@@ -38,15 +34,6 @@ def check_hatchling(build_data: Mapping[str, Any]) -> None:
 
 
 def add_sbom(build_data: dict[str, Any], settings: Settings, result: BuildResult, work: Path, store: Store) -> None:
-    """Add the SBOM to what hatchling packages.
-
-    Args:
-        build_data: hatchling's.
-        settings: of the build.
-        result: of the build.
-        work: its folder.
-        store: keeps the document for the next build of the same.
-    """
     tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
     subject = Subject(settings, result, tools, platform.python_version(), fixed_time(os.environ))
     path = work / SBOM_FILE
@@ -68,7 +55,7 @@ def remembered_text(subject: Subject, store: Store) -> str:
 
 
 def version_of(library: str) -> str:
-    """Return a library's version, by the name of its folder: to read its metadata takes 2 ms of every build."""
+    # by the name of its folder: to read its metadata takes 2 ms of every build
     start = library.partition("-")[0]
     listings = ((entry, os.listdir(entry)) for entry in sys.path if os.path.isdir(entry))
     named = ((entry, [name for name in names if name.startswith(start)]) for entry, names in listings)

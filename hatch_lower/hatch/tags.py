@@ -21,13 +21,13 @@ from hatch_lower.frozen import Frozen
 
 NATIVE_FILE_SCHEMA = 2
 
+# Machine → policies, lowest first: the minor version of its glibc 2.x, and the libraries and versions that it adds
 POLICIES = Path(__file__).with_name("manylinux.json")
-"""Machine → policies, lowest first: the minor version of its glibc 2.x, and the libraries and versions that it adds."""
 
-LOADERS = "ld-linux"
-"""Prefix of the dynamic loader's names: it is part of glibc, and every policy has it."""
+LOADERS = "ld-linux"  # prefix of the dynamic loader's names: it is part of glibc, and every policy has it
+# Of libraries that come with torch or are loaded by it
 TORCH_LIBRARIES = ("libc10", "libgomp", "libiomp5", "libomp", "libtorch")
-"""Prefixes of the libraries that come with torch or are loaded by it."""
+# ELF's name of a machine to the one in a wheel's tag
 ELF_MACHINES = {
     "EM_AARCH64": "aarch64",
     "EM_LOONGARCH": "loongarch64",
@@ -36,41 +36,26 @@ ELF_MACHINES = {
     "EM_S390": "s390x",
     "EM_X86_64": "x86_64",
 }
-"""ELF's name of a machine to the one in a wheel's tag."""
 
 
 class NativeFile(Frozen):
     """What a native library needs of the system that loads it."""
 
-    machine: str
-    """As a wheel's tag calls it: `x86_64`, `aarch64`."""
-    libraries: tuple[str, ...]
-    """Names of the libraries that it is linked with."""
-    versions: Mapping[str, tuple[str, ...]]
-    """Library to the symbol versions needed of it."""
+    machine: str  # as a wheel's tag calls it: `x86_64`, `aarch64`
+    libraries: tuple[str, ...]  # that it is linked with
+    versions: Mapping[str, tuple[str, ...]]  # library to the symbol versions needed of it
 
 
 class Policy(Frozen):
     """What every system has that is at least as new as a manylinux."""
 
-    glibc: int
-    """The minor version of glibc 2.x that gives the policy its name."""
+    glibc: int  # the minor version of glibc 2.x that gives the policy its name
     libraries: frozenset[str]
-    """Names of libraries."""
-    symbols: Mapping[str, frozenset[str]]
-    """Symbol family (`GLIBCXX`) to versions (`3.4.30`)."""
+    symbols: Mapping[str, frozenset[str]]  # symbol family (`GLIBCXX`) to versions (`3.4.30`)
 
 
 def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | None = None) -> str:
-    """Return the wheel tag for a payload with these native files: `py3-none-any` if there are none.
-
-    Args:
-        native: the files.
-        read: reads one of them; by default `read_native_file`.
-
-    Raises:
-        PackageError: if the files are for different machines.
-    """
+    """Return the wheel tag for a payload with these native files: `py3-none-any` if there are none."""
     if not native:
         return "py3-none-any"
     read_files = [(read or read_native_file)(path) for path in native]
@@ -81,15 +66,7 @@ def tag_of(native: Sequence[Path], read: Callable[[Path], NativeFile | None] | N
 
 
 def platform_tag(files: Iterable[NativeFile]) -> str:
-    """Return the lowest platform on which all `files` can be loaded: `manylinux_2_35_x86_64`.
-
-    It is what `auditwheel show` calls the symbols' tag. Where a file needs a library that is neither torch's nor on
-    every system (musl's libc, say), or a version that no policy knows, it is `linux_x86_64`, which says no more than
-    the machine.
-
-    Raises:
-        PackageError: if the files are for different machines.
-    """
+    """Return the lowest platform on which all `files` can be loaded: `manylinux_2_35_x86_64`."""
     files = tuple(files)
     machines = sorted({file.machine for file in files})
     if len(machines) > 1:
@@ -99,18 +76,17 @@ def platform_tag(files: Iterable[NativeFile]) -> str:
     names = {name for file in files for name in (*file.libraries, *file.versions)}
     libraries = {name for name in names if not name.startswith((LOADERS, *TORCH_LIBRARIES))}
     symbols = {symbol for file in files for version in file.versions.values() for symbol in version}
-    for policy in read_policies(machine):
+    for policy in read_policies(machine):  # as `auditwheel show` finds the symbols' tag
         if libraries <= policy.libraries and all(allows(policy, symbol) for symbol in symbols):
             return f"manylinux_2_{policy.glibc}_{machine}"
+    # A file needs musl's libc, say, or a version that no policy knows. This says no more than the machine.
     return f"linux_{machine}"
 
 
 def allows(policy: Policy, symbol: str) -> bool:
-    """Return whether a policy has a symbol version such as `GLIBCXX_3.4.30`.
-
-    Versions of a family that it does not know say nothing of a system: OpenMP's are torch's affair.
-    """
+    """Return whether a policy has a symbol version such as `GLIBCXX_3.4.30`."""
     family, _, version = symbol.partition("_")
+    # versions of a family that it does not know say nothing of a system: OpenMP's are torch's affair
     return family not in policy.symbols or version in policy.symbols[family]
 
 
@@ -126,12 +102,7 @@ def read_policies(machine: str) -> Iterator[Policy]:
 
 
 def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], NativeFile | None]:
-    """Return a `read_native_file` that parses the contents of a file once: what they need is kept in the cache.
-
-    Args:
-        store: the cache.
-        digests: the sha256 of each file.
-    """
+    """Return a `read_native_file` that parses the contents of a file once: what they need is kept in the cache."""
 
     def read(path: Path) -> NativeFile | None:
         if path not in digests:
@@ -152,7 +123,7 @@ def remembering(store: Store, digests: Mapping[Path, str]) -> Callable[[Path], N
 
 
 def read_native_file(path: Path) -> NativeFile | None:
-    """Return what an ELF file needs, or `None` for a file of another format, or for a machine that no wheel is for."""
+    """Return what an ELF file needs; `None` for another format, or for a machine that no wheel is for."""
     from elftools.elf.dynamic import DynamicSection  # only builds with native code need these
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection

@@ -17,17 +17,12 @@ if TYPE_CHECKING:
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 TEXT_COLUMNS = frozenset({0, 1, 2, 8})
+# What is said of a method for which nothing was exported, or nothing lowered
 LEVELS = {1: "unchanged", 2: "same graph"}
-"""What is said of a method for which nothing was exported, or nothing lowered."""
 
 
 def reporter_for(app: Application, log: Path | None) -> Reporter:
-    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet.
-
-    Args:
-        app: says how much the user wants to see; what the models' code prints only if that is more than usual.
-        log: where that is kept otherwise.
-    """
+    """Return a live line on a terminal, else plain lines; nothing of either where the user asked for quiet."""
     reporter: Reporter = LineReporter(app.display_info)
     if app.verbosity >= 0 and sys.stderr.isatty():
         reporter = LiveReporter(sys.stderr, app.display_info, shutil.get_terminal_size().columns)
@@ -76,7 +71,6 @@ def cells_of(row: MethodRow) -> tuple[str, ...]:
 
 
 def origin_of(row: MethodRow) -> str:
-    """Return whether a method was lowered, or how far the build came with it before it was known."""
     if row.level in LEVELS:
         return LEVELS[row.level]
     if row.partitions == 0:

@@ -27,25 +27,11 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
 
 TEMPORARY_SUFFIX = ".hatch-lower-tmp"
-LARGE = 16 << 20
-"""Bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache."""
+LARGE = 16 << 20  # bytes of a payload that is worth a second thread, and of a file that is worth a note in the cache
 
 
 def append_payload(wheel: Path, payload: Sequence[PayloadFile], store: Store | None = None) -> None:
-    """Add the payload to a wheel that hatchling has finished.
-
-    Everything before the metadata is kept byte for byte, then comes the payload, stored, sorted by path, with the
-    metadata's date; then the metadata byte for byte, RECORD last. One rename gives the whole wheel its name.
-
-    Args:
-        wheel: hatchling's.
-        payload: its files.
-        store: the cache, if files lie there: it keeps their checksums, and is told which are whole.
-
-    Raises:
-        PackageError: if a path is taken, a file is not what it was, or the wheel cannot be written. The wheel is
-            removed then, and after any other exception: without its payload it must not stay.
-    """
+    """Add the payload to a wheel that hatchling has finished; after any exception the wheel is removed."""
     try:
         replace_wheel(wheel, sorted(payload, key=lambda file: file.path), store)
     except BaseException as error:
@@ -65,10 +51,8 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
-    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception.
-
-    So are those of builds of the same wheel that were killed.
-    """
+    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception."""
+    # of builds of the same wheel that were killed
     remove_abandoned(wheel.parent, f"{escape(wheel.name)}.*{TEMPORARY_SUFFIX}")
     temporary = wheel.with_name(f"{wheel.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
     number = make_held(temporary)
@@ -95,7 +79,8 @@ def write_wheel(
     payload: Sequence[PayloadFile],
     store: Store | None,
 ) -> None:
-    """Write the whole new archive to `target`."""
+    # What is before the metadata is kept byte for byte. The payload is stored, so that it can be mapped. Metadata comes
+    # last, as the specification of wheels recommends, byte for byte but for RECORD.
     archive = read_archive(wheel)
     metadata = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
     record = next((member for member in archive.members if member.filename == f"{metadata}RECORD"), None)
@@ -135,9 +120,8 @@ def check_paths(taken: set[str], payload: Sequence[PayloadFile]) -> None:
 
 
 def hashing_thread(payload: Sequence[PayloadFile]) -> AbstractContextManager[ThreadPoolExecutor | None]:
-    """Return a thread for a large payload; what it takes to have one costs more than a small payload does."""
     if sum(file.size for file in payload) < LARGE:
-        return nullcontext()
+        return nullcontext()  # what it takes to have a thread costs more than a small payload does
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(1)
@@ -173,16 +157,12 @@ def write_payload(
 
 
 def find_checksum(store: Store, file: PayloadFile) -> int | None:
-    """Return the CRC-32 that an earlier build computed of the same contents.
-
-    It is right whenever the file turns out to have its sha256, and to compute it takes longer than that.
-    """
+    # an earlier one is right whenever the file turns out to have its sha256, and takes longer to compute than that
     known = store.find(checksum_key(file), shared=False)
     return int(known["crc32"]) if known is not None and "crc32" in known else None
 
 
 def checksum_key(file: PayloadFile) -> str:
-    """Return the key under which the CRC-32 of a file's contents is stored."""
     return digest_of(["crc32", file.sha256])
 
 
@@ -202,7 +182,6 @@ def add_rows(record: str, metadata: str, payload: Sequence[PayloadFile]) -> byte
 
 
 def record_digest(sha256: str) -> str:
-    """Return a hexadecimal digest as RECORD writes it: URL-safe base 64 without padding."""
     return base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
@@ -218,23 +197,14 @@ def wheels_in(directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def remove_unfinished(directory: Path, project: str, before: Mapping[str, tuple[int, int]], member: str) -> None:
-    """Remove the wheels of a project that have been made since and that do not hold the payload.
-
-    There is one where hatchling copies a wheel to a disk that is too small, or a hook fails before ours has its turn.
-
-    Args:
-        directory: the folder for wheels.
-        project: name and version, as wheels are called.
-        before: the wheels that were there.
-        member: the path of a file of the payload.
-    """
+    """Remove the wheels of a project that have been made since `before` and that do not hold the payload."""
+    # hatchling may copy a wheel to a disk that is too small, or a hook may fail before ours has its turn
     for name, status in wheels_in(directory).items():
         if name.startswith(f"{project}-") and before.get(name) != status and not has_member(directory / name, member):
             (directory / name).unlink(missing_ok=True)
 
 
 def has_member(wheel: Path, member: str) -> bool:
-    """Return whether a wheel is whole and holds a file."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return member in archive.NameToInfo
