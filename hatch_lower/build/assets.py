@@ -20,14 +20,7 @@ WILDCARDS = frozenset("*?[")
 
 
 def find_assets(settings: Settings) -> dict[str, dict[str, Path]]:
-    """Return each model's assets: the names by which a loaded model has them, and where they are.
-
-    A name is the path below the folder that the pattern names before its first wildcard: `tokenizer/*.json` finds
-    `vocab.json`.
-
-    Raises:
-        ConfigError: if a pattern matches no file, or two files would have one name.
-    """
+    """Return each model's assets: the names by which a loaded model has them, and where they are."""
     problems: list[str] = []
     assets = {model.name: dict(assets_of(settings.root, model, problems)) for model in settings.models}
     if problems:
@@ -61,6 +54,7 @@ def assets_of(root: Path, model: ModelSettings, problems: list[str]) -> Iterator
 
 
 def folder_of(pattern: str) -> PurePosixPath:
+    # `tokenizer/*.json` finds `vocab.json`: a name is what lies below the part without wildcards
     parts = PurePosixPath(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if WILDCARDS & set(part)), len(parts) - 1)
     return PurePosixPath(*parts[:fixed])

@@ -36,12 +36,7 @@ class Audit:
 
 
 def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
-    """Export a sample of the models whose stored result holds again, and compare.
-
-    Raises:
-        CacheError: if an export came out otherwise; it names model and method, and what differs.
-        LowerError: if a model cannot be exported.
-    """
+    """Export a sample of the models whose stored result holds again; raise `CacheError` if one comes out otherwise."""
     work = context.work
     context = replace(context, store=replace(context.store, mode="read-only"))
     known = look_up(context)
@@ -77,7 +72,7 @@ def audit(context: BuildContext, rate: float = 1.0, seed: int = 0) -> Audit:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """The reports of models that were exported again."""
+    """Models that were exported again."""
 
     reports: Mapping[str, ModelReport]  # model to report, of which only the methods count
     folder: Path  # the folder of the exports; the forms of their graphs are in it

@@ -21,11 +21,7 @@ from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, pa
 
 
 def build(context: BuildContext) -> BuildResult:
-    """Lower every model of a project of which no earlier result holds.
-
-    Raises:
-        LowerError: if a model cannot be lowered; no child process is left.
-    """
+    """Lower every model of a project of which no earlier result holds."""
     settings, store = context.settings, context.store
     assets = find_assets(settings)
     known = look_up(context)
@@ -45,10 +41,7 @@ def build(context: BuildContext) -> BuildResult:
 
 
 def look_up(context: BuildContext) -> dict[str, LookupResult]:
-    """Return what is known of each model, by looking at what its export read; nothing if the cache is off.
-
-    Nothing is run.
-    """
+    """Return what is known of each model, by looking at what its export read; nothing if the cache is off."""
     settings, store = context.settings, context.store
     if store.mode == "off":
         return {}

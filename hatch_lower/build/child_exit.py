@@ -80,11 +80,8 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
 
 
 def output_tail(output: Sequence[str]) -> str:
-    """Return the end of what a child printed, or where Python says in which call it crashed.
-
-    Of a traceback only the exception is of use, and of the calls only those that are not this package's own: the stage
-    says more of those.
-    """
+    """Return the end of what a child printed, or where Python says in which call it crashed."""
+    # of a traceback only the exception is of use, and of the calls none of our own: the stage says more of those
     fatal = next((i for i, line in enumerate(output) if line.startswith("Fatal Python error")), None)
     traced = next((i for i, line in enumerate(output) if line.startswith("Traceback (most recent call last)")), None)
     if fatal is not None:

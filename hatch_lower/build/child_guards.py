@@ -100,11 +100,9 @@ def ended_error(model: str, found: str) -> ProcessError:
 
 
 def shorten_sockets(folder: str) -> None:
-    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one.
-
-    Otherwise a `DataLoader` with workers would wait for ever: the folder of a build is in the one that the user chose.
-    """
+    """Let `multiprocessing` find the temporary folder by a short path, if a socket in it would have too long a one."""
     if sys.platform == "linux" and len(os.fsencode(folder)) + SOCKET_NAME > LONGEST_SOCKET:
+        # The folder of a build is in the one that the user chose. A `DataLoader` with workers would wait for ever.
         from multiprocessing.process import current_process
 
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

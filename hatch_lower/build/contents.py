@@ -53,22 +53,14 @@ class Contents:
     recorded: Recorded | None = None  # what the RECORD of an installed distribution says of the files
 
     def model(self, name: str) -> LoweredModel:
-        """Return a model with all of its recipes.
-
-        Raises:
-            ProgramError: if a plan or a debug map is damaged.
-        """
+        """Return a model with all of its recipes."""
         entry = self.manifest.models[name]
         listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
         recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
         return LoweredModel(name, self, entry, recipes)
 
     def plan(self, recipe: RecipeEntry) -> Plan:
-        """Return a recipe's plan.
-
-        Raises:
-            ProgramError: if it says something else than the manifest.
-        """
+        """Return a recipe's plan, if it says the same as the manifest."""
         where = f"{self.place}/{recipe.plan.path}"
         plan = read_plan(self.read(recipe.plan), where)
         check_agreement(plan, recipe, where)
@@ -108,8 +100,6 @@ class LoweredRecipe:
 
 @dataclass(frozen=True, slots=True)
 class LoweredModel:
-    """One model, and its recipes in load order."""
-
     name: str
     contents: Contents
     entry: ModelEntry
@@ -117,11 +107,7 @@ class LoweredModel:
 
 
 def find_contents(target: str | Path) -> list[Contents]:
-    """Return the lowered models in the wheel or folder at a path, or the installed ones of a name.
-
-    Raises:
-        ProgramError: if there are none, or a file is damaged.
-    """
+    """Return the lowered models in the wheel or folder at a path, or the installed ones of a name."""
     if isinstance(target, str):
         return installed_contents(target)
     contents = list(folders_below(target) if target.is_dir() else folders_in_wheel(target))
@@ -142,7 +128,6 @@ def folders_below(path: Path) -> Iterator[Contents]:
 
 
 def folders_in_wheel(path: Path) -> Iterator[Contents]:
-    """Yield each `_lowered` folder of a wheel, read straight from the archive."""
     for member in sorted(member for member in wheel_members(path) if member.endswith(f"/{MANIFEST}")):
         place = f"{path.name}: {member.removesuffix('/manifest.json')}"
         manifest = read_manifest(read_member(path, member), f"{place}/manifest.json")
@@ -158,17 +143,14 @@ def read_checked(wheel: Path, folder: str, entry: FileEntry) -> bytes:
 
 
 def map_checked(wheel: Path, folder: str, entry: FileEntry) -> memoryview:
-    """Return the contents of one of the manifest's files in a wheel: its part of the archive if it is stored there.
-
-    One that is compressed, which hatch-lower does to none, is read as a document is, and may be as large.
-    """
+    """Return the contents of one of the manifest's files in a wheel: its part of the archive if it is stored there."""
     member = f"{folder}/{entry.path}"
     where = f"{wheel.name}: {member}"
     try:
         with zipfile.ZipFile(wheel) as archive:
             information = archive.getinfo(member)
             if information.compress_type != zipfile.ZIP_STORED:
-                return memoryview(read_checked(wheel, folder, entry))
+                return memoryview(read_checked(wheel, folder, entry))  # hatch-lower compresses none
             archive.open(information).close()  # sees that the member begins where the directory says
             data = map_part(wheel, member_start(wheel, information), information.file_size)
     except ARCHIVE_ERRORS as error:
@@ -193,14 +175,11 @@ def map_folder(folder: PackagedFolder, entry: FileEntry) -> memoryview:
 
 
 def map_part(path: Path, start: int, size: int) -> memoryview:
-    """Return bytes of a file without reading them; the pages are private, so that torch may take them for writable.
-
-    Raises:
-        ValueError: if the file ends before.
-    """
+    """Return bytes of a file without reading them."""
     if not size:
         return memoryview(b"")
     with path.open("rb") as file:
+        # the pages are private, so that torch may take them for writable; a file that ends before is a ValueError
         return memoryview(mmap.mmap(file.fileno(), start + size, access=mmap.ACCESS_COPY))[start:]
 
 
@@ -248,12 +227,8 @@ def read_member(wheel: Path, member: str) -> bytes:
 
 
 def plain_member(archive: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
-    """Return a member that is stored or deflated, as wheels have them: other methods may ask for much memory.
-
-    Raises:
-        NotImplementedError: if it is compressed otherwise.
-    """
     information = archive.getinfo(member)
+    # as wheels have them: other methods may ask for much memory
     if information.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         msg = f"the compression method {information.compress_type}"
         raise NotImplementedError(msg)
@@ -291,11 +266,7 @@ def contents_of(folder: PackagedFolder, model: str | None = None) -> Contents:
 
 
 def sbom_text(target: str | Path) -> str:
-    """Return the SBOM of the wheel at a path, or of the installed distribution or model of a name, as it is stored.
-
-    Raises:
-        ProgramError: if there is none, or the wheel cannot be read.
-    """
+    """Return the SBOM of the wheel at a path, or of the installed distribution or model of a name, as it is stored."""
     if isinstance(target, Path) and target.is_dir():
         raise ProgramError(
             "a folder has no SBOM: it is in the metadata of a wheel",
@@ -318,11 +289,7 @@ def sbom_text(target: str | Path) -> str:
 
 
 def metadata_text(target: str | Path, name: str) -> str | None:
-    """Return a file of the metadata of a wheel, or of what is installed; `None` if it is not there.
-
-    Raises:
-        ProgramError: if the wheel cannot be read, or nothing of that name is installed.
-    """
+    """Return a file of the metadata of a wheel, or of what is installed; `None` if it is not there."""
     if isinstance(target, str):
         return find_distribution(target).read_text(name)
     for member in wheel_members(target):

@@ -17,8 +17,6 @@ from hatch_lower.frozen import Frozen
 
 
 class BuildContext(Frozen):
-    """What one build works with."""
-
     settings: Settings
     view: ProjectView
     work: Path

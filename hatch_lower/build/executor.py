@@ -38,14 +38,7 @@ def export_models(
     known: Mapping[str, LookupResult],
     mode: Mode = "lower",
 ) -> list[Answer]:
-    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
-
-    Args:
-        known: what the look-up of each model came to; without one its result is not remembered.
-
-    Raises:
-        LowerError: if a model cannot be lowered; no child process is left.
-    """
+    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
     settings, store, work = context.settings, context.store, context.work
     path = write_site(context.view, work, settings.root)
     (work / "temporary").mkdir()

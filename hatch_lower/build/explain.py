@@ -143,7 +143,6 @@ def write_history(directory: Path, root: Path, history: BuildHistory) -> None:
 
 
 def forget_oldest(folder: Path) -> None:
-    """Delete the files of the projects that were built longest ago, so that few are left."""
     ages = sorted((path.stat().st_mtime_ns, path.name) for path in folder.glob("*.*"))
     for _, name in ages[:-MOST_FILES]:
         with contextlib.suppress(FileNotFoundError):

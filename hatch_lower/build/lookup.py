@@ -6,7 +6,7 @@ record of a report          the report; its files are blobs of the store
 ```
 
 A cache that a team shares has the first record in another form, under another key: without what says nothing on another
-machine, or must not be said there (`build/inputs/sharing.py`).
+machine, or must not be said there (`build/inputs/record.py`).
 
 The build's parent process looks up, without torch; the child process, which has seen what was read, remembers.
 """
@@ -164,12 +164,7 @@ def remember(
     report: ModelReport,
     shared: RecordedInputs | None = None,
 ) -> None:
-    """Keep a result together with what its export read, unless that is not known completely.
-
-    Args:
-        report: the result; its files are taken into the store.
-        shared: what the export read as other machines may know it; `None`: nothing is shared.
-    """
+    """Keep a result together with what its export read, unless that is not known completely."""
     if not store.writes or inputs.unknown:
         return
     value = report_value(store, report)

@@ -61,14 +61,7 @@ class Child:
 
 
 def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Answer]:
-    """Run a child process for each request, as many at once as the settings allow; return their answers in order.
-
-    After a failure no other child is started, but those that run are waited for, as what they finish is kept in the
-    cache. No child outlives this call, whatever ends it.
-
-    Raises:
-        LowerError: the first error in the order of the requests; it lists the others.
-    """
+    """Run a child process for each request, as many at once as the settings allow; return their answers in order."""
     jobs, timeout, reporter = context.settings.jobs, context.settings.timeout, context.reporter
     waiting = deque(requests)
     running: list[Child] = []
@@ -95,7 +88,7 @@ def run_children(context: BuildContext, requests: Sequence[Request]) -> list[Ans
                         answers[child.request.model] = close(child, selector, reporter, timeout)
                         running.remove(child)
                         if isinstance(answers[child.request.model], LowerError):
-                            waiting.clear()
+                            waiting.clear()  # those that run are waited for: what they finish is kept in the cache
         finally:
             end(running)
             for child in running:

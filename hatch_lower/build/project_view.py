@@ -16,24 +16,19 @@ from hatch_lower.frozen import Frozen
 class ProjectView(Frozen):
     """What the child process is given, so that the project looks installed to the code that exports its models."""
 
-    name: str
-    """Distribution name, normalised."""
+    name: str  # of the distribution, normalised
     version: str
-    metadata: str
-    """Text of the core metadata file `METADATA`."""
-    entry_points: str
-    """Text of `entry_points.txt`; empty if the project has none."""
+    metadata: str  # text of the core metadata file `METADATA`
+    entry_points: str  # text of `entry_points.txt`; empty if the project has none
+    # directories for `sys.path`, in order: those that an editable install would add; last the project's own folder, if
+    # the hook's table names export code that is not packaged
     import_roots: tuple[Path, ...]
-    """Directories for `sys.path`, in order: those that an editable install would add; last the project's own folder, if
-    the hook's table names export code that is not packaged."""
+    # Posix path under a directory of links, and the file or directory it stands for. Not empty only where a path
+    # rewrite changes a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside
+    # another.
     links: tuple[tuple[str, Path], ...]
-    """Posix path under a directory of links, and the file or directory it stands for. Not empty only where a path
-    rewrite changes a prefix; then the directory of links comes before the import roots. Sorted, and no link is inside
-    another."""
-    packages: tuple[str, ...]
-    """Names of the top-level import packages in the wheel, sorted."""
-    later_hooks: tuple[str, ...]
-    """Build hooks that run after `lower`: what they write does not exist yet."""
+    packages: tuple[str, ...]  # names of the top-level import packages in the wheel, sorted
+    later_hooks: tuple[str, ...]  # build hooks that run after `lower`: what they write does not exist yet
 
 
 class DistributedFile(Frozen):
@@ -65,11 +60,9 @@ def find_packages(files: Iterable[DistributedFile]) -> tuple[str, ...]:
 
 
 def plan_links(files: Iterable[DistributedFile]) -> tuple[tuple[str, Path], ...]:
-    """Return the links that make modules with rewritten paths importable under their distributed names.
-
-    A directory is linked whole where all that is packaged below it comes from one place, so that files that are not
-    packaged (weights, say) are found beside the module as in the source tree.
-    """
+    """Return the links that make modules with rewritten paths importable under their distributed names."""
+    # A directory is linked whole where all that is packaged below it comes from one place: so the code finds files that
+    # are not packaged (weights, say) beside its module, as in the source tree.
     files = tuple(files)
     tops = {file.top() for file in files if file.is_python() and file.root() is None}
     folders: dict[str, set[Path]] = {}
@@ -115,11 +108,8 @@ def child_of(folder: str, deeper: str) -> str:
 
 
 def write_site(view: ProjectView, folder: Path, root: Path) -> tuple[Path, ...]:
-    """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`.
-
-    `importlib.metadata` finds `<name>-<version>.dist-info` there: an editable install of the project at `root`. The
-    links stand for modules whose path in the wheel begins differently from their path in the source tree.
-    """
+    """Write the project's metadata and links below `folder`; return the directories for the front of `sys.path`."""
+    # what `importlib.metadata` finds of an editable install of the project
     site = folder / "site"
     name = re.sub(r"[-_.]+", "_", view.name)
     information = site / f"{name}-{view.version}.dist-info"

@@ -53,11 +53,7 @@ class Answer:
 
 
 def write_answer(folder: Path, answer: Answer | LowerError) -> None:
-    """Write a child's answer, or the error that it ended with; the parent sees all of it or nothing.
-
-    Raises:
-        OSError: if the folder cannot be written to.
-    """
+    """Write a child's answer, or the error that it ended with; the parent sees all of it or nothing."""
     value = {"error": answer.to_json()} if isinstance(answer, LowerError) else encode(answer)
     temporary = folder / f"{ANSWER}.part"
     temporary.write_text(json.dumps(value), encoding="utf-8")
@@ -77,7 +73,6 @@ def read_answer(folder: Path) -> Answer | LowerError | None:
 
 
 def out_of_memory_error(where: str, found: str) -> ProcessError:
-    """Return the error for a child that ran out of memory, whoever of the two noticed it."""
     return ProcessError(
         "the build process ran out of memory",
         where=where,

@@ -75,11 +75,7 @@ def take_environment() -> dict[str, str]:
 
 
 def answer_request(request: Request, reporter: PipeReporter, environment: Mapping[str, str]) -> Answer:
-    """Return the model's report, and why what it was made from is not known; remember it if it is.
-
-    Args:
-        environment: for the cache: with the credentials of the shared one.
-    """
+    """Return the model's report, and why what it was made from is not known; remember it if it is."""
 
     def warn(line: str) -> None:
         reporter.report(Event("cache", "note", request.model, detail=line))

@@ -12,11 +12,7 @@ Gap = tuple[range, range]
 
 
 def align(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the pairs of positions at which two sequences are equal, in order, with the fewest left over.
-
-    Returns:
-        `None` if more than `MOST_EDITS` elements are left over.
-    """
+    """Return the pairs of positions at which two sequences are equal, in order; `None` beyond `MOST_EDITS` others."""
     begin, end = 0, 0
     shorter = min(len(before), len(after))
     while begin < shorter and before[begin] == after[begin]:
@@ -32,13 +28,10 @@ def align(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] 
 
 
 def middle_pairs(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Return the pairs of a shortest edit script, found by growing the number of edits from 0.
-
-    On the diagonal `k`, `reached[k]` is the furthest position in `before` with so many edits; what was reached with
-    fewer is kept, to walk back.
-    """
+    """Return the pairs of a shortest edit script, found by growing the number of edits from 0."""
     rows, columns = len(before), len(after)
     limit = min(rows + columns, MOST_EDITS)
+    # the furthest position in `before` on each diagonal with so many edits; earlier ones are kept, to walk back
     reached = array("q", [0]) * (2 * limit + 3)
     kept = []
     for edits in range(limit + 1):
@@ -57,7 +50,6 @@ def middle_pairs(before: Sequence[str], after: Sequence[str]) -> list[tuple[int,
 
 
 def walk_back(kept: Sequence[Sequence[int]], rows: int, columns: int) -> list[tuple[int, int]]:
-    """Return the pairs on the path that `middle_pairs` found."""
     pairs = []
     row, column = rows, columns
     for edits in range(len(kept) - 1, -1, -1):

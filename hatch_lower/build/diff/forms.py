@@ -46,10 +46,7 @@ def read_form(data: bytes) -> Form | None:
 
 
 def differences(before: Form, after: Form) -> list[str]:
-    """Return a line for each difference, the most telling first; equal lines once.
-
-    The lines name source lines of `after`, but for what is only in `before`.
-    """
+    """Return a line for each difference, the most telling first; equal lines once."""
     (old_inputs, old_constants), (inputs, constants) = read_placeholders(before), read_placeholders(after)
     same_inputs, same_constants = pair_inputs(old_inputs, inputs), pair_constants(old_constants, constants)
     places = [(left.position, right.position) for left, right in [*same_inputs, *same_constants]]
@@ -72,7 +69,6 @@ def range_lines(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
 
 
 def output_lines(before: Form, after: Form, pairs: Sequence[tuple[int, int]], *, alone: bool) -> Iterator[str]:
-    """Yield what differs between the outputs."""
     # `alone`: no operator differs, so that another value is no consequence of that
     moved = dict(pairs)
     old = [[kind, follow(value, moved)] for kind, value, _ in before.outputs]
@@ -96,8 +92,6 @@ def follow(value: object, moved: Mapping[int, int]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One placeholder."""
-
     position: int
     title: str  # `input x`, or `input 0` where the name is not known
     name: str  # as the author wrote it; empty where it is not known

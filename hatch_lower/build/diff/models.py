@@ -44,8 +44,6 @@ MOST_LINES = 40  # lines that are said of one graph or library
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared."""
-
     title: str
     models: Mapping[str, LoweredModel]
     requirements: Mapping[str, str]
@@ -104,7 +102,6 @@ def compare_models(first: Side, second: Side) -> list[Change]:
 
 
 def facts_of(side: Side) -> Facts:
-    """Return what is compared of one side, as JSON."""
     manifests = [model.contents.manifest for model in side.models.values()]
     tools = {name: version for manifest in manifests for name, version in manifest.tools.items()}
     return {
@@ -171,7 +168,6 @@ def recipe_facts(contents: Contents, recipe: LoweredRecipe) -> Facts:
 
 
 def details(first: Side, second: Side, place: Sequence[str]) -> Iterator[str]:
-    """Yield what more there is to say about one change."""
     if place[:1] != ("models",) or len(place) < 4:
         return
     models = first.models[place[1]], second.models[place[1]]

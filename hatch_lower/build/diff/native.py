@@ -33,8 +33,6 @@ OTHER_LIBRARIES = "other libraries on the build machine, or other code or flags"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An ELF file."""
-
     frame: Mapping[str, tuple[str, ...]]  # machine, compiler, and what the dynamic section says of loading
     sections: Mapping[str, bytes]
     sizes: Mapping[str, int]  # of sections, of those without contents too
@@ -136,11 +134,7 @@ def list_only(texts: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def compare_functions(first: Library, second: Library) -> list[tuple[str, str, str]]:
-    """Return functions that differ, and what is to be said of each side.
-
-    Where some have other sizes, what lies behind them is at another address, so functions of the same size differ by
-    addresses alone; they are left out then.
-    """
+    """Return functions that differ, and what is to be said of each side."""
     resized: list[tuple[str, str, str]] = []
     moved: list[tuple[str, str, str]] = []
     for name in sorted(first.functions.keys() | second.functions.keys()):
@@ -153,6 +147,7 @@ def compare_functions(first: Library, second: Library) -> list[tuple[str, str, s
             at = first_difference(one, other)
             left, right = (f"at +{at}: {code[at : at + 8].hex(' ')}" for code in (one, other))
             moved.append((place, left, right))
+    # what lies behind a function of another size is at another address, so the others differ by addresses alone
     return resized or moved
 
 

@@ -132,7 +132,6 @@ class Comparison:
 
 
 def gap_lines(removed: Sequence[Operator], added: Sequence[Operator]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a line for each operator that is left over between aligned ones."""
     same = align([operator.name for operator in removed], [operator.name for operator in added]) or []
     for left, right in same:
         after = added[right]

@@ -23,15 +23,9 @@ DIGEST = re.compile(rb'(?:"key": ?"|/(?:sha256_)?)([0-9a-f]{64})["._]')
 
 
 def pair_members(first: Wheel, second: Wheel) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the members of both wheels, and the digests of members and tensors that have other contents.
-
-    A delegate is called by the digest of its contents, so one that differs has two names; plan and manifest say at the
-    same place which it is. So have tensors. Metadata folders are called by the version, which may differ too.
-
-    Returns:
-        The name of each member in the first wheel to that in the second; digests in the first wheel to those in the
-        second.
-    """
+    """Return the members of both wheels, and the digests of members and tensors that have other contents."""
+    # A delegate is called by the digest of its contents, so one that differs has two names, as a tensor has; plan and
+    # manifest say at the same place which it is. Metadata folders are called by the version, which may differ too.
     pairs = {name: name for name in first.members if name in second.members}
     folders = [metadata_folder(wheel) for wheel in (first, second)]
     lone = {name: f"{folders[1]}{name.removeprefix(folders[0])}" for name in first.members if name not in pairs}

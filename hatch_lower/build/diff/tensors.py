@@ -32,8 +32,6 @@ class TensorEntry(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A safetensors file."""
-
     entries: Mapping[str, TensorEntry]
     metadata: object
     data: memoryview
@@ -75,7 +73,7 @@ def is_entry(entry: object, size: int) -> TypeGuard[TensorEntry]:
 def compare_tensors(
     member: str, first: TensorFile, second: TensorFile, known: Known, *, drawn: bool
 ) -> list[Difference]:
-    """Return the tensors in which two files differ."""
+    """Return the tensors in which two files differ; `drawn` of files of weights."""
     differences = compare_documents(member, metadata_of(first), metadata_of(second), known)
     ours = {known.labelled(name): name for name in first.entries}
     others = {known.labelled(name, is_second=True): name for name in second.entries}

@@ -24,18 +24,9 @@ OTHER_FORM = "the same values, written otherwise: by another version of what wri
 
 
 def compare_wheels(first: Path, second: Path, places: Mapping[str, str] | None = None) -> tuple[Difference, ...]:
-    """Return in what two wheels differ; nothing if all their bytes are equal.
-
-    Differences that follow from others are left out: digests and sizes of other members in RECORD, in the manifest and
-    in plans, names of delegates.
-
-    Args:
-        places: paths that only one of the builds had, to what they are: `the rebuild's HOME`.
-
-    Raises:
-        PackageError: if one cannot be read.
-    """
+    """Return in what two wheels differ; nothing if all their bytes are equal."""
     left, right = read_wheel(first), read_wheel(second)
+    # digests and sizes of other members, in RECORD, manifest and plans, follow from those members, and are left out
     pairs, keys = pair_members(left, right)
     known = known_of(left, right, pairs, keys, places or {})
     differences = [

@@ -10,11 +10,7 @@ SCHEMA = re.compile(r":(?P<namespace>\w+)::(?P<name>\w+)\.(?P<overload>\w*)$")
 
 
 def operator_text(target: str) -> str:
-    """Return an operator's name as its documentation writes it: `aten.clamp`, `aten.add.Tensor`, `getitem`.
-
-    Args:
-        target: `type:module:name:schema name.overload`, as `graph.canonical` writes it.
-    """
+    """Return an operator's name as its documentation writes it: `aten.clamp`, `aten.add.Tensor`, `getitem`."""
     schema = SCHEMA.search(target)
     if schema is None:
         return target.split(":")[2]

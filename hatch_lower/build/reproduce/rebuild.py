@@ -37,8 +37,6 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A wheel that was built again."""
-
     wheel: Path
     log: str
     variation: Variation
@@ -46,15 +44,7 @@ class Rebuilt:
 
 @contextmanager
 def rebuilt(project: Path, sdist: Path | None, environment: Mapping[str, str]) -> Iterator[Rebuilt]:
-    """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment.
-
-    Nothing is written into `project`. All that is built goes when the block ends.
-
-    Raises:
-        ConfigError: if there is no project, or hatchling is not installed.
-        PackageError: if the sources cannot be had.
-        ProcessError: if the build fails.
-    """
+    """Build a project's wheel from a copy of its folder, or from its source distribution, in a varied environment."""
     if importlib.util.find_spec("hatchling") is None:
         hint = "install hatchling, or run this in an environment with what `[build-system] requires` names"
         raise ConfigError("hatchling is not installed here", hint=hint)
@@ -119,10 +109,7 @@ class Variation:
 
 
 def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation:
-    """Return another environment for a build, and make the folders that it names.
-
-    Nothing that was lowered before is used. SOURCE_DATE_EPOCH and all that is not named here stay as they are.
-    """
+    """Return another environment for a build, and make the folders that it names."""
     chosen = {name: first if environment.get(name) != first else second for name, (first, second) in CHOICES.items()}
     chosen["LANG"] = chosen["LC_ALL"]
     places = {str(project): "the rebuild's source folder"}
@@ -133,7 +120,7 @@ def vary(environment: Mapping[str, str], work: Path, project: Path) -> Variation
         chosen |= dict.fromkeys(variables, str(folder))
     mask = -1 if os.name == "nt" else 0o077 if current_umask() != 0o077 else 0o022
     fixed = {
-        "HATCH_LOWER_CACHE": "off",
+        "HATCH_LOWER_CACHE": "off",  # what was lowered before would come out the same
         "HATCH_LOWER_REMOTE_CACHE": "off",
         "PYTHONUSERBASE": site.getuserbase(),  # packages installed there are tools of the build, wherever HOME is
     }

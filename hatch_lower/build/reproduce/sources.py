@@ -22,15 +22,7 @@ LEFT_OUT_AT_TOP = frozenset({"build", "dist"})
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a project's folder, git's included, with the files made in the opposite order of their names.
-
-    Caches, virtual environments, and the top folders `build` (if it is no package) and `dist` are left out. A link
-    stays one, and never leads back into `source`.
-
-    Raises:
-        ConfigError: if there is no project.
-        PackageError: if something cannot be read or written.
-    """
+    """Copy a project's folder, git's included, with the files made in the opposite order of their names."""
     source = source.resolve()
     if not (source / "pyproject.toml").is_file():
         raise ConfigError(
@@ -41,6 +33,7 @@ def copy_tree(source: Path, target: Path) -> None:
         )
     try:
         target.mkdir(parents=True)
+        # in the opposite order of their names, so that folders are listed otherwise
         for path in sorted(paths_below(source, source), reverse=True):
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -102,13 +95,7 @@ def copy_file(path: Path, copy: Path) -> None:
 
 
 def unpack_sdist(sdist: Path, target: Path) -> Path:
-    """Unpack a source distribution, and return the project's folder in it.
-
-    Nothing is written outside `target`, and nothing with other rights than a build may have (PEP 706).
-
-    Raises:
-        PackageError: if it cannot be unpacked, or is none.
-    """
+    """Unpack a source distribution, and return the project's folder in it."""
     if not hasattr(tarfile, "data_filter"):
         raise PackageError(
             "this Python cannot unpack a source distribution safely",
@@ -118,6 +105,7 @@ def unpack_sdist(sdist: Path, target: Path) -> Path:
     try:
         target.mkdir(parents=True)
         with tarfile.open(sdist, "r:gz") as archive:
+            # PEP 706: nothing outside `target`, and nothing with other rights than a build may have
             archive.extractall(target, archive.getmembers()[::-1], filter="data")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise PackageError(
