@@ -17,7 +17,7 @@ NUMBERS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool
 
 
 class FactsError(ValueError):
-    """The facts of a partition contradict each other; the message says what was found."""
+    """The facts of a partition contradict each other."""
 
 
 # no dataclass: to generate its methods takes a millisecond of a process's first load
@@ -29,19 +29,14 @@ class CallMap:
     - `{"result": i, "order": dims}`: a copy of a result in which the dimensions lie in this order in memory,
     - `{"result": i, "number": "int"}`: a Python number, from a result with one element,
     - `{"input": i}` or `{"literal": value}`.
-
-    Args:
-        given: the number of the partition's inputs.
-        passed: positions of those that the engine gets.
-        outputs: how each output is made.
     """
 
     def __init__(self, given: int, passed: list[int], outputs: list[Any]) -> None:
         self.given = given
-        self.passed = passed
+        self.passed = passed  # positions of the inputs that the engine gets
         self.outputs = outputs
+        # that the engine has
         self.results = len({index for output in outputs if (index := result_of(output)) is not None})
-        """How many results the engine has."""
         self.passes_all = passed == list(range(given))
         self.returns_all = outputs == list(range(len(outputs)))
 
@@ -55,7 +50,6 @@ class CallMap:
 
 
 def make_output(output: Any, inputs: Sequence[Any], results: Sequence[Tensor]) -> Any:
-    """Return one output of a partition."""
     if isinstance(output, int):
         return results[output]
     if "input" in output:
@@ -77,7 +71,6 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def result_of(output: Any) -> Any:
-    """Return the position of the result that an output is made of, or `None`."""
     return output.get("result") if isinstance(output, dict) else output
 
 
@@ -86,12 +79,6 @@ def call_facts(given: int, passed: Sequence[int], outputs: Sequence[Any]) -> dic
 
 
 def read_call_map(facts: Mapping[str, Any]) -> CallMap:
-    """Read a call map.
-
-    Raises:
-        FactsError: if it names inputs or results that there are not.
-        KeyError, TypeError, ValueError: if it has another form.
-    """
     found = CallMap(int(facts["inputs"]), list(facts["passed"]), list(facts["outputs"]))
     require(all(0 <= position < found.given for position in found.passed), f"inputs {found.passed} of {found.given}")
     numbered = {result_of(output) for output in found.outputs} - {None} == set(range(found.results))
@@ -100,7 +87,7 @@ def read_call_map(facts: Mapping[str, Any]) -> CallMap:
 
 
 def is_output(output: Any, given: int) -> bool:
-    """Return whether a compile half could have written an output."""
+    # a compile half could have written it
     match output:
         case bool():
             return False
@@ -121,11 +108,6 @@ def require(holds: bool, found: str) -> None:
 
 
 def read_facts(blob: DelegateBlob, backend: str, read: Callable[[Mapping[str, Any]], Facts]) -> Facts:
-    """Return what a function reads from the facts that the compile half wrote.
-
-    Raises:
-        ProgramError: if they are damaged.
-    """
     try:
         return read(blob.info)
     except FactsError as error:

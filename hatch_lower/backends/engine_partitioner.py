@@ -22,22 +22,19 @@ from hatch_lower.exir.graph.tensors import dtype_name
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-Reasons = Callable[[Node], str]
-"""Says why an operation is not taken; an empty string: it is."""
+Reasons = Callable[[Node], str]  # says why an operation is not taken; an empty string: it is
 
 
 class EnginePartitioner(Partitioner):
     """Tags operations, those in branches and bodies of control flow too, and the constants that they use."""
 
-    takes_state: ClassVar[bool] = False
-    """Whether a partition may own a buffer that it alone uses and changes."""
+    takes_state: ClassVar[bool] = False  # whether a partition may own a buffer that it alone uses and changes
 
     def __init__(self, backend_id: str, compile_specs: list[CompileSpec], spec: Mapping[str, Any]) -> None:
         super().__init__(MappingProxyType(dict(spec)))
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the operations to take and their constants; `reasons` has a reason for each of the others."""
         why_not = self.reasons(exported_program)
         tags: dict[str, DelegationSpec] = {}
         reasons: dict[str, str] = {}
@@ -64,7 +61,7 @@ class EnginePartitioner(Partitioner):
         """Return whether an operation is worth a call of the engine."""
 
     def idle_refusal(self, node: Node) -> str:
-        """Return why an operation is left out that could be taken, but only into a partition that computes nothing."""
+        # it could be taken, but only into a partition that computes nothing
         return "it computes nothing, and nothing beside it is taken"
 
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
@@ -76,12 +73,9 @@ class EnginePartitioner(Partitioner):
 
 
 def why_not_tensors(node: Node, dtypes: Collection[torch.dtype], *, unbacked: bool = False) -> str:
-    """Return why an engine for the CPU does not take the results or inputs of an operation, or an empty string.
+    """Return why an engine for the CPU does not take the results or inputs of an operation.
 
-    Args:
-        node: the operation.
-        dtypes: those that the engine has kernels for.
-        unbacked: whether sizes may depend on the contents of tensors.
+    `unbacked`: sizes may depend on the contents of tensors.
     """
     for source in (node, *node.all_input_nodes):
         if source.op == "get_attr":

@@ -23,11 +23,7 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS
 class PartitionCopy(ABC):
     """Writes the graph of one partition: placeholders, operations, outputs.
 
-    Args:
-        program: the partition; it is not changed.
-
-    Raises:
-        BackendError: if the engine has no counterpart of something in it.
+    What the engine has no counterpart of is a `BackendError`.
     """
 
     backend_id: ClassVar[str]
@@ -35,17 +31,12 @@ class PartitionCopy(ABC):
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
         self.graph = Graph()
-        self.values: dict[Node, Any] = {}
-        """What stands for a node of the partition: a node of `graph`, or a number."""
-        self.inputs: dict[Node, int] = {}
-        """The partition's inputs and their positions."""
-        self.passed: list[int] = []
-        """The positions of the inputs that the engine gets."""
-        self.handles: list[int] = []
-        """The debug handle of each operation."""
+        self.values: dict[Node, Any] = {}  # a node of `graph`, or a number
+        self.inputs: dict[Node, int] = {}  # the partition's, with their positions
+        self.passed: list[int] = []  # positions of the inputs that the engine gets
+        self.handles: list[int] = []  # of each operation
         self.results: list[Node] = []
-        self.outputs: list[Any] = []
-        """How each output of the partition is made, for `CallMap`."""
+        self.outputs: list[Any] = []  # how each output of the partition is made, for `CallMap`
         self.write_placeholders(self._constants())
         for node in program.graph.nodes:
             if node.op == "call_function":
@@ -57,7 +48,6 @@ class PartitionCopy(ABC):
         self.graph.output(tuple(self.results))
 
     def _constants(self) -> list[tuple[Node, InputSpec]]:
-        """Return the placeholders of constants, and number those of inputs."""
         constants = []
         placeholders = self.program.graph.find_nodes(op="placeholder")
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
@@ -92,11 +82,10 @@ class PartitionCopy(ABC):
         """Write a result into `results`; return how the output is made of it."""
 
     def write_mutation(self, value: Any, spec: OutputSpec) -> None:
-        """Write a change of a buffer; most engines keep no state."""
+        # most engines keep no state
         raise self.refusal(f"change state, with an output of the kind {spec.kind.name}", f"output `{value}`")
 
     def call_facts(self) -> dict[str, Any]:
-        """Return what the run half reads as its `CallMap`."""
         return call_facts(len(self.inputs), self.passed, self.outputs)
 
     def arguments(self, node: Node) -> Any:
@@ -136,19 +125,15 @@ def instruction_handles(
 ) -> dict[int | str, tuple[int, ...]]:
     """Return the debug handles of each instruction of an engine's program, such that no operation is lost.
 
-    An operation of which no instruction is left (a view, or one that a pattern replaced) counts to the instructions of
-    those that use its result, or else to those of the operations that it uses.
-
-    Args:
-        numbers: the nodes of a written graph, in order, and the operations of the partition that they belong to.
-        handles: of each operation.
-        instructions: the operations that each instruction is known to compute.
-        rest: stands for the instruction of operations for which there is none.
+    `numbers` are the nodes of a written graph, in order, with the operations that they belong to; `rest` stands for the
+    instruction of operations for which there is none.
     """
     homes: dict[int, set[str]] = {number: set() for number in range(len(handles))}
     for name, computed in instructions.items():
         for number in computed:
             homes[number].add(name)
+    # an operation of which no instruction is left (a view, or one that a pattern replaced) counts to the instructions
+    # of those that use its result, or else to those of the operations that it uses
     nodes = {number: node for node, number in numbers.items()}  # of several nodes, the last gives the result
     for number, node in reversed(nodes.items()):
         adopt(homes, number, (numbers[user] for user in node.users if user in numbers))

@@ -55,7 +55,7 @@ class AotiBackend(BackendDetails):
     def preprocess_many(
         cls, edge_programs: Sequence[ExportedProgram], compile_specs: Sequence[list[CompileSpec]]
     ) -> list[PreprocessResult]:
-        """Compile partitions, several files at a time."""
+        # settings of inductor hold for one instruction set at a time
         places: dict[Isa, list[int]] = {}
         for place, specs in enumerate(compile_specs):
             places.setdefault(options_from_specs(specs).isa, []).append(place)
@@ -67,7 +67,6 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `isa` and `exclude`."""
         return AotiPartitioner(parse_options(options))
 
     @classmethod
@@ -76,24 +75,23 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of this code, its settings, the compiler and the linker."""
         isa = options_from_specs(compile_specs).isa
         return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
 
     @classmethod
     def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the compilers that `find_compiler` looks for, and the assembler and linker that they run."""
+        # those that `find_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]
 
 
 def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[PreprocessResult]:
-    """Return the result for each program; inductor lowers one while the compiler works on those before it."""
     compiler = find_compiler(isa)
     waiting: list[tuple[AotiCopy, Generated, Callable[[], bytes]]] = []
     with tempfile.TemporaryDirectory(prefix="hatch-lower-aoti-") as name:
         folder = Path(name)
         with inductor_isolated(isa, compiler.program, folder), LibraryPool(compiler, folder) as pool:
+            # inductor lowers one program while the compiler works on those before it
             for program in programs:
                 copied = AotiCopy(program)
                 generated = generate(copied)
@@ -102,11 +100,6 @@ def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[Pr
 
 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
-    """Return what the build packages of one partition.
-
-    Raises:
-        BackendError: if the compiler's OpenMP library is not torch's.
-    """
     openmp = check_openmp(library)
     return PreprocessResult(
         processed_bytes=library,
@@ -142,13 +135,13 @@ def check_openmp(library: bytes) -> list[str]:
 
 
 def debug_handles(copied: AotiCopy, generated: Generated) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of each kernel; `no kernel` holds operations of a partition that needs none."""
+    # `no kernel` holds operations of a partition that needs none
     numbers = {node: node.meta["custom"][ORIGIN] for node in copied.graph.nodes if "custom" in node.meta}
     return instruction_handles(numbers, copied.handles, generated.origins, "no kernel")
 
 
 def torch_requirement(version: str) -> str:
-    """Return the requirement on torch: native code is bound to its minor version (`torch==2.13.*`)."""
+    # native code is bound to the minor version of torch
     match = re.match(r"(\d+)\.(\d+)", version)
     assert match is not None
     return f"torch=={match[1]}.{match[2]}.*"

@@ -51,8 +51,6 @@ DEFAULT_ISAS: Mapping[str, str] = {"x86_64": "x86-64-v3", "aarch64": "armv8-a"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend."""
-
     # the instruction set level of the generated code
     isa: Isa
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
@@ -64,7 +62,6 @@ class Options:
 
 
 def parse_options(options: Mapping[str, Any]) -> Options:
-    """Return the options of a recipe, given as TOML values."""
     given = GivenOptions("aoti", options, KNOWN)
     exclude = given.excluded("aten.sort.stable")
     machine = platform.machine()
@@ -87,16 +84,11 @@ def parse_options(options: Mapping[str, Any]) -> Options:
 
 
 def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
-    """Return the options that compile specs carry.
-
-    Raises:
-        BackendError: for an unknown key or value.
-    """
     return parse_options({spec.key: spec.value.decode() for spec in specs})
 
 
 def inductor_settings(isa: Isa) -> dict[str, Any]:
-    """Return inductor's settings; each is here because the code is wrong, bound to this machine, or slow without it."""
+    # each is here because the code is wrong, bound to this machine, or slow without it
     return {
         # No weight in the code: they are bound at load, so no constant may be stored, inlined as a literal or folded.
         "aot_inductor.package_constants_in_so": False,
@@ -163,15 +155,12 @@ def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
 
 
 def pinned_vectors(kind: type[Any]) -> Any:
-    """Return inductor's description of vector registers, without its probes.
-
-    Asked whether it is there, it would compile and run a program, and add what else this machine's processor has.
-    """
+    # Asked whether vector registers are there, inductor would compile and run a program, and add what else this
+    # machine's processor has
     return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables; `None` removes one."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

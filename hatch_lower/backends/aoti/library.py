@@ -37,19 +37,13 @@ __asm__(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An object file and the compilation that makes it."""
-
+    # an object file and the compilation that makes it
     target: str
     done: Future[None]
 
 
 class LibraryPool:
-    """Compiles partitions as they arrive; a context manager around all of one build's partitions.
-
-    Args:
-        compiler: the compiler; inductor's settings must be pinned while the pool is in use.
-        folder: an empty folder of its own.
-    """
+    """Compiles partitions as they arrive, while inductor's settings are pinned; `folder` is empty and its own."""
 
     def __init__(self, compiler: Compiler, folder: Path) -> None:
         self._compiler = compiler
@@ -72,12 +66,9 @@ class LibraryPool:
             pool.shutdown(wait=True, cancel_futures=kind is not None)
 
     def add(self, generated: Generated) -> Callable[[], bytes]:
-        """Start to compile a partition; return a function that waits for the library's bytes.
-
-        The function raises BackendError if the compiler failed. Equal sources are compiled once.
-        """
+        """Start to compile a partition; return a function that waits for the library's bytes."""
         key = digest_of([generated.wrapper, generated.kernels])
-        if key not in self._results:
+        if key not in self._results:  # equal sources are compiled once
             self._results[key] = self._start(f"p{len(self._results)}", generated)
         return self._results[key].result
 
@@ -112,6 +103,6 @@ class LibraryPool:
 
 
 def interface_source() -> str:
-    """Return the C++ that inductor puts in front of every wrapper: the functions by which a library is called."""
+    # inductor puts this C++ in front of every wrapper: the functions by which a library is called
     path = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
     return path.read_text(encoding="utf-8").strip() + "\n"

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-OPENMP_NAME = re.compile(r"lib(gomp|iomp|omp)[-\w.]*", re.ASCII)
-"""Names of OpenMP libraries: GCC's, Intel's and LLVM's."""
+OPENMP_NAME = re.compile(r"lib(gomp|iomp|omp)[-\w.]*", re.ASCII)  # GCC's, Intel's and LLVM's
 
-OPENMP_FUNCTIONS = ("GOMP_", "__kmpc_", "omp_")
-"""Prefixes of the functions that compilers call for OpenMP: GCC's, LLVM's, and those that programs call."""
+OPENMP_FUNCTIONS = ("GOMP_", "__kmpc_", "omp_")  # what compilers call for OpenMP: GCC's, LLVM's, and what programs call
 
 TORCH = "libtorch_cpu.so"
 FUNCTION = "omp_get_max_threads"
@@ -26,18 +24,11 @@ MAPS = Path("/proc/self/maps")
 
 
 def foreign_openmp(needed: Sequence[str], torch_library: str = TORCH) -> str:
-    """Return which OpenMP library, of those that are needed, is another one than torch's; empty if none is.
-
-    Nothing is loaded. Where torch itself runs without OpenMP, any library is the first and welcome.
-
-    Args:
-        needed: names of OpenMP libraries that a compiled library is linked with (`libgomp.so.1`).
-        torch_library: the loaded library that is linked with torch's.
-    """
+    """Return which OpenMP library, of those that are needed (`libgomp.so.1`), is another one than torch's."""
     if not needed:
         return ""
     own = address_in(torch_library)
-    if own is None:
+    if own is None:  # torch itself runs without OpenMP: any library is the first
         return ""
     for name in needed:
         address = address_in(name)
@@ -48,7 +39,7 @@ def foreign_openmp(needed: Sequence[str], torch_library: str = TORCH) -> str:
 
 
 def missing_openmp(functions: Sequence[str], torch_library: str = TORCH) -> str:
-    """Return which OpenMP functions torch's library lacks: GCC's has none of LLVM's; empty if it has all."""
+    # GCC's library has none of LLVM's functions
     own = address_in(torch_library)
     if own is None:
         return ""
@@ -57,13 +48,12 @@ def missing_openmp(functions: Sequence[str], torch_library: str = TORCH) -> str:
 
 
 def is_openmp(name: Any) -> bool:
-    """Return whether this is the name of an OpenMP library, and no path."""
     return isinstance(name, str) and OPENMP_NAME.fullmatch(name) is not None
 
 
 def address_in(library: str, function: str = FUNCTION) -> int | None:
-    """Return where a loaded library, or one that it is linked with, has an OpenMP function; `None` if nowhere."""
     try:
+        # only what is loaded is looked at: nothing is opened
         loaded = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return ctypes.cast(loaded[function], ctypes.c_void_p).value
     except (AttributeError, OSError):  # not loaded; loaded, and without the function

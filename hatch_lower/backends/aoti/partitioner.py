@@ -23,8 +23,6 @@ ONLY_SIZES = "it computes a size that is needed elsewhere"
 
 
 class AotiPartitioner(EnginePartitioner):
-    """Takes everything that inductor compiles on the CPU, but in branches and bodies of control flow."""
-
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
         self.options = options
@@ -35,11 +33,11 @@ class AotiPartitioner(EnginePartitioner):
         return Refusals(frozenset(self.options.exclude))
 
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
-        """Return the method's own graph: branches and bodies are left to the program."""
+        # branches and bodies of control flow are left to the program
         return [program.graph]
 
     def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
-        """Return groups that find every symbolic size they need in the shapes of their inputs."""
+        # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
         assert isinstance(why_not, Refusals)
         groups = group_operations(graph, why_not)
         while (unresolved := find_unresolved(groups)) is not None:
@@ -60,8 +58,7 @@ class AotiPartitioner(EnginePartitioner):
 
 
 class Refusals:
-    """Why operations are not taken, each looked up once."""
-
+    # an operation is looked up once
     def __init__(self, exclude: frozenset[str]) -> None:
         self.refused: dict[Node, str] = {}
         self._exclude = exclude
@@ -79,7 +76,6 @@ class Refusals:
 
 
 def group_operations(graph: Graph, reasons: Refusals) -> list[list[Node]]:
-    """Return the operations to compile, by group and in graph order."""
     grouping = group_nodes(graph, lambda node: not reasons(node))
     numbers = {node: number for number, nodes in enumerate(grouping.partitions) for node in nodes}
     taken = {node: number for node, number in numbers.items() if not is_symbolic(node)}

@@ -32,7 +32,6 @@ class AotiCopy(PartitionCopy):
     backend_id: ClassVar[str] = "aoti"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        """Write constants, then tensor inputs, then symbolic inputs as sizes of the tensors."""
         self.attributes: dict[str, Any] = {}
         # the example of each placeholder
         self.fakes: list[torch.Tensor] = []
@@ -59,7 +58,6 @@ class AotiCopy(PartitionCopy):
                 self.values[node] = self._write_symbol(node, fakes, copies)
 
     def _write_symbol(self, node: Node, fakes: FakeInputs, copies: Sequence[Node]) -> Any:
-        """Return the value of an input that is no tensor: a literal, or nodes that compute it from tensors' sizes."""
         value = node.meta.get("val")
         if not isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
             return value
@@ -72,8 +70,7 @@ class AotiCopy(PartitionCopy):
             raise self.refusal(what, f"placeholder `{node.name}`", str(value)) from error
 
     def write_operation(self, node: Node, index: int) -> Any:
-        """Write an operation; a check of what the executor has checked is left out."""
-        if not node.users and is_check(node):
+        if not node.users and is_check(node):  # the executor has checked it
             return None
         target = torch_operator(node.target)
         args, kwargs = self.arguments(node)
@@ -93,24 +90,20 @@ class AotiCopy(PartitionCopy):
         return copied
 
     def write_result(self, value: Node) -> Any:
-        """Write a result; native code returns numbers as tensors."""
+        # native code returns numbers as tensors
         self.results.append(self.values[value])
         kind, position = kind_of(value.meta.get("val")), len(self.results) - 1
         return position if kind == "tensor" else {"result": position, "number": kind}
 
     def write_mutation(self, value: Any, spec: OutputSpec) -> None:
-        """Write a change of a constant in place, which is bound to the program's own memory."""
+        # a constant is bound to the program's own memory
         target = self.values[self.placeholders[str(spec.target)]]
         self.graph.call_function(torch.ops.aten.copy_.default, (target, self.values[value]))
 
 
 class FakeInputs:
-    """Fake tensors with symbols of our own naming, ranges as exported, and example sizes that do not mislead.
-
-    Inductor asks questions such as "is s0 equal to 8?" and answers them by the example. Example sizes are therefore
-    primes that no static size of the partition has.
-    """
-
+    # Inductor asks questions such as "is s0 equal to 8?" and answers them by the example. Example sizes are therefore
+    # primes that no static size of the partition has.
     def __init__(self, program: ExportedProgram, tensors: Sequence[Node]) -> None:
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -179,7 +172,6 @@ def static_sizes(program: ExportedProgram) -> set[int]:
 
 
 def is_check(node: Node) -> bool:
-    """Return whether a node only checks what the executor has already checked."""
     name = str(getattr(torch_operator(node.target), "overloadpacket", ""))
     return name in CHECKS or name.startswith("aten.sym_constrain_range")
 

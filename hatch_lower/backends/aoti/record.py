@@ -34,7 +34,7 @@ class Generated:
 
 
 def generate(copied: AotiCopy) -> Generated:
-    """Lower one partition; call it while inductor's settings are pinned."""
+    """Lower one partition; inductor's settings are pinned."""
     from torch._inductor.compile_fx import compile_fx_aot
 
     with recording() as records, torch.no_grad():
@@ -58,7 +58,7 @@ def generate(copied: AotiCopy) -> Generated:
 
 
 def find_backend_error(error: BaseException | None) -> BackendError | None:
-    """Return the error of ours that inductor wrapped into its own, if there is one."""
+    # inductor wraps our own errors into its own
     while error is not None and not isinstance(error, BackendError):
         error = error.__cause__ or error.__context__
     return error
@@ -89,12 +89,12 @@ def recording() -> Iterator[list[Generated]]:
 
 
 def reserve_alike(constant: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same layout: inductor copies every constant, which would fill memory with stand-ins."""
+    # inductor copies every constant, which would fill memory with stand-ins
     return constant.new_empty((span_length(constant),)).as_strided(constant.size(), constant.stride())
 
 
 def refuse_extern(extern: str | None) -> None:
-    """Refuse operations that native code cannot call by itself: they need a second file and Python at run time."""
+    # what native code cannot call by itself needs a second file, and Python at run time
     if not extern:
         return
     names = sorted(set(re.findall(r'"target":\s*"([^"]+)"', extern)))
@@ -106,7 +106,6 @@ def refuse_extern(extern: str | None) -> None:
 
 
 def bound_constants(graph: Any) -> tuple[int, ...]:
-    """Return the positions of the constants that the code reads."""
     positions = []
     for name in graph.constants:
         match = CONSTANT.fullmatch(name)
@@ -121,10 +120,7 @@ def bound_constants(graph: Any) -> tuple[int, ...]:
 
 
 def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:
-    """Return which operations each kernel computes, from inductor's own provenance.
-
-    The names end in the number of the call in the generated code (`cpp_fused_relu_0:2`).
-    """
+    # inductor's own provenance; names end in the number of the call in the generated code (`cpp_fused_relu_0:2`)
     from torch._inductor import debug
 
     origins = {

@@ -28,11 +28,6 @@ RAISES = re.compile(r"\bAOTI_TORCH_CHECK\(|\bthrow\b")
 
 
 def contain_errors(kernels: str) -> str:
-    """Return the C++ of kernels, in which no exception leaves an OpenMP region.
-
-    Raises:
-        BackendError: if the code does not have the form that inductor writes.
-    """
     head, *functions = re.split(f"^(?={FUNCTION})", kernels, flags=re.MULTILINE)
     changed = [guard(code) if "#pragma omp" in code and RAISES.search(code) else code for code in functions]
     return kernels if changed == functions else "".join([head, KEEPER, *changed])

@@ -18,17 +18,11 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class AotiDelegate(Delegate):
-    """A compiled partition, bound to its constants without a copy.
-
-    Args:
-        runner: torch's runner of the library.
-        constants: the bound tensors; the library holds no reference to their memory, so they are kept here.
-        call: how a call of the partition becomes one of the library.
-    """
+    """A compiled partition, bound to its constants without a copy."""
 
     def __init__(self, runner: Any, constants: Sequence[Tensor], call: CallMap) -> None:
         self._runner = runner
-        self._constants = constants
+        self._constants = constants  # the library holds no reference to their memory
         self._map = call
         self._is_plain = call.passes_all and call.returns_all
         self._call: Callable[[list[Tensor]], Sequence[Any]] = runner.run
@@ -37,12 +31,6 @@ class AotiDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
-        """Load the library and bind `constants`.
-
-        Raises:
-            ProgramError: if the library cannot be loaded, would bring a second OpenMP library, or was compiled for
-                other constants.
-        """
         call, bound, openmp = read_info(blob, len(constants))
         foreign = foreign_openmp(openmp)
         if foreign:
@@ -70,7 +58,7 @@ class AotiDelegate(Delegate):
         return cls(runner, tuple(tensors.values()), call)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run; state is changed in the bound tensors. Calls from several threads take turns."""
+        # state is changed in the bound tensors
         with self._lock:
             if self._is_plain:
                 return self._call(inputs)
@@ -87,15 +75,7 @@ def refusal(library: Path, message: str) -> ProgramError:
 
 
 def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], list[str]]:
-    """Return the facts that the compile half wrote.
-
-    Returns:
-        How a call of the partition becomes one of the library, to which symbolic sizes are not passed; the positions of
-        the constants that the library takes; and the names of the OpenMP libraries that it is linked with.
-
-    Raises:
-        ProgramError: if they are damaged, or the plan binds another number of constants.
-    """
+    """How a call becomes one of the library, positions of its constants, and names of its OpenMP libraries."""
 
     def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str]]:
         call, bound, openmp = read_call_map(info), list(info["bound"]), list(info["openmp"])

@@ -16,6 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
+# Composites that inductor lowers at least as well whole as taken apart; it sees attention only in its whole form
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
@@ -30,7 +31,6 @@ KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.silu.default,
     torch.ops.aten.hardswish.default,
 )
-"""Composites that inductor lowers at least as well whole as taken apart; it sees attention only in its whole form."""
 
 
 def is_symbolic(node: Node) -> bool:
@@ -39,7 +39,6 @@ def is_symbolic(node: Node) -> bool:
 
 
 def why_not(node: Node, exclude: frozenset[str]) -> str:
-    """Return why inductor does not get a node, or an empty string if it does."""
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
         return f"`{target.__name__}` holds graphs of its own"
@@ -53,7 +52,6 @@ def why_not(node: Node, exclude: frozenset[str]) -> str:
 
 
 def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str:
-    """Return why an operator is not taken, whatever its inputs' types."""
     name = str(op)
     if name in exclude:
         return f"`{name}` is excluded by the recipe"
@@ -80,16 +78,15 @@ def why_not_values(node: Node) -> str:
 
 
 def is_backed_integer(value: Any) -> bool:
-    """Return whether a number follows from the sizes of the inputs."""
     return not isinstance(value, torch.SymFloat) and not free_unbacked_symbols(value)
 
 
 def is_random(op: OpOverload, node: Node) -> bool:
-    """Return whether a call draws random numbers; dropout that is switched off does not."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     names = {argument.name for argument in op._schema.arguments}
     given = named_arguments(node)
+    # dropout that is switched off draws nothing
     if "train" in names:
         return given.get("train") is not False
     if "dropout_p" in names:
@@ -98,7 +95,7 @@ def is_random(op: OpOverload, node: Node) -> bool:
 
 
 def needs_missing_function(op: OpOverload, node: Node) -> bool:
-    """Return whether inductor's lowering would call libtorch in a way that has no C function."""
+    # inductor would call libtorch in a way that has no C function
     if op is torch.ops.aten.avg_pool1d.default:
         kernel = node.args[1] if len(node.args) > 1 else node.kwargs.get("kernel_size")
         return not isinstance(kernel, (list, tuple)) or any(not isinstance(size, int) or size > 25 for size in kernel)
@@ -107,7 +104,7 @@ def needs_missing_function(op: OpOverload, node: Node) -> bool:
 
 @cache
 def has_native_code(op: OpOverload) -> bool:
-    """Return whether inductor has a lowering, a decomposition, or a C function of libtorch for an operator."""
+    # a lowering, a decomposition, or a C function of libtorch
     from torch._inductor import decomposition, lowering
     from torchgen.aoti.fallback_ops import inductor_fallback_ops
 

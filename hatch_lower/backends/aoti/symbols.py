@@ -57,7 +57,6 @@ def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.E
 
 
 def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SymbolSource]) -> bool:
-    """Return whether `rebuild_expression` can compute an expression."""
     return expression in sources or all(symbol in sources for symbol in expression.free_symbols)
 
 
@@ -67,11 +66,7 @@ def rebuild_expression(
     tensors: Sequence[Node],
     graph: Graph,
 ) -> Any:
-    """Write nodes that compute an expression from the sizes of tensors; return the node, or a number.
-
-    Raises:
-        KeyError: if a symbol of it has no source.
-    """
+    """Write nodes that compute an expression from the sizes of tensors; `KeyError` if a symbol has no source."""
     whole = sources.get(expression)
     if whole is not None:
         return read_source(whole, tensors, graph)

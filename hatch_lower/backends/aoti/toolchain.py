@@ -20,32 +20,28 @@ from hatch_lower.errors import BackendError
 
 ERROR_LINES = 12
 ERROR_CHARACTERS = 300
+# in the first line of a compiler's output that says why it failed
 ERROR = re.compile(r"\berror\b|undefined reference|cannot find -l|\bKilled\b", re.IGNORECASE)
-"""What is in the first line of a compiler's output that says why it failed."""
 
 # of an ELF file's header: its type, and the table of sections' place, the size of its entries, and their number
 ELF_HEADER = struct.Struct("<16x H 22x Q 10x H H 2x")
 ELF_OBJECT, ELF_LIBRARY = 1, 3
-ENTRANCE = b"\0AOTInductorModelContainerRun\0"
-"""The name of the function by which a library's model is run."""
+ENTRANCE = b"\0AOTInductorModelContainerRun\0"  # the function by which a library's model is run
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler and the instruction set that it compiles for."""
-
     program: str
     isa: Isa
 
     def versions(self) -> dict[str, str]:
-        """Return the first lines of the compiler's and its linker's `--version`."""
         return {
             "compiler": first_line([self.program, "--version"]),
             "linker": first_line([self.program, "-Wl,--version"]),
         }
 
     def compile_command(self, source: str, target: str, *, optimize: bool) -> list[str]:
-        """Return the command that compiles `source` to the object `target`, both relative to where it runs."""
+        # names are relative to where the command runs: no path of this machine gets into the object
         options = self._options(compile_only=True, min_optimize=not optimize)
         return [
             self.program,
@@ -116,7 +112,7 @@ class Compiler:
             )
 
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
-        """Return torch's own build options; call it while inductor's settings are pinned."""
+        # torch's own build options; inductor's settings are pinned meanwhile
         from torch._inductor import cpu_vec_isa
         from torch._inductor.cpp_builder import CppTorchDeviceOptions
 
@@ -130,14 +126,13 @@ class Compiler:
         )
 
     def _prefix_maps(self, options: Any) -> list[str]:
-        """Return the flags that keep absolute paths out of the objects."""
+        # they keep absolute paths out of the objects
         folders = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}
         folders |= {folder: f"include{index}" for index, folder in enumerate(options.get_include_dirs())}
         return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
 
 
 def find_compiler(isa: Isa) -> Compiler:
-    """Return the compiler that `CXX` names, else `g++`, else `clang++`."""
     named = os.environ.get("CXX")
     for name in [named] if named else ["g++", "clang++"]:
         program = shutil.which(name)
@@ -151,7 +146,7 @@ def find_compiler(isa: Isa) -> Compiler:
 
 
 def error_lines(output: str) -> str:
-    """Return what a reader needs of a compiler's output: the lines from the first error on, or else the first."""
+    # a reader needs the lines from the first error on, or else the first
     lines = output.strip().splitlines()
     first = next((i for i, line in enumerate(lines) if ERROR.search(line)), 0)
     shown = [line if len(line) <= ERROR_CHARACTERS else f"{line[:ERROR_CHARACTERS]} …" for line in lines[first:]]
@@ -159,7 +154,6 @@ def error_lines(output: str) -> str:
 
 
 def ending(status: int) -> str:
-    """Return `exit status 1`, or by which signal a program was ended."""
     if status >= 0:
         return f"exit status {status}"
     names = {number.value: number.name for number in signal.Signals}
@@ -167,7 +161,7 @@ def ending(status: int) -> str:
 
 
 def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
-    """Return what is wrong with a file that a compiler wrote, or `None`."""
+    # of a file that a compiler wrote and reported as well made
     try:
         data = path.read_bytes()
     except OSError:
@@ -183,7 +177,7 @@ def reason_to_refuse(path: Path, *, linked: bool) -> str | None:
 
 
 def first_line(command: list[str]) -> str:
-    """Return the first line that a program prints, without the part that names where it lies."""
+    # without the folder in which the program lies
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False

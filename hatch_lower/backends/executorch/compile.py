@@ -20,9 +20,9 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 
 VERSION = "1"
 
+# Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
+# next release's has not been seen to give the same results
 REQUIREMENT = "executorch>=1.4,<1.5"
-"""Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
-next release's has not been seen to give the same results."""
 
 
 class ExecutorchBackend(BackendDetails):
@@ -46,7 +46,6 @@ class ExecutorchBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `exclude`, `finite-only`, `portable-operators` and `threads`."""
         return ExecutorchPartitioner(parse_options(options))
 
     @classmethod
@@ -55,7 +54,7 @@ class ExecutorchBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of this code, of ExecuTorch, and of torchao, whose passes it uses."""
+        # torchao, for ExecuTorch uses its passes
         return {
             "backend": VERSION,
             "executorch": installed("executorch", required=True),
@@ -65,7 +64,6 @@ class ExecutorchBackend(BackendDetails):
 
 
 def installed(name: str, *, required: bool = False) -> str:
-    """Return the version of a distribution, or `none`."""
     try:
         return version(name)
     except PackageNotFoundError as error:

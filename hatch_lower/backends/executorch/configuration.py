@@ -19,8 +19,6 @@ KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend."""
-
     # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
     finite: bool = False
     # take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one
@@ -49,10 +47,7 @@ def parse_options(options: Mapping[str, Any]) -> Options:
 
 @contextmanager
 def executorch() -> Iterator[None]:
-    """Import and run ExecuTorch's compiler: what it says and does to logging on the way concerns nobody.
-
-    Importing it brings in torchao, which warns of its own libraries, and configures the root logger.
-    """
+    # Importing ExecuTorch brings in torchao, which warns of its own libraries, and configures the root logger
     root = logging.getLogger()
     handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
     logging.disable(logging.ERROR)

@@ -23,15 +23,10 @@ class ExecutorchPartitioner(EnginePartitioner):
         self.options = options
 
     def reasons(self, program: ExportedProgram) -> Reasons:
-        """Return why operations are not taken.
-
-        Raises:
-            BackendError: if ExecuTorch is not installed.
-        """
         return Support(program, self.options).why
 
     def computes(self, node: Node) -> bool:
-        """Return whether a node is an operation that does more than to arrange its operand anew."""
+        # it does more than to arrange its operand anew
         target = torch_operator(node.target)
         return isinstance(target, OpOverload) and str(target) not in VIEWS
 

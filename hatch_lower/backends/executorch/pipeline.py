@@ -12,14 +12,11 @@ from hatch_lower.backends.executorch.support import float_partitioner
 from hatch_lower.errors import BackendError
 
 METHOD = "forward"
-ALIGNMENT = 128
-"""Bytes: where the segments of a `.pte` begin, counted from its own beginning."""
+ALIGNMENT = 128  # bytes at which the segments of a `.pte` begin, counted from its own beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What ExecuTorch made."""
-
     # the `.pte`
     data: bytes
     # debug handles of each instruction of its method: `1:executorch_call_delegate`
@@ -29,7 +26,6 @@ class Lowered:
 
 
 def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
-    """Return the `.pte` of a partition; its method is `forward`."""
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
@@ -55,10 +51,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
 
 
 def head_of(data: bytes, weights: Any) -> int | None:
-    """Return where the weights begin: ExecuTorch puts them last, each at a multiple of 128 bytes.
-
-    They are looked for from the end, and compared; `None` if they do not lie there.
-    """
+    # ExecuTorch puts the weights last, each at a multiple of 128 bytes. They are looked for from the end, and compared.
     if weights is None:
         return None
     order = dict.fromkeys(entry.buffer_index for entry in weights.pte_data.values())
@@ -74,7 +67,6 @@ def head_of(data: bytes, weights: Any) -> int | None:
 
 
 def refuse_missing(plan: Any) -> None:
-    """Raise `BackendError` if a plan calls operators that the runtime does not have."""
     from executorch.extension.pybindings import _portable_lib
 
     known = set(_portable_lib._get_operator_names())
@@ -107,7 +99,7 @@ def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]
 
 
 def oldest_name(node: Node) -> str:
-    """Return the name of the operation that torch recorded as the first ancestor of a node."""
+    # torch records a node's ancestors
     ancestors = node.meta.get("from_node")
     if not ancestors:
         return node.name
@@ -118,7 +110,6 @@ def oldest_name(node: Node) -> str:
 
 
 def instruction_handles(made: Any, plan: Any, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:
-    """Return the debug handles of each instruction of a plan, from ExecuTorch's map of them and its delegates."""
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
     instructions: dict[int | str, tuple[int, ...]] = {}

@@ -33,7 +33,6 @@ class ExecutorchCopy(PartitionCopy):
     backend_id: ClassVar[str] = "executorch"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        """Write constants, numbers that are operands, and the inputs that are tensors; nothing written uses sizes."""
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
         self.specs: list[InputSpec] = []
@@ -58,7 +57,7 @@ class ExecutorchCopy(PartitionCopy):
         return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
-        """Add a tensor that the program holds; ExecuTorch's passes for XNNPACK want it contiguous."""
+        # ExecuTorch's passes for XNNPACK want it contiguous
         name = f"c{len(self.state)}"
         node = self.graph.placeholder(name)
         self.state[name] = tensor.contiguous()
@@ -67,17 +66,14 @@ class ExecutorchCopy(PartitionCopy):
         return node
 
     def add_copies(self, node: Node, tensor: torch.Tensor) -> None:
-        """Add a constant once for each operation that uses it.
-
-        XNNPACK's runtime frees a constant that an operation has packed, whoever else reads it. The file holds equal
-        contents once.
-        """
+        # One for each operation that uses it: XNNPACK's runtime frees a constant that an operation has packed, whoever
+        # else reads it. The file holds equal contents once.
         self.values[node] = self.add_constant(tensor)
         users = [user for user in node.users if user.op == "call_function"]
         self.copies[node] = [self.values[node], *(self.add_constant(tensor.clone()) for _ in users[1:])]
 
     def add_numbers(self) -> None:
-        """Add a tensor for each Python number that is an operand, in the dtype of the other operand."""
+        # XNNPACK has no operators of numbers: they become tensors in the dtype of the other operand
         for node in self.program.graph.nodes:
             key = number_operand(node)
             if key is None or key in self.numbers:
@@ -85,7 +81,7 @@ class ExecutorchCopy(PartitionCopy):
             self.numbers[key] = self.add_constant(torch.tensor(node.args[1], dtype=key[0]))
 
     def write_operation(self, node: Node, index: int) -> Node:
-        """Write an operation, under the name that it has: ExecuTorch's debug maps lead back to it."""
+        # under the name that it has, for ExecuTorch's debug maps lead back to it
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
         number = number_operand(node)
@@ -113,7 +109,7 @@ class ExecutorchCopy(PartitionCopy):
         raise self.refusal("take a size as an operand", f"node `{node.name}`")
 
     def write_result(self, value: Node) -> Any:
-        """Write a result; ExecuTorch gives it contiguous."""
+        # ExecuTorch gives it contiguous
         if not isinstance(value.meta.get("val"), torch.Tensor):
             raise self.refusal("give an output that is no tensor", f"node `{value.name}`")
         self.results.append(self.values[value])
@@ -121,7 +117,6 @@ class ExecutorchCopy(PartitionCopy):
         return position if order is None else {"result": position, "order": order}
 
     def aten_program(self) -> ExportedProgram:
-        """Return the written graph as an ATen program; its inputs are the tensors among the partition's."""
         self.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in self.results)
         in_spec = pytree.tree_flatten(((0,) * len(self.passed), {}))[1]
         out_spec = pytree.tree_flatten((0,) * len(self.results))[1]
@@ -139,7 +134,7 @@ class ExecutorchCopy(PartitionCopy):
 
 
 def number_operand(node: Node) -> tuple[Any, str] | None:
-    """Return the dtype and text of a Python number that is an operation's second operand, or `None`."""
+    """Return the dtype and text of a Python number that is an operation's second operand."""
     if node.op != "call_function" or str(torch_operator(node.target)) not in BINARY or len(node.args) < 2:
         return None
     number, value = node.args[1], node.meta.get("val")

@@ -14,14 +14,16 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
+# Their second operand may be a Python number. Of an integer ExecuTorch makes a tensor of integers, and XNNPACK takes no
+# numbers: so they become operators of tensors.
 BINARY: Mapping[str, OpOverload] = {
     f"aten.{name}.{overload}": getattr(torch.ops.aten, name).Tensor
     for name in ("add", "div", "mul", "sub")
     for overload in ("Scalar", "Tensor")
 }
-"""Operators whose second operand may be a Python number, and the same of tensors: ExecuTorch makes a tensor of integers
-of an integer, and XNNPACK has none of numbers."""
 
+# They give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an `expand` only
+# where it repeats nothing
 SHAPED = frozenset(
     {
         "aten._unsafe_view.default",
@@ -31,12 +33,10 @@ SHAPED = frozenset(
         "aten.view.default",
     }
 )
-"""Operators that give their operand other sizes at most, where tensors are contiguous as all are in ExecuTorch; an
-`expand` only where it repeats nothing."""
 
 
 def full_arguments(node: Node) -> tuple[Any, ...]:
-    """Return the arguments of a call, with the stride of a pool that has left it out: ExecuTorch wants it written."""
+    # a pool may leave out its stride, and ExecuTorch wants it written
     args = tuple(node.args)
     if str(torch_operator(node.target)) == "aten.max_pool2d.default" and (len(args) < 3 or not args[2]):
         return (*args[:2], args[1], *args[3:])
@@ -63,8 +63,8 @@ def upper_bound(size: int | torch.SymInt, ranges: Mapping[Any, ValueRanges[Any]]
     return int(bound) if bound.is_Integer and bound is not int_oo and bound < LARGE else None
 
 
+# a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
 LARGE = 2**31
-"""A bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it."""
 
 
 def is_bounded(node: Node, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:

@@ -16,27 +16,20 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 EXTRA = 'pip install "hatch-lower[executorch]"'
-OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")
-"""Modules by which others load programs."""
+OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # modules by which others load programs
 
 
 class Pool:
-    """The threads that ExecuTorch computes with, and the programs that use them.
-
-    A program keeps using the threads that there were when it was loaded: to change them while there is one ends the
-    process. So the programs that are loaded have to be known.
-    """
-
+    # A program keeps using the threads that there were when it was loaded: to change them while there is one ends the
+    # process. So the programs that are loaded have to be known.
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._users: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
 
     def add(self, user: ExecutorchDelegate) -> None:
-        """Note a loaded program, until it is freed."""
         self._users.add(user)
 
     def resize(self, library: Any, threads: int) -> None:
-        """Set the number of threads, or warn if a program is loaded that uses the present ones."""
         present = library._threadpool_get_thread_count()
         if present == threads:
             return
@@ -52,8 +45,6 @@ class Pool:
 
 
 class ExecutorchDelegate(Delegate):
-    """A loaded `.pte`."""
-
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     _pool: ClassVar[Pool] = Pool()
 
@@ -64,7 +55,6 @@ class ExecutorchDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ExecutorchDelegate:
-        """Map the file and prepare its method, which packs the weights into XNNPACK's layout."""
         info = read_info(blob)
         with cls._pool.lock:
             library = runtime(blob)
@@ -72,7 +62,7 @@ class ExecutorchDelegate(Delegate):
                 cls._pool.resize(library, info.threads)
             try:
                 program = library._load_program(str(blob.path))
-                method = program.load_method("forward")
+                method = program.load_method("forward")  # packs the weights into XNNPACK's layout
             except RuntimeError as error:
                 raise ProgramError(
                     "a partition of the backend `executorch` cannot be loaded",
@@ -85,16 +75,13 @@ class ExecutorchDelegate(Delegate):
         return delegate
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run; the results are the caller's own memory. Calls from several threads take turns."""
+        # the results are the caller's own memory; the library lets calls from several threads take turns
         given = [tensor.detach().contiguous() for tensor in self._map.select(inputs)]
         return self._map.arrange(inputs, self._call(given, True))
 
 
 def runtime(blob: DelegateBlob) -> Any:
-    """Return ExecuTorch's extension module.
-
-    The Python modules around it import more of ExecuTorch, and warn.
-    """
+    # the Python modules around it import more of ExecuTorch, and warn
     try:
         from executorch.extension.pybindings import _portable_lib
     except ImportError as error:
@@ -108,8 +95,6 @@ def runtime(blob: DelegateBlob) -> Any:
 
 
 class ExecutorchFacts(NamedTuple):
-    """What the compile half knows of a program."""
-
     # how a call of the partition becomes one of the method
     call: CallMap
     # of the pool; `None`: as it is

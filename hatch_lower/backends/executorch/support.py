@@ -36,6 +36,8 @@ def aten_names(names: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in names.split())
 
 
+# Their kernels in XNNPACK give something else than eager for NaN, infinities, zeros or very large numbers. A batch norm
+# right behind the convolution that it is fused with is none of them.
 OTHER_SPECIAL_VALUES = aten_names(
     """
     _native_batch_norm_legit_no_training.default avg_pool2d.default cos.default exp.default gelu.default
@@ -43,26 +45,22 @@ OTHER_SPECIAL_VALUES = aten_names(
     sigmoid.default sin.default sqrt.default upsample_bilinear2d.vec
     """
 )
-"""Operators whose kernels in XNNPACK give something else than eager for NaN, infinities, zeros or very large numbers.
-A batch norm right behind the convolution that it is fused with is none of them."""
 
+# they compute nothing: a partition of these alone costs more to call than to leave
 VIEWS = aten_names(
     """
     clone.default expand.default permute.default select.int slice.Tensor squeeze.dims unsqueeze.default
     view.default
     """
 )
-"""Operators that compute nothing: a partition of these alone costs more to call than to leave."""
 
 FLOATS = frozenset({torch.float32})
 NUMBERS = FLOATS.union(INTEGERS)
-CAST = "dim_order_ops::_to_dim_order_copy.out"
-"""What ExecuTorch puts in the place of `aten._to_copy`."""
+CAST = "dim_order_ops::_to_dim_order_copy.out"  # what ExecuTorch puts in the place of `aten._to_copy`
 
 
 class CachedSignature(ExportGraphSignature):
-    """A signature that is asked for each weight of each node; torch makes these tables anew each time."""
-
+    # a signature is asked for each weight of each node, and torch makes these tables anew each time
     @cached_property
     def inputs_to_parameters(self) -> Any:
         return dict(super().inputs_to_parameters)
@@ -77,8 +75,6 @@ class CachedSignature(ExportGraphSignature):
 
 
 class Support:
-    """Which nodes of a program are taken, and why others are not."""
-
     def __init__(self, program: ExportedProgram, options: Options) -> None:
         self._options = options
         self._ranges = program.range_constraints
@@ -92,7 +88,6 @@ class Support:
         return self._known.get(producer_of(node), "it is no operation on tensors")
 
     def _ask(self, program: ExportedProgram) -> None:
-        """Fill in what is known of each operation."""
         form = copy_program(program)
         form._graph_signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
         configs = float_partitioner(finite=self._options.finite).target_partitioner_configs
@@ -114,7 +109,6 @@ class Support:
                 self._known[node] = reason
 
     def _refusal(self, node: Node) -> str:
-        """Return why a node is taken in no case, or an empty string."""
         target = torch_operator(node.target)
         if isinstance(target, HigherOrderOperator):
             return f"`{target.__name__}` holds graphs of its own"
@@ -129,7 +123,7 @@ class Support:
 
 
 def guards_suppressed(program: ExportedProgram) -> ExitStack:
-    """Return a context in which asking for a size of a program's fake tensors restricts none of its symbols."""
+    # asking for a size of a program's fake tensors must restrict none of its symbols
     stack = ExitStack()
     for node in program.graph.find_nodes(op="placeholder"):
         for value in tensors_of(node):
@@ -175,19 +169,17 @@ def float_partitioner(*, finite: bool) -> Any:
 
 
 def passes(theirs: Callable[[Node, ExportedProgram], bool], finite: bool, copy: Node, form: ExportedProgram) -> bool:
-    """Return whether a call in ExecuTorch's form passes our rules and its own."""
     return not why_not_call(copy, form, finite=finite) and theirs(copy, form)
 
 
 def portable_kernels() -> frozenset[str]:
-    """Return the names of the operators that ExecuTorch's runtime can run without a delegate."""
+    # those that ExecuTorch's runtime can run without a delegate
     from executorch.extension.pybindings import _portable_lib
 
     return frozenset(_portable_lib._get_operator_names())
 
 
 def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
-    """Return why XNNPACK does not get an operation, or an empty string if it does."""
     name = str(torch_operator(node.target))
     config = configs.get(name_in_form(copy))
     if config is None:
@@ -201,12 +193,12 @@ def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapp
 
 
 def name_in_form(copy: Node) -> str:
-    """Return what ExecuTorch calls an operator of its own, without the dialect: `view_copy.default`."""
+    # without the dialect: `view_copy.default`
     return str(getattr(copy.target, "__name__", copy.target)).removeprefix("aten.")
 
 
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
-    """Return why a call is left out that XNNPACK's rules allow, and that fails or gives other results."""
+    # XNNPACK's rules allow these calls, which fail or give other results
     name = f"aten.{name_in_form(copy)}"
     value = copy.args[0].meta["val"] if copy.args and isinstance(copy.args[0], Node) else None
     if name == "aten.gelu.default" and copy.kwargs.get("approximate", "none") != "none":
@@ -226,10 +218,7 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
 
 
 def static_values(node: Node) -> list[torch.Tensor]:
-    """Return the fake tensors of static shape among a node's operands and its first result.
-
-    The other results of a batch norm are empty, and nothing uses them.
-    """
+    # the other results of a batch norm are empty, and nothing uses them
     values = [value for source in node.all_input_nodes for value in tensors_of(source)]
     values += list(tensors_of(node))[:1]
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
@@ -243,7 +232,7 @@ def why_not_sizes(copy: Node) -> str:
 
 
 def stated(config: Any, copy: Node) -> str:
-    """Return the reason that ExecuTorch's rule gave for refusing a node, or nothing if it gave none."""
+    # ExecuTorch's rule may have said why it refuses the node
     for kind in type(config).__mro__:
         why: Any = getattr(sys.modules[kind.__module__], "why", None)
         if getattr(why, "node", None) is copy:
@@ -261,7 +250,6 @@ def is_fused(copy: Node, form: ExportedProgram) -> bool:
 
 
 def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
-    """Return why an operation cannot run on ExecuTorch's portable kernels, or an empty string if it can."""
     target = torch_operator(node.target)
     name = str(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -283,5 +271,5 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
     return why_not_tensors(node, NUMBERS, unbacked=True) or why_not_sizes(copy)
 
 
+# kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for
 WHOLE = frozenset({"aten.hardswish.default", "aten.linear.default", "aten.prelu.default"})
-"""Operators that are kept whole for XNNPACK, and that ExecuTorch takes apart into ones that it has kernels for."""

@@ -31,5 +31,4 @@ class NullPartitioner(Partitioner):
     """Tags every operation, control flow and arithmetic on sizes included, and every constant that one uses."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag everything with one tag."""
         return claim(exported_program, DelegationSpec("null", []), lambda node: True, "")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = "2"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
-ALIGNMENT = 64
-"""The alignment of weights in bytes: the widest vector registers load whole lines of the cache."""
+ALIGNMENT = 64  # of weights, in bytes: the widest vector registers load whole lines of the cache
 
 DISTRIBUTIONS: Mapping[str, str] = {
     "CUDAExecutionProvider": "onnxruntime-gpu",
@@ -32,8 +31,8 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "CoreMLExecutionProvider": "onnxruntime",
     "CPUExecutionProvider": "onnxruntime",
 }
+# ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried
 RANGE = ">=1.23,<2"
-"""ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried."""
 
 
 class OnnxruntimeBackend(BackendDetails):
@@ -68,7 +67,6 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `providers`, `threads`, `exclude` and `finite-only`."""
         parsed = parse_options(options)
         require_libraries()
         from hatch_lower.backends.onnxruntime.partitioner import OnnxruntimePartitioner
@@ -81,15 +79,12 @@ class OnnxruntimeBackend(BackendDetails):
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
-        """Return the versions of this code, of the libraries that make the model, and of ONNX Runtime.
-
-        ONNX Runtime says which operations it has code for.
-        """
+        # ONNX Runtime is among them, for it says which operations it has code for
         return {"backend": VERSION, **{name: installed_version(name) for name in CONVERTERS}}
 
 
 def installed_version(name: str) -> str:
-    """Return the version of a distribution; a special build of ONNX Runtime goes by another name."""
+    # a special build of ONNX Runtime goes by another name
     try:
         return version(name)
     except PackageNotFoundError:
@@ -99,7 +94,6 @@ def installed_version(name: str) -> str:
 
 
 def require_libraries() -> None:
-    """Refuse to work without the libraries of the extra."""
     try:
         import onnx
         import onnxscript
@@ -116,5 +110,5 @@ def require_libraries() -> None:
 
 
 def requirement(options: Options) -> str:
-    """Return the build of ONNX Runtime that a wheel requires: that of the provider it prefers."""
+    # that of the provider which the recipe prefers
     return DISTRIBUTIONS.get(options.providers[0], "onnxruntime") + RANGE

@@ -9,15 +9,9 @@ SWITCH = "ORT_DISABLE_TELEMETRY"
 
 
 def import_onnxruntime() -> Any:
-    """Import the library.
-
-    Importing it starts threads that send messages to its vendor, and writes a number of the machine and a database
-    below the user's cache folder. A build and a loaded model do neither: the library has a switch, which it reads as it
-    is imported. What the user has set there stays as it is, and so does what the process has imported before.
-
-    Raises:
-        ImportError: if it is not installed, or does not fit the system.
-    """
+    # Importing it starts threads that send messages to its vendor, and writes a number of the machine and a database
+    # below the user's cache folder. A build and a loaded model do neither: the library has a switch, which it reads as
+    # it is imported. What the user has set there stays as it is, and so does what the process has imported before.
     chosen = SWITCH in os.environ
     os.environ.setdefault(SWITCH, "1")
     try:

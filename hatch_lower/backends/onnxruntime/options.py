@@ -16,8 +16,6 @@ KNOWN = ("exclude", "finite-only", "providers", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend."""
-
     # ONNX Runtime's execution providers, the best first; those that are not installed are left out
     providers: tuple[str, ...] = (CPU,)
     # how many threads a loaded model has; 0: as many as torch has where it is loaded

@@ -31,7 +31,7 @@ class OnnxruntimePartitioner(EnginePartitioner):
         return list(KEPT), lambda node: not self._why_not(node, ep.range_constraints)
 
     def reasons(self, program: ExportedProgram) -> Reasons:
-        """Return why operations are not taken. A size is, where it is one of what is taken: it may be needed there."""
+        # a size is taken where it is one of what is taken: it may be needed there
         known: dict[Node, str] = {}
 
         def judge(node: Node) -> str:

@@ -27,7 +27,7 @@ class OnnxCopy(PartitionCopy):
     backend_id: ClassVar[str] = "onnxruntime"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        """Write constants, and inputs; the model takes those that an operation uses."""
+        # the model takes those inputs that an operation uses
         self.constants: dict[str, torch.Tensor] = {}
         self.operations: dict[Node, int] = {}
         self.layouts: dict[tuple[str, tuple[int, ...] | None], int] = {}
@@ -67,7 +67,7 @@ class OnnxCopy(PartitionCopy):
         return copied
 
     def write_result(self, value: Node) -> Any:
-        """Write a result, which the model gives with its dimensions as they lie in memory."""
+        # the model gives it with its dimensions as they lie in memory
         copied = self.values[value]
         order = memory_order(copied.meta["val"])
         layout = copied.name, None if order is None else tuple(order)
@@ -78,10 +78,8 @@ class OnnxCopy(PartitionCopy):
 
 
 def count_dimensions(graph: Graph) -> None:
-    """Count the dimensions of reductions from the first.
-
-    ONNX Runtime does not reduce those that are counted from the last where a tensor has no elements.
-    """
+    # Dimensions are counted from the first: ONNX Runtime does not reduce those that are counted from the last where a
+    # tensor has no elements
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or torch.Tag.reduction not in node.target.tags:
             continue

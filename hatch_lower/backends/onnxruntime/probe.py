@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Prober:
-    """Tries calls, each kind of call once."""
-
+    # each kind of call is tried once
     def __init__(self) -> None:
         self._known: dict[Hashable, str] = {}
 
@@ -39,7 +38,7 @@ def signature(node: Node) -> Hashable:
 
 
 def describe(value: Any) -> Any:
-    """Return a value's dtype and shape as text, where symbolic sizes are all the same."""
+    # symbolic sizes are all the same
     if isinstance(value, (tuple, list)):
         return tuple(describe(item) for item in value)
     if isinstance(value, torch.Tensor):
@@ -48,7 +47,6 @@ def describe(value: Any) -> Any:
 
 
 def try_call(node: Node) -> str:
-    """Return why a session of one call cannot be made, or an empty string."""
     graph = Graph()
     sources: dict[Node, Node] = {}
     for number, source in enumerate(node.all_input_nodes):
@@ -68,11 +66,7 @@ def try_call(node: Node) -> str:
 
 
 def call_model(graph: Graph) -> bytes:
-    """Return the model of a graph of one call `n`, as it is, without optimisation.
-
-    Raises:
-        BackendError: if it cannot be translated.
-    """
+    """Return the model of a graph of one call `n`, as it is, without optimisation."""
     model, values = translate_graph(GraphModule({}, graph))
     allow_zero_sizes(model.graph)
     model.graph.inputs.extend(values[node.name] for node in graph.find_nodes(op="placeholder"))
@@ -87,11 +81,7 @@ def call_model(graph: Graph) -> bytes:
 
 
 def make_session(model: bytes) -> InferenceSession:
-    """Return a session on the CPU with one thread, made fast: the model is not optimised.
-
-    Raises:
-        Exception: ONNX Runtime's own, if the model is wrong or a kernel is missing.
-    """
+    # one thread and no optimisation: this session is made to see whether it can be
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

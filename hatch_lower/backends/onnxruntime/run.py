@@ -33,7 +33,7 @@ class OnnxruntimeDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
-        """Make a session of the model. It maps the files of large weights; those that it packs it copies."""
+        # the session maps the files of large weights; those that it packs it copies
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -85,7 +85,6 @@ class OnnxruntimeDelegate(Delegate):
         return cls(session, info.call)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run the model; the outputs have memory of their own."""
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, [torch.from_numpy(result) for result in self._run(self._names, feed)])
 
@@ -97,8 +96,6 @@ def to_array(value: Any) -> Any:
 
 
 class OnnxFacts(NamedTuple):
-    """What the compile half knows of a model."""
-
     # how a call of the partition becomes one of the model
     call: CallMap
     # the names of the large weights in the named data
@@ -110,7 +107,7 @@ class OnnxFacts(NamedTuple):
 
 
 def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
-    """Return the folder in which the files of the large weights really lie: ONNX Runtime follows no link out of it."""
+    # where they really lie: ONNX Runtime follows no link out of the folder
     missing = [name for name in weights if name not in blob.files]
     if missing:
         raise description_error(blob, "onnxruntime", f"the weights {missing}, which are not in the named data")

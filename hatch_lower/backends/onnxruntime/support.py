@@ -25,8 +25,8 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, R
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
+# ONNX Runtime's CPU kernels have next to none for bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
-"""What ONNX Runtime's CPU kernels take. They have next to none for bfloat16."""
 
 OPERATORS = Path(__file__).with_name("operators.json")
 SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv)
@@ -40,7 +40,6 @@ def is_size(node: Node) -> bool:
 
 
 def why_not(node: Node, exclude: frozenset[str], *, finite: bool, ranges: Ranges) -> str:
-    """Return why a node stays outside whatever is beside it, or an empty string."""
     op = torch_operator(node.target)
     if isinstance(op, HigherOrderOperator):
         return f"`{op.__name__}` holds graphs of its own"
@@ -80,7 +79,7 @@ def why_not_values(node: Node) -> str:
 
 
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
-    """Return why the dtypes of a node are not taken. Those of pointwise operators are promoted in the model."""
+    # those of pointwise operators are promoted in the model
     values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     combination = combination_of(op, *values, node.meta["val"])
     if combination in known:
@@ -120,8 +119,7 @@ def walk(value: Any) -> Iterator[Any]:
 def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
     """Return, for each overload's name, the combinations of dtypes for which ONNX Runtime gives eager's results.
 
-    Args:
-        finite: those are among them for which it does so for finite numbers only.
+    `finite`: those are among them for which it does so for finite numbers only.
     """
     table = read_table()
     rows: dict[str, list[str]] = dict(table["operators"])
@@ -132,7 +130,7 @@ def operator_table(*, finite: bool) -> Mapping[str, frozenset[str]]:
 
 @cache
 def not_empty() -> frozenset[str]:
-    """Return the overloads whose results for tensors without elements are not eager's."""
+    # results for tensors without elements are not eager's
     return frozenset(read_table()["not empty"])
 
 
@@ -141,7 +139,6 @@ def read_table() -> Any:
 
 
 def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
-    """Return why a call is not taken for what its arguments are, whatever their dtypes."""
     limit = LIMITS.get(op)
     if limit is None:
         return ""
@@ -205,15 +202,15 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyTy
     }
 )
 
+# results beside the first, which inference never uses, are something else in a model
 FIRST_ONLY = (
     torch.ops.aten._native_batch_norm_legit_no_training.default,
     torch.ops.aten.native_group_norm.default,
 )
-"""Operators whose results beside the first, which inference never uses, are something else in a model."""
 
+# composites that ONNX Runtime fuses best if they come whole
 KEPT = (
     torch.ops.aten.linear.default,
     torch.ops.aten.layer_norm.default,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
-"""Composites that ONNX Runtime fuses best if they come whole."""

@@ -30,21 +30,16 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.format.delegates import data_name
 
-OPSET = 20
-"""The operator set of the models: the newest for which torch's exporter is tested by default."""
+OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
-INLINE_BYTES = 1024
-"""Weights up to this size lie in the model, larger ones beside it."""
+INLINE_BYTES = 1024  # weights up to this size lie in the model, larger ones beside it
+# shapes, axes and indices: another one would be another place in memory
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-"""Shapes, axes and indices: another one would be another place in memory."""
-ORIGIN = "origin"
-"""The key under which a node of the ONNX model has the number of the operation that it comes from, while it is made."""
+ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A partition as an ONNX model."""
-
     # its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, …
     model: bytes
     # the contents of the large weights, by the sha256 of each
@@ -57,11 +52,6 @@ class Translated:
 
 
 def translate(program: ExportedProgram) -> Translated:
-    """Return a partition as an ONNX model.
-
-    Raises:
-        BackendError: if an operator cannot be translated after all, or the program changes state.
-    """
     copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
@@ -91,8 +81,7 @@ def translate(program: ExportedProgram) -> Translated:
 def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     """Return the operations of a graph in a model without inputs and outputs, and the values of its nodes by name.
 
-    Args:
-        module: is changed: conversions of dtypes are made explicit, and dimensions counted from the first.
+    The graph is changed: conversions of dtypes are made explicit, and dimensions counted from the first.
     """
     model = ir.Model(ir.Graph([], [], nodes=[], name="partition"), ir_version=IR_VERSION)
     count_dimensions(module.graph)
@@ -143,7 +132,7 @@ def registry() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the exporter logs and warns about out of the build's output."""
+    # what the exporter logs and warns about concerns nobody who builds
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     try:
@@ -170,7 +159,7 @@ def write_result(graph: ir.Graph, value: ir.Value, order: tuple[int, ...] | None
 
 
 def allow_zero_sizes(graph: ir.Graph) -> None:
-    """Let a size of 0 that is computed mean 0 in a reshape, as it does in torch, not the input's own size."""
+    # a size of 0 that is computed means 0 in a reshape, as it does in torch, not the input's own size
     for node in ir.traversal.RecursiveGraphIterator(graph):
         shape = node.inputs[1] if node.op_type == "Reshape" else None
         if shape is None or ir.convenience.get_const_tensor(shape) is not None:
@@ -183,7 +172,7 @@ def allow_zero_sizes(graph: ir.Graph) -> None:
 
 
 def fold_transposes(graph: ir.Graph) -> None:
-    """Replace each transposed weight by a weight, so that no load of the model has to transpose it."""
+    # a transposed weight becomes a weight, so that no load of the model has to transpose it
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Transpose" else None
         (result, *_) = node.outputs
@@ -202,12 +191,7 @@ def fold_transposes(graph: ir.Graph) -> None:
 
 
 def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
-    """Name nodes, values, weights and symbolic sizes by their position.
-
-    Args:
-        graph: is changed.
-        inputs: the names of its inputs, which the exporter changes where an operation gives its input back.
-    """
+    """Name nodes, values, weights and symbolic sizes by their position."""
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
     taken = set(map(id, [*graph.inputs, *graph.outputs]))
@@ -215,6 +199,7 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
     symbols: dict[str, str] = {}
     # twice, for a name that is to be given may be another's yet
     for prefix in ("_", ""):
+        # the exporter changes the name of an input that an operation gives back
         for name, value in zip(inputs, graph.inputs, strict=True):
             value.name = prefix + name
         for index, value in enumerate(graph.outputs):
@@ -236,7 +221,7 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
 
 
 def is_large(value: ir.Value) -> bool:
-    """Return whether a weight lies beside the model; integers do not, for loading compares the model alone."""
+    # integers lie in the model, for loading compares the model alone
     tensor = value.const_value if value.is_initializer() else None
     return tensor is not None and tensor.nbytes > INLINE_BYTES and tensor.dtype not in INTEGERS
 
@@ -264,7 +249,6 @@ def origins_of(node: ir.Node) -> list[int]:
 
 
 def strip(model: ir.Model) -> None:
-    """Remove all that is there for readers."""
     model.producer_name, model.producer_version, model.doc_string = "hatch-lower", None, None
     model.metadata_props.clear()
     model.graph.metadata_props.clear()

@@ -83,7 +83,6 @@ def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Any:
 
 
 def count_elements(self: Any, axes: Any, like: Any) -> Any:
-    """Return how many elements a reduction takes together, in the dtype of another tensor."""
     return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
 
 

@@ -36,10 +36,11 @@ class Claim:
 
 
 def listed(names: str, claim: Claim) -> dict[str, Claim]:
-    """Return a claim for each ATen overload of a list; without an overload's name it is the default one."""
+    # without an overload's name it is the default one
     return {f"aten.{name}" if "." in name else f"aten.{name}.default": claim for name in names.split()}
 
 
+# by the name of an overload; a test compares each of them with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
     **listed(
         """
@@ -89,19 +90,20 @@ CLAIMS: Mapping[str, Claim] = {
         Claim(STORED, moves=True),
     ),
 }
-"""By the name of an overload. A test compares each of them with eager, for each of its dtypes."""
 
+# the result has each element of their first input, and no other
 KEPT_WHOLE = frozenset(
     listed("alias clone expand flip permute repeat squeeze.dims unsqueeze view", Claim(STORED, moves=True))
 )
-"""Operators whose result has each element of their first input, and no other."""
 
+# the result has some elements of their inputs, and no other
 CHOICES = frozenset(listed("cat index_select select.int slice.Tensor split_with_sizes", Claim(STORED, moves=True)))
-"""Operators whose result has some elements of their inputs, and no other."""
 
+# the argument that an operator looks its indices up in; OpenVINO does not notice those that are out of range
 TABLES: Mapping[str, str] = {"aten.embedding.default": "weight", "aten.index_select.default": "self"}
-"""The argument that an operator looks its indices up in. OpenVINO does not notice those that are out of range."""
 
+# They may give a number where eager gives NaN, the other way round, or order it elsewhere. Few networks do without
+# them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
 NAN_LOSING = frozenset(
     listed(
         """
@@ -112,11 +114,8 @@ NAN_LOSING = frozenset(
         Claim(FLOATING),
     )
 )
-"""Operators that may give a number where eager gives NaN, the other way round, or order it elsewhere.
 
-Few networks do without them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
-"""
-
+# the argument of a product that OpenVINO packs, if it is a constant
 WEIGHTS: Mapping[str, str] = {
     "aten.addmm.default": "mat2",
     "aten.bmm.default": "mat2",
@@ -127,14 +126,13 @@ WEIGHTS: Mapping[str, str] = {
     "aten.linear.default": "weight",
     "aten.mm.default": "mat2",
 }
-"""The argument of a product that OpenVINO packs, if it is a constant."""
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 AVERAGES = frozenset({"aten.mean.default", "aten.mean.dim"})
 VARIANCE = "aten.var.correction"
 
+# composites with kernels of their own
 KEPT_OPERATORS: tuple[OpOverload, ...] = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.linear.default,
 )
-"""Composites with kernels of their own."""

@@ -22,8 +22,8 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.tensor_layout import TensorLayout
 
 VERSION = "3"
+# The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated
 REQUIREMENT = "openvino>=2026.0,<2027"
-"""The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated."""
 
 
 class OpenvinoBackend(BackendDetails):
@@ -59,7 +59,6 @@ class OpenvinoBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
-        """Return the partitioner for the options `device`, `threads`, `exclude` and `finite-only`."""
         parsed = parse_options(options)
         check_installed()
         return OpenvinoPartitioner(parsed)

@@ -17,7 +17,6 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 
 
 def taken_apart(composite: OpOverload, given: Mapping[str, Any], rank: int) -> Call:
-    """Return the operator that computes a composite, and its arguments."""
     defaults = {argument.name: argument.default_value for argument in composite._schema.arguments}
     return COMPOSITES[composite]({**defaults, **given}, rank)
 
@@ -35,24 +34,23 @@ def for_each(value: Any, count: int) -> list[int]:
 
 
 def layer_norm(given: Mapping[str, Any], rank: int) -> Call:
-    """Return a normalisation that gives mean and deviation, too."""
+    # it gives mean and deviation, too
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     return aten.native_layer_norm.default, tuple(given[name] for name in names)
 
 
 def max_pool(given: Mapping[str, Any], rank: int) -> Call:
-    """Return a pooling that gives indices, too."""
+    # it gives indices, too
     sizes = (for_each(given[name], 2) for name in ("kernel_size", "stride", "padding", "dilation"))
     return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
 
 
 def softmax(given: Mapping[str, Any], rank: int) -> Call:
-    """Return a softmax that does not change the type."""
+    # the last argument: the dtype stays
     return aten._softmax.default, (given["self"], given["dim"], False)
 
 
 def log_softmax(given: Mapping[str, Any], rank: int) -> Call:
-    """Return a logarithm of a softmax that does not change the type."""
     return aten._log_softmax.default, (given["self"], given["dim"], False)
 
 
@@ -68,5 +66,5 @@ COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, Any], int], Call]] = Mapp
     }
 )
 
+# of their results only the first is that of a composite
 WITH_INDICES = frozenset({aten.native_layer_norm.default, aten.max_pool2d_with_indices.default})
-"""Operators of whose results only the first is that of a composite."""

@@ -27,15 +27,13 @@ CONSTANTS = "constants"
 OPERATION = re.compile(r"n(\d+)")
 ORIGIN = re.compile(OPERATION.pattern + "/")
 ALIGNMENT = 64
+# axes, shapes and numbers to compute with are smaller; much of a model's smallest weights are compared with them
 WEIGHT_BYTES = 1 << 14
-"""Axes, shapes and numbers to compute with are smaller; much of a model's smallest weights are compared with them."""
 FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A partition in OpenVINO's format."""
-
     # the XML
     model: bytes
     # what its constants are views of
@@ -47,11 +45,6 @@ class Converted:
 
 
 def convert(copied: OpenvinoCopy) -> Converted:
-    """Convert a partition.
-
-    Raises:
-        BackendError: if the frontend cannot convert it.
-    """
     model = build_model(copied)
     with tempfile.TemporaryDirectory(prefix="hatch-lower-openvino-") as name:
         target = Path(name) / "model.xml"
@@ -64,7 +57,6 @@ def convert(copied: OpenvinoCopy) -> Converted:
 
 
 def build_model(copied: OpenvinoCopy) -> Any:
-    """Return OpenVINO's model of a partition, with inputs and results of the partition's own types."""
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
@@ -100,8 +92,7 @@ def build_model(copied: OpenvinoCopy) -> Any:
 
 
 class Places(list[Node]):
-    """Nodes whose places are known: the frontend asks for the place of each input of each node."""
-
+    # the frontend asks for the place of each input of each node, and a list looks for it
     def __init__(self, nodes: list[Node]) -> None:
         super().__init__(nodes)
         self._places = {node: place for place, node in enumerate(nodes)}
@@ -111,16 +102,14 @@ class Places(list[Node]):
 
 
 def shorten(message: str) -> str:
-    """Return what a message of the library says, without the places in its sources."""
+    # without the places in the sources of the library
     lines = [line for line in message.splitlines() if line.strip() and not re.search(r"\.[ch]pp:\d+", line)]
     return "\n".join(lines[:12])
 
 
 def rename(root: ElementTree.Element) -> dict[str, int]:
-    """Name layers after operations and places, in place; return the operations that layers are named after.
-
-    Names of tensors, the library's version and what conversion noted of the names of merged layers go.
-    """
+    """Name layers after operations and places, in place; return the operations that layers are named after."""
+    # names of tensors, the library's version, and what conversion noted of the names of merged layers go
     root.set("name", "partition")
     origins: dict[str, int] = {}
     for info in root.findall("rt_info"):
@@ -188,10 +177,6 @@ def arrange(root: ElementTree.Element, constants: bytes) -> tuple[bytes, int]:
     Weights are large and floating: another one gives another result, but of the same shape and from the same places in
     memory. Loading reads no more of them than the engine does, where shapes, axes and indices have to be those that
     were built.
-
-    Args:
-        root: the model; its constants get their new places.
-        constants: as its constants lie now.
     """
     users: dict[tuple[int, int], list[ElementTree.Element]] = {}
     for data in root.iterfind(".//layer[@type='Const']/data"):

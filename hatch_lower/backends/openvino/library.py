@@ -14,15 +14,9 @@ TELEMETRY = "openvino_telemetry"
 
 
 def import_openvino() -> Any:
-    """Import the library.
-
-    Importing it sends a message to its vendor and writes into the home folder, where the telemetry package that it
-    brings is found. A build and a loaded model do neither, so the package is hidden meanwhile; the library has a way of
-    its own to do without.
-
-    Raises:
-        ImportError: if it is not installed, or does not fit the system.
-    """
+    # Importing it sends a message to its vendor and writes into the home folder, where the telemetry package that it
+    # brings is found. A build and a loaded model do neither, so the package is hidden meanwhile; the library has a way
+    # of its own to do without.
     with hidden(TELEMETRY):
         return importlib.import_module("openvino")
 
@@ -42,5 +36,5 @@ def hidden(name: str) -> Iterator[None]:
 
 @cache
 def engine() -> Any:
-    """Return the process's one `Core`: the plugins of devices are loaded once."""
+    # one in the process: the plugins of devices are loaded once
     return import_openvino().Core()

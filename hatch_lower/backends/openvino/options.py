@@ -15,8 +15,6 @@ KNOWN = ("device", "exclude", "finite-only", "threads")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A recipe's options for this backend."""
-
     # OpenVINO's name of the device that runs the partitions (`CPU`, `GPU.0`, `AUTO`)
     device: str = "CPU"
     # how many threads a call uses; 0: as many as OpenVINO chooses

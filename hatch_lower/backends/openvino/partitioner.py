@@ -26,8 +26,6 @@ from hatch_lower.exir.graph.surgery import graph_modules
 
 
 class OpenvinoPartitioner(EnginePartitioner):
-    """Takes what OpenVINO computes as eager does."""
-
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
         self.options = options
@@ -49,15 +47,10 @@ class OpenvinoPartitioner(EnginePartitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Return the composites that OpenVINO has kernels for, where it takes them.
-
-        A linear layer whose weight is square, and computed or a view, is decomposed: whether it is taken, only the edge
-        program shows.
-        """
         return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints)
 
     def _keeps(self, node: Node, ranges: Ranges) -> bool:
         weight = named_arguments(node).get("weight")
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
-            return False
+            return False  # whether it is taken, only the edge program shows
         return not why_not_operation(node, self.options, ranges)

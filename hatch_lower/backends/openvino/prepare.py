@@ -19,25 +19,22 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import named_argu
 from hatch_lower.exir.graph.state import constant_of
 
 aten = torch.ops.aten
+# OpenVINO calls these true where a NaN is compared, and not those that say the same with operands exchanged
 MIRRORED = {
     aten.gt.Tensor: aten.lt.Tensor,
     aten.gt.Scalar: aten.lt.Tensor,
     aten.ge.Tensor: aten.le.Tensor,
     aten.ge.Scalar: aten.le.Tensor,
 }
-"""Comparisons that OpenVINO calls true where a NaN is compared, and those that say the same with operands exchanged."""
 
 
 class OpenvinoCopy(PartitionCopy):
-    """A partition for OpenVINO's frontend: with the operators that it knows, and what it would compute otherwise.
-
-    Its graph has placeholders `x0`, `x1`, …, constants `c0`, …, and operations `n0`, …; each result is returned once.
-    """
+    """A partition for OpenVINO's frontend: placeholders `x0`, …, constants `c0`, …, operations `n0`, …."""
 
     backend_id: ClassVar[str] = "openvino"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        """Write inputs and constants; those that nothing uses are left out."""
+        # those that nothing uses are left out
         self.constants: dict[str, torch.Tensor] = {}
         # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
@@ -70,7 +67,6 @@ class OpenvinoCopy(PartitionCopy):
         self.shapes.append(shape)
 
     def write_operation(self, node: Node, index: int) -> Node:
-        """Write an operation, in the form that OpenVINO computes as eager does."""
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
         if operator_name(target) in TABLES:
@@ -89,7 +85,7 @@ class OpenvinoCopy(PartitionCopy):
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
 
     def _operand(self, value: Any, node: Node) -> Node:
-        """Return an operand of a comparison; a number becomes a constant of the other operand's type."""
+        # a number becomes a constant of the other operand's type
         if isinstance(value, Node):
             return value
         (other,) = node.all_input_nodes
@@ -101,11 +97,11 @@ class OpenvinoCopy(PartitionCopy):
         return self.graph.create_node("get_attr", name, name=name)
 
     def _call(self, target: Any, *args: Any) -> Node:
-        """Write an operation that the partition does not have."""
+        # the partition does not have this operation
         return self.graph.create_node("call_function", target, args, name=f"m{len(self.graph.nodes)}")
 
     def _clear_masked_rows(self, node: Node, attention: Node) -> Node:
-        """Return attention that is 0 for a query that sees no key, as in eager; OpenVINO has NaN there."""
+        # in eager, attention is 0 for a query that sees no key; OpenVINO has NaN there
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
         if not isinstance(mask, Node):
             return attention
@@ -118,7 +114,7 @@ class OpenvinoCopy(PartitionCopy):
         return self._call(aten.where.self, seen, attention, nothing)
 
     def write_result(self, value: Node) -> Any:
-        """Write a result, which the model gives with its dimensions as they lie in memory."""
+        # the model gives it with its dimensions as they lie in memory
         order = memory_order(value.meta.get("val"))
         position = self.returned.setdefault(value, len(self.results))
         if position == len(self.results):

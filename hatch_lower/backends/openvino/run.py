@@ -18,8 +18,6 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class OpenvinoDelegate(Delegate):
-    """A compiled model."""
-
     def __init__(self, compiled: Any, constants: Any, info: OpenvinoFacts) -> None:
         openvino = import_openvino()
         self._compiled = compiled
@@ -57,7 +55,6 @@ class OpenvinoDelegate(Delegate):
         return cls(compiled, constants, info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """Run. Calls from several threads are safe."""
         for position, size in self._info.indices:
             check_indices(inputs[position], size)
         try:
@@ -91,7 +88,6 @@ class OpenvinoDelegate(Delegate):
 
 
 def check_indices(indices: Tensor, size: int) -> None:
-    """Refuse indices that are negative or not less than a size."""
     if not indices.numel():
         return
     least, greatest = torch.aminmax(indices)
@@ -105,8 +101,6 @@ def check_indices(indices: Tensor, size: int) -> None:
 
 
 class OpenvinoFacts(NamedTuple):
-    """What the compile half knows of a model."""
-
     # how a call of the partition becomes one of the model
     call: CallMap
     # OpenVINO's name of the device
@@ -122,7 +116,7 @@ class OpenvinoFacts(NamedTuple):
 
 
 def settings(info: OpenvinoFacts) -> dict[str, Any]:
-    """Return OpenVINO's settings: float32 is computed as such, and one call at a time as fast as it can be."""
+    # float32 is computed as such, and one call at a time as fast as it can be
     chosen: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if info.device == "CPU":
         # several models, and other libraries, share the cores
@@ -133,7 +127,7 @@ def settings(info: OpenvinoFacts) -> dict[str, Any]:
 
 
 def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> Any:
-    """Return a numpy view of the constants; of the weights among them nothing is read."""
+    # of the weights among the constants nothing is read
     if not info.constants:
         return torch.zeros(1, dtype=torch.uint8).numpy()
     data = blob.data[info.constants]

@@ -42,8 +42,7 @@ CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.co
 
 
 class Support:
-    """Says of each operation of a graph why it is not taken, if it is not; each is looked up once."""
-
+    # an operation is looked up once
     def __init__(self, graph: Graph, options: Options, constants: Collection[Node], ranges: Ranges) -> None:
         self._options = options
         self._ranges = ranges
@@ -65,7 +64,7 @@ class Support:
         return self._known[producer]
 
     def _why_not_indices(self, node: Node) -> str:
-        """Return why a call is not taken for what it does with indices: a call's own are compared before it runs."""
+        # a call's own indices are compared before it runs
         if self._hides_indices(node):
             return "it chooses among indices, and OpenVINO does not notice those that are out of range"
         if operator_name(node.target) not in TABLES or self._fits(*lookup(node)):
@@ -84,7 +83,7 @@ class Support:
         return chosen and node in self._indices and not self._fits(node, 0)
 
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
-        """Return whether indices are in range in all calls: constants, or numbers in a row."""
+        # in range in all calls: constants, or numbers in a row
         if index.op == "placeholder":
             return index in self._constants
         name = operator_name(index.target)
@@ -107,13 +106,9 @@ class Support:
 
 
 def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Collection[Node] = ()) -> str:
-    """Return why a node is not taken, or an empty string.
+    """Return why an operation of an exported or edge program, no `getitem`, is not taken.
 
-    Args:
-        node: an operation of an exported or edge program, no `getitem`.
-        options: the recipe's options.
-        ranges: of the program's symbols.
-        indices: the nodes whose results are used as indices only.
+    `indices` are the nodes whose results are used as indices only.
     """
     target = torch_operator(node.target)
     if isinstance(target, HigherOrderOperator):
@@ -134,7 +129,7 @@ def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Col
 
 
 def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
-    """Return why the results of a call are not taken; `passed`: int64 may pass through it."""
+    # `passed`: int64 may pass through the call
     if claim.first_only and any(user.target is not getitem or user.args[1] != 0 for user in node.users):
         return "only the first result of this operator is taken, and others are used"
     values = list(tensors_of(node))
@@ -149,7 +144,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
 
 
 def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
-    """Return why the inputs of a call are not taken; `passed`: int64 may pass through it."""
+    # `passed`: int64 may pass through the call
     dtypes: set[torch.dtype] = set()
     for name, given in named_arguments(node).items():
         for source in nodes_in(given):
@@ -204,12 +199,9 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
-    """Return the products that use a weight another way round than the first one does.
-
-    OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed, or
-    in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first: they
-    are kept whole, so nobody else may take them.
-    """
+    # OpenVINO finds a packed weight by its place and packed shape. A square one that is used as it is and transposed,
+    # or in a convolution and in a transposed one, would be packed for one of them only. Linear layers are the first:
+    # they are kept whole, so nobody else may take them.
     origins: dict[Node, tuple[Node, bool]] = {}
     uses: list[tuple[bool, Node, Node, bool]] = []
     for node in graph.nodes:
@@ -236,7 +228,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
 
 
 def is_square(weight: Node, name: str) -> bool:
-    """Return whether a product's packed weight has the same sizes when it is turned round."""
+    # the packed weight has the same sizes when it is turned round
     shape = weight.meta["val"].shape
     left, right = (shape[0], shape[1]) if name.startswith("aten.conv") else (shape[-2], shape[-1])
     return not (isinstance(left, int) and isinstance(right, int) and left != right)
@@ -250,7 +242,6 @@ def turns(node: Node) -> bool:
 
 
 def reduced_sizes(given: Mapping[str, Any]) -> list[int | torch.SymInt]:
-    """Return the sizes of the dimensions that a reduction with these arguments goes over."""
     (source,) = nodes_in(given["self"])
     shape = source.meta["val"].shape
     dims = given.get("dim")

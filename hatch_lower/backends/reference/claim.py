@@ -33,12 +33,6 @@ def claim(
     A partition ends where a refused operation stands between two accepted ones, so that no partition needs its own
     result. In the branches and bodies of control flow that is refused, the operations are tagged in the same way; their
     partitions are others than those of the same tag outside, and own no constants, for all they see are inputs.
-
-    Args:
-        program: the edge program; its nodes get their tags.
-        spec: the backend and its options.
-        takes: says of an operation whether the backend runs it; results of refused operations are left out with them.
-        reason: why the others are not taken.
     """
     tags: dict[str, DelegationSpec] = {}
     reasons: dict[str, str] = {}
@@ -76,10 +70,8 @@ def tag_operations(
 
 
 def tag_constants(program: ExportedProgram) -> None:
-    """Tag each parameter and lifted tensor that a tagged operation uses; every partition that uses it owns it.
-
-    Buffers stay in the program: another method of the model, which is not known here, may change or read them.
-    """
+    # every partition that uses a constant owns it; but buffers stay in the program: another method of the model, which
+    # is not known here, may change or read them
     names = {spec.arg.name for spec in constant_specs(program) if spec.kind is not InputKind.BUFFER}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
@@ -89,14 +81,12 @@ def tag_constants(program: ExportedProgram) -> None:
 
 
 def is_operation(node: Node) -> bool:
-    """Return whether a node computes tensors by an operator: no control flow, no arithmetic on sizes, no assertion.
-
-    An operator that takes a symbolic number other than a size is none: delegates take tensors and integers.
-    """
+    """Return whether a node computes tensors by an operator: no control flow, no arithmetic on sizes, no assertion."""
     target = producer_of(node).target
     overload = getattr(target, "_op", target)
     if not isinstance(overload, torch._ops.OpOverload) or not has_tensor(node.meta.get("val")):
         return False
+    # delegates take tensors and integers only
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return not any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in values)
 

@@ -25,7 +25,6 @@ class ReferenceBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Return the partition's plan and weights, and which instruction of the plan computes which debug handles."""
         arguments = edge_program.call_spec.in_spec.child(0).num_children
         names = tuple(f"x{index}" for index in range(arguments))
         emitted = emit_program("reference", {METHOD: LoweredMethod(METHOD, edge_program, names)})
@@ -46,9 +45,6 @@ class ReferenceBackend(BackendDetails):
 
 
 class ReferencePartitioner(Partitioner):
-    """Tags every operator that computes tensors."""
-
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag all operators, those in branches and bodies too; control flow and arithmetic on sizes stay outside."""
         reason = "the reference backend leaves control flow, assertions and arithmetic on sizes to the program"
         return claim(exported_program, DelegationSpec("reference", []), is_operation, reason)

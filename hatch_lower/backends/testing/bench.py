@@ -88,7 +88,6 @@ class Exports:
         return self._programs[case.name]
 
     def edge(self, case: Case, partitioner: Partitioner) -> ExportedProgram:
-        """Return a case in the edge dialect, with those operators whole that a partitioner wants so."""
         program = self.program(case)
         wishes = Wishes.of(program, [partitioner])
         # what somebody wants whole is decomposed for this bench only; all others share one program
@@ -111,8 +110,7 @@ class Bench:
         self._lowered: dict[str, Lowered | Exception] = {}
         self._fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
         self._count = 0
-        self.worked: dict[str, bool] = {}
-        """Name of a program to whether its first run gave what eager does."""
+        self.worked: dict[str, bool] = {}  # name of a program to whether its first run gave what eager does
         environment = {"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(folder / "cache")}
         self.store: Store = open_store(environment, lambda line: None)
 
@@ -120,7 +118,6 @@ class Bench:
         return self.backend.partitioner(dict(self.subject.options if options is None else options))
 
     def edge(self, case: Case) -> ExportedProgram:
-        """Return a case in the edge dialect, as this backend's partitioner finds it."""
         if case.name not in self._edge:
             with quiet():
                 self._edge[case.name] = self.exports.edge(case, self.partitioner())
@@ -128,15 +125,12 @@ class Bench:
 
     @property
     def lowers_together(self) -> bool:
-        """Whether the backend may compile several partitions side by side."""
         own, plain = self.backend.preprocess_many, BackendDetails.preprocess_many
         return getattr(own, "__func__", None) is not getattr(plain, "__func__", None)
 
     def prepare(self, cases: Sequence[Case]) -> None:
-        """Lower many cases in one call of the backend, which may compile them side by side.
-
-        What it makes of them is found in the cache later. Whatever goes wrong is found again, and then by its name.
-        """
+        # Lowered in one call of the backend, which may compile them side by side. What it makes of them is found in the
+        # cache later. Whatever goes wrong is found again, and then by its name.
         waiting: list[Request] = []
         for case in cases:
             try:
@@ -150,7 +144,6 @@ class Bench:
             return
 
     def lowered(self, case: Case) -> Lowered:
-        """Return a case lowered; raises again what the backend raised for it."""
         if case.name not in self._lowered:
             try:
                 self._lowered[case.name] = self.lower(self.edge(case), self.store)
@@ -166,7 +159,6 @@ class Bench:
             return lower_methods({METHOD: program}, {METHOD: self.partitioner()}, store=store)[METHOD]
 
     def requests(self, program: ExportedProgram, partitioner: Partitioner | None = None) -> list[Request]:
-        """Return what the backend is asked for a program: one request for each partition."""
         with quiet():
             tagged = tag_program(program, partitioner or self.partitioner(), True)
             plan = plan_partitions(
@@ -178,19 +170,14 @@ class Bench:
             ]
 
     def keyed(self, requests: Sequence[Request]) -> list[tuple[str, Request]]:
-        """Return the key of each request with it.
-
-        The backend's code is no part of these keys: it is that of this process, even if its files change.
-        """
+        # the backend's code is no part of these keys: it is that of this process, even if its files change
         with quiet():
             return [(self._key(request), request) for request in requests]
 
     def results(self, requests: Sequence[Request]) -> list[tuple[str, str]]:
-        """Lower partitions without a cache; return the key of each, and the digest of its result.
-
-        Partitions that a backend lowers jointly are lowered one by one: the key of one says nothing of the others.
-        """
+        """Lower partitions without a cache; return the key of each, and the digest of its result."""
         keyed = self.keyed(requests)  # before a backend may write into what it is given
+        # the key of one partition says nothing of others that the backend would lower jointly with it
         calls = [[request] for request in requests] if lowers_jointly(self.backend) else [requests]
         with quiet():
             responses = [response for call in calls for response in preprocess_all(call, None)]
@@ -219,7 +206,6 @@ class Bench:
             return save_program(LoweredProgram({METHOD: lowered.program}, {}, {}), self.folder / f"saved{self._count}")
 
     def load(self, folder: Path, kind: type[Delegate] | None = None) -> LoadedModel:
-        """Load a saved program with the backend's run half, or with `kind` in its place."""
         chosen = kind or self.subject.delegate
         given = None if chosen is None else {self.subject.backend_id: chosen}
         return load_folder(folder, delegates=given, checks_outputs=True)
@@ -235,14 +221,12 @@ def export(case: Case) -> ExportedProgram:
 
 
 def called_operators(program: ExportedProgram) -> Iterator[Any]:
-    """Yield what the nodes of a program call, those in branches and bodies too."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (node.target for node in module.graph.nodes if node.op == "call_function")
 
 
 def result_digest(result: PreprocessResult) -> str:
-    """Return the digest of all that a backend returned for a partition."""
     data = result.data_store_output
     named: Any = None
     if isinstance(data, NamedDataStoreOutput):
@@ -270,7 +254,7 @@ def result_digest(result: PreprocessResult) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nobody hear what torch says about itself while it exports."""
+    # torch warns about itself while it exports
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

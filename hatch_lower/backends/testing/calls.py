@@ -81,7 +81,6 @@ def check_delegate_refuses(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def wrong_arguments(right: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield what is wrong, and arguments that are wrong so."""
     first, rest = right[0], right[1:]
     other = torch.int64 if first.dtype.is_floating_point else torch.float32
     yield (
@@ -106,7 +105,6 @@ def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:
 
 
 def described(value: Any) -> str:
-    """Return the dtype, shape and strides of a tensor; of a number its type."""
     if not isinstance(value, Tensor):
         return "a number"
     shape, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
@@ -114,8 +112,7 @@ def described(value: Any) -> str:
 
 
 ROUNDS = 8
-LATER = 64
-"""How often a program is called one after the other: as many times as it takes to find what goes wrong at the 40th."""
+LATER = 64  # calls one after the other: as many as it takes to find what goes wrong at the 40th
 
 
 def check_later_calls(bench: Bench, cases: Sequence[Case]) -> str:

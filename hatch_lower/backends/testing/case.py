@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+# those that programs are made of
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         name: getattr(torch, name)
@@ -20,7 +21,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         )
     }
 )
-"""The dtypes that programs are made of, by name."""
 
 
 class Fault(Exception):  # noqa: N818 - it says what a backend got wrong, not what went wrong here
@@ -32,13 +32,12 @@ class NotClaimedError(Exception):
 
 
 class Data:
-    """Numbers of one program, always the same: they are drawn from a seed that its name gives."""
-
+    # always the same numbers: they are drawn from a seed that the name of the program gives
     def __init__(self, name: str) -> None:
         self._generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
     def draw(self, *shape: int, dtype: torch.dtype = torch.float32, low: float = -3, high: float = 3) -> Tensor:
-        """Return a tensor of evenly distributed numbers; unsigned ones and Booleans are as near to them as can be."""
+        # evenly distributed; unsigned numbers and Booleans are as near to that as can be
         drawn = torch.rand(shape, generator=self._generator, dtype=torch.float64) * (high - low) + low
         if dtype is torch.bool:
             return drawn > (low + high) / 2
@@ -65,12 +64,7 @@ Calls = Callable[[Data], tuple[tuple[Any, ...], ...]]
 
 
 def module(forward: Callable[..., object], /, **state: Any) -> Program:
-    """Return a module with the given `forward(self, …)`.
-
-    Args:
-        forward: the method.
-        state: attributes; a tensor whose name begins with `buffer` is registered as a buffer.
-    """
+    """Return a module with the given `forward(self, …)`; a tensor whose name begins with `buffer` becomes a buffer."""
     program: Program = type("Program", (Program,), {"forward": forward})()
     for name, value in state.items():
         if name.startswith("buffer"):
@@ -107,8 +101,6 @@ def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: Any) -> Calls:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program and how it is called."""
-
     # group and name, `operators/float32 arithmetic`
     name: str
     # returns the module, each time a new one with the same contents

@@ -49,7 +49,6 @@ def works(bench: Bench, case: Case) -> bool:
 
 
 def compare_calls(bench: Bench, case: Case, loaded: LoadedModel) -> None:
-    """Call a loaded model as the case says, and compare each result, and what became of the arguments."""
     wanted = [eager_calls(case.module(), case.arguments())]
     if bench.subject.flushes_subnormals:
         with subnormals_flushed():
@@ -80,8 +79,7 @@ def words(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module in eager mode."""
-
+    # of a module in eager mode
     # as they were before it
     arguments: tuple[Any, ...]
     # what it returned
@@ -94,7 +92,7 @@ class Call:
 
 
 def eager_calls(module: torch.nn.Module, calls: tuple[tuple[Any, ...], ...]) -> list[Call]:
-    """Call a module several times; what it keeps from one call to the next stays with it."""
+    # what the module keeps from one call to the next stays with it
     made = []
     for arguments in calls:
         given = copy.deepcopy(arguments)
@@ -106,7 +104,7 @@ def eager_calls(module: torch.nn.Module, calls: tuple[tuple[Any, ...], ...]) -> 
 
 @contextmanager
 def subnormals_flushed() -> Iterator[None]:
-    """Let torch count subnormal numbers as 0 in this thread, as an engine does whose processor is told so."""
+    # as in an engine whose processor is told so
     torch.set_flush_denormal(True)
     try:
         yield
@@ -117,13 +115,8 @@ def subnormals_flushed() -> Iterator[None]:
 def first_difference(found: Any, expected: Any, tolerance: Tolerance, *others: Any) -> str:
     """Return where and how two results differ first; empty if they agree.
 
-    Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance.
-
-    Args:
-        found: the result.
-        expected: what it should be.
-        tolerance: of floating point.
-        others: results of the same structure, with whose tensors those of the result may agree instead.
+    Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance, with `expected`
+    or with one of `others`.
     """
     given_leaves, left = pytree.tree_flatten(found)
     expected_leaves, right = pytree.tree_flatten(expected)

@@ -23,8 +23,7 @@ from hatch_lower.backends.testing.programs import all_cases
 from hatch_lower.exir.graph.canonical import structure_digest
 
 SEEDS = ("1", "2")
-LIMIT = 900
-"""Seconds after which another process is given up."""
+LIMIT = 900  # seconds after which another process is given up
 
 
 def digests_of(bench: Bench, cases: Sequence[Case]) -> dict[str, list[list[str]]]:

@@ -21,8 +21,8 @@ from hatch_lower.pipeline.environment_reads import EnvironmentReads
 NETWORK = frozenset({"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"})
 FILES = frozenset({"open", "os.listdir", "os.scandir"})
 HOMES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+# what a variable is set to that the backend's own code reads; the second if it is the first already
 VALUES = ("1", "0")
-"""What a variable is set to that the backend's own code reads; the second if it is the first already."""
 
 
 def check_environment(bench: Bench, cases: Sequence[Case]) -> str:
@@ -55,7 +55,6 @@ def refuse_other_result(bench: Bench, request: Request, known: Sequence[tuple[st
 
 
 def run_once(bench: Bench, case: Case) -> str:
-    """Load and call a program; return how its result differs from eager's."""
     loaded = bench.load(bench.save(bench.lowered(case)))
     if not bench.subject.computes:
         return ""
@@ -64,7 +63,7 @@ def run_once(bench: Bench, case: Case) -> str:
 
 
 def own_code(bench: Bench) -> Callable[[str], bool]:
-    """Return whether a source file belongs to the backend: it lies in the folder of one of its halves' modules."""
+    # a source file belongs to the backend if it lies in the folder of one of its halves' modules
     files = [sys.modules[half.__module__].__file__ or "" for half in (bench.backend, bench.delegate())]
     folders = tuple(f"{os.path.dirname(file)}{os.sep}" for file in files)
     return lambda path: path.startswith(folders)
@@ -85,7 +84,7 @@ def variables_read(is_own: Callable[[str], bool]) -> Iterator[set[str]]:
 
 @contextmanager
 def heard() -> Iterator[list[tuple[str, Any]]]:
-    """Give the audit events about files and the network of the block. The hook stays; later it does nothing."""
+    # an audit hook cannot be removed: later it does nothing
     events: list[tuple[str, Any]] = []
     active = True
 
@@ -101,7 +100,6 @@ def heard() -> Iterator[list[tuple[str, Any]]]:
 
 
 def refuse_events(events: Sequence[tuple[str, Any]], home: str) -> None:
-    """Raise `Fault` for the first event that says that the network or the home folder was used."""
     folders = [home, os.path.expanduser("~")]
     code = [*filter(None, sys.path), sys.prefix, sys.base_prefix, os.getcwd(), tempfile.gettempdir()]
     for event, argument in events:

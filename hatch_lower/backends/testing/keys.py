@@ -55,7 +55,6 @@ def refuse_other_results(bench: Bench, known: Mapping[str, str], edge: ExportedP
 
 
 def compare_changed(bench: Bench, case: Case, program: ExportedProgram, edge: ExportedProgram, target: str) -> None:
-    """Raise `Fault` if a program with a changed constant computes something else than eager with the same change."""
     arguments = case.arguments()[0]
     with quiet(), torch.no_grad():
         expected = program.module()(*arguments)
@@ -87,7 +86,6 @@ def change(tensor: Tensor) -> None:
 
 
 def to_edge_for(program: ExportedProgram, partitioner: Partitioner) -> ExportedProgram:
-    """Return a program in the edge dialect with what a partitioner wants whole."""
     with quiet():
         wishes = Wishes.of(program, [partitioner])
         return to_edge(wishes.program, keep=wishes.whole, keep_nodes=wishes.some)
@@ -114,7 +112,6 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any]) -> dict[str, Request]:
-    """Return key to request of each partition that programs have with some options."""
     partitioner = bench.partitioner(options)
     with quiet():
         programs = [bench.exports.edge(case, partitioner) for case in cases]
@@ -122,7 +119,6 @@ def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any
 
 
 def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any], keys: Set[str]) -> dict[str, str]:
-    """Return key to digest of the result of some of the partitions that programs have with some options."""
     if not keys:
         return {}
     requests = requests_with(bench, cases, options)
@@ -130,7 +126,6 @@ def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any]
 
 
 def check_unknown_option(bench: Bench, cases: Sequence[Case]) -> str:
-    """Ask for a partitioner with an option that there is not."""
     try:
         bench.partitioner({**bench.subject.options, UNKNOWN: 1})
     except BackendError:

@@ -36,9 +36,10 @@ from hatch_lower.exir.backend.registry import find_backend
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# takes the bench and the selected programs; says what it looked at, or raises `Fault` or `NotClaimedError`
 Check = Callable[[Bench, Sequence[Case]], str]
-"""Takes the bench and the selected programs; says what it looked at, or raises `Fault` or `NotClaimedError`."""
 
+# in the order of the tests
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "checks/the partitioner leaves the program as it was": check_graph_is_left,
@@ -60,10 +61,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "checks/calls from threads": check_threads,
     }
 )
-"""Name to check, in the order of the tests."""
 
-FROZEN = 20
-"""After how many programs what is there is no longer looked at for garbage, until the kit is closed."""
+FROZEN = 20  # After so many programs what is there is no longer looked at for garbage, until the kit is closed
 
 
 def trial_names(only: str | Sequence[str] = "*") -> list[str]:
@@ -83,14 +82,6 @@ def trial_names(only: str | Sequence[str] = "*") -> list[str]:
 
 
 class Kit:
-    """All programs and checks for one backend.
-
-    Args:
-        subject: the backend.
-        only: patterns of the names of programs and checks to run; checks look at these programs only.
-        exports: exported programs, to share among several kits.
-    """
-
     def __init__(self, subject: Subject, only: str | Sequence[str] = "*", exports: Exports | None = None) -> None:
         self.names = trial_names(only)
         find_backend(subject.backend_id)  # before there is a folder
@@ -105,7 +96,6 @@ class Kit:
         self._folder.cleanup()
 
     def prepare(self) -> None:
-        """Lower all programs in one call of a backend that can compile several side by side."""
         if not self._prepared and self.bench.lowers_together:
             self._prepared = True
             self.bench.prepare(list(self._cases.values()))
@@ -169,7 +159,6 @@ def backend_tests(
 
 
 def judge(kit: Kit, trial: str) -> None:
-    """Let a test pass, be skipped, or fail, as a program or check comes out."""
     try:
         print(kit.run(trial))  # `pytest -rP` shows it
     except NotClaimedError as error:

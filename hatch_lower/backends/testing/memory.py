@@ -26,10 +26,8 @@ STATUS = Path("/proc/self/status")
 DESCRIPTORS = Path("/proc/self/fd")
 CALLS = 64
 LOADS = 12
-WARM = 4
-"""How often something is done, and before that is looked at."""
-COPIES = 4
-"""How many are loaded side by side, which share what the C library keeps of freed memory."""
+WARM = 4  # how often something is done before it is measured
+COPIES = 4  # loaded side by side; they share what the C library keeps of freed memory
 
 
 def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
@@ -125,7 +123,7 @@ def refuse_unmeasured(bench: Bench) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return how much memory a call takes for a while; 0 if the system does not tell."""
+    # 0 if the system does not tell
     give_back()
     try:
         RESET.write_text("5")
@@ -137,7 +135,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def give_back() -> None:
-    """Let the C library give the system what was freed: a copy could be made there unseen."""
+    # what was freed goes back to the system: a copy could be made there unseen
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -149,7 +147,7 @@ def status_bytes(name: str) -> int:
 
 
 def own_bytes() -> int:
-    """Return how much memory of this process is in use and backed by no file."""
+    # in use, and backed by no file
     give_back()
     (line,) = (line for line in SMAPS.read_text().splitlines() if line.startswith("Anonymous:"))
     return int(line.split()[1]) * 1024

@@ -24,8 +24,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 
 SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind", "state/counted", "control flow/cond")
 STEPS = 8
-LIMIT = 2.6
-"""How much more work four times the program may be than twice, both less one: 2 is linear, 4 is quadratic."""
+LIMIT = 2.6  # how much more work four times the program may be than twice, both less one: 2 is linear, 4 is quadratic
 
 
 def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
@@ -49,7 +48,6 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def description(program: ExportedProgram) -> Any:
-    """Return all of a program that a partitioner must not change."""
     nodes = [
         (node.name, node.op, str(node.target), sorted(set(node.meta) - {DELEGATION_TAG}), node.meta.get("debug_handle"))
         for graph_module in graph_modules(program.graph_module)
@@ -77,7 +75,7 @@ def check_linear(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def long(self: Program, x: Tensor, count: int) -> Tensor:
-    """Compute what many backends take, with something in between that few do."""
+    # what many backends take, with something in between that few do
     for _ in range(count):
         x = torch.relu(x * self.scale + x) + 1
         x = torch.sin(x) @ self.weight
@@ -86,8 +84,6 @@ def long(self: Program, x: Tensor, count: int) -> Tensor:
 
 
 def steps_for(bench: Bench, count: int) -> int:
-    """Return how many steps the interpreter takes in partitioning a program of so many parts."""
-
     def make(data: Data) -> Program:
         weights = {"scale": torch.nn.Parameter(data.draw(4)), "weight": torch.nn.Parameter(data.draw(4, 4))}
         return module(lambda self, x: long(self, x, count), **weights)
@@ -102,7 +98,6 @@ def steps_for(bench: Bench, count: int) -> int:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Give the number of steps that the interpreter takes in the block in this thread."""
     steps = [0]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -140,7 +135,6 @@ def check_handles(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int]) -> None:
-    """Raise `Fault` unless the told handles are those of a partition's operations."""
     nodes: dict[int, Node] = {}
     needed: set[int] = set()
     for graph_module in graph_modules(partition.original_module.graph_module):
@@ -159,7 +153,7 @@ def compare_handles(case: Case, partition: LoweredBackendModule, told: set[int])
 
 
 def has_tensor(value: object) -> bool:
-    """Return whether an operation computes tensors; what computes sizes may be no instruction of a delegate."""
+    # what computes sizes may be no instruction of a delegate
     if isinstance(value, (list, tuple)):
         return any(map(has_tensor, value))
     return isinstance(value, Tensor)

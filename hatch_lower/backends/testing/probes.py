@@ -11,6 +11,7 @@ from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, NotClaimedError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
+# lowered several times, also in other processes
 SAMPLE = (
     "operators/fused",
     "operators/perceptron",
@@ -23,14 +24,12 @@ SAMPLE = (
     "operators/arithmetic float32",
     "control flow/cond",
 )
-"""Names of programs that are lowered several times, also in other processes."""
 
 LEAST = 3
 MOST = 6
 
 
 def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
-    """Return the programs to lower several times: those of which the backend takes something."""
     by_name = {case.name: case for case in cases}
     claimed = bench.claimed([by_name[name] for name in SAMPLE if name in by_name])
     if len(claimed) < LEAST:
@@ -45,11 +44,7 @@ def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
 
 
 def probe(bench: Bench, cases: Sequence[Case], *names: str) -> Case:
-    """Return the first program, of those named or else of the sample, of which the backend takes something.
-
-    Raises:
-        NotClaimedError: if there is none.
-    """
+    """Return the first program, of those named or else of the sample, of which the backend takes something."""
     by_name = {case.name: case for case in cases}
     claimed = bench.claimed([by_name[name] for name in names if name in by_name])
     return claimed[0] if claimed else sample(bench, cases)[0]

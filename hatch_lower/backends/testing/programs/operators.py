@@ -187,7 +187,6 @@ def conversion_to(names: Iterable[str]) -> Callable[..., object]:
 
 
 def selected(dtype: str, data: Data) -> tuple[Tensor, ...]:
-    """Draw a tensor, rows of it, and columns of each row."""
     return data.draw(3, 4, dtype=DTYPES[dtype]), data.indices(3, 2), data.indices(4, 3, 1)
 
 

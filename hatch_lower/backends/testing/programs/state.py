@@ -14,8 +14,7 @@ from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Case, Data, Program, drawn, module, plain, sizes, weighted
 
-EVERY_CONSTANT = "constants/every kind"
-"""The program in which the kit changes one constant after the other."""
+EVERY_CONSTANT = "constants/every kind"  # in this program the kit changes one constant after the other
 SIDE = 2048
 
 
@@ -26,7 +25,7 @@ def every_kind(self: Program, x: Tensor) -> object:
 
 
 def every_constant(data: Data) -> Program:
-    """Return a module with a constant of each kind; one of them is unused, and two are one tensor."""
+    # one of the constants is unused, and two are one tensor
     tied = torch.nn.Parameter(data.draw(3))
     program = module(
         every_kind,
@@ -100,12 +99,12 @@ def writing_to_part_of_input(self: Program, x: Tensor) -> object:
 
 
 def large_weight() -> Case:
-    """Return the program by which the kit sees whether weights are copied; it is no case of its own."""
+    # shows whether weights are copied; it is no case of its own
     return Case("constants/large", weighted(lambda self, x: x @ self.weight, weight=(SIDE, SIDE)), drawn((1, SIDE)))
 
 
 def large_values() -> Case:
-    """Return the program by which the kit sees whether memory is given back; it is no case of its own."""
+    # shows whether memory is given back; it is no case of its own
     square = (SIDE // 4, SIDE // 4)
     return Case("state/large values", weighted(scaled, scale=square), drawn(square))
 
