@@ -11,11 +11,10 @@ import ctypes
 import os
 import sys
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
-from hatch_lower.build.inputs.notes import Notes
+from hatch_lower.build.inputs.notes import PATHS, Notes
 
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 METADATA_READERS = ("/importlib/metadata/", "/importlib_metadata/", "/pkg_resources/")
@@ -125,8 +124,8 @@ class AuditEvents:
         if self._c_library.is_unseen(library, name):
             self._notes.doubt(f"the C library was called past the recording: {text_of(name)}")
 
-    def _on_sqlite(self, database: Any, *_: object) -> None:
-        text = os.fsdecode(database) if isinstance(database, (str, bytes)) else os.fspath(database)
+    def _on_sqlite(self, database: object, *_: object) -> None:
+        text = os.fsdecode(database) if isinstance(database, PATHS) else ""
         if text.startswith("file:"):
             text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
         if text and text != ":memory:":
@@ -136,8 +135,8 @@ class AuditEvents:
                 elif path == text:
                     self._notes.note_made(path, created=True)
 
-    def _on_exec(self, path: Any, *_: object) -> None:
-        self._notes.doubt(f"the process became another: {os.path.basename(os.fsdecode(path))}")
+    def _on_exec(self, path: object, *_: object) -> None:
+        self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")
 
     def _on_system(self, *_: object) -> None:
         self._on_start("/bin/sh")
@@ -147,9 +146,10 @@ class AuditEvents:
             self._notes.doubt("a subprocess ran: a fork of the build's process")
         self._notes.handed_on = self._notes.handed_on or not self._notes.paused
 
-    def on_fork_exec(self, arguments: Any) -> None:
+    def on_fork_exec(self, arguments: object) -> None:
         """Take notes of a process that is started without an event."""
-        self._on_start(arguments[0])
+        if isinstance(arguments, Sequence):
+            self._on_start(arguments[0])
 
     def _on_start(self, executable: object, *_: object) -> None:
         if not self._notes.paused:

@@ -68,6 +68,11 @@ def say_file(change: Change) -> str:
     return named if change.after else f"{named} is gone"
 
 
+def say_folder(change: Change, what: str) -> str:
+    path = shown(change.subject)
+    return f"{what} in {path}" if change.after else f"{path} is gone"
+
+
 def say_absent(change: Change) -> str:
     kind = change.after.partition(" ")[0]
     return f"new {kind if kind != 'other' else 'entry'} {shown(change.subject)}"
@@ -86,14 +91,6 @@ def words(look: str) -> str:
     found, link, target = look.partition(LINK)
     kind, _, size = found.partition(" ")
     return f"file of {size} bytes{link}{target}" if size else f"{kind}{link}{target}"
-
-
-def say_listing(change: Change) -> str:
-    return f"files in {shown(change.subject)}" if change.after else f"{shown(change.subject)} is gone"
-
-
-def say_importable(change: Change) -> str:
-    return f"modules in {shown(change.subject)}" if change.after else f"{shown(change.subject)} is gone"
 
 
 def say_module(change: Change) -> str:
@@ -135,33 +132,22 @@ def say_distribution(change: Change) -> str:
     return f"{change.subject} {before} → {after}"
 
 
-def say_glob(change: Change) -> str:
-    return f"files that match {change.subject}"
-
-
-def say_tool(change: Change) -> str:
-    if not change.before:
-        return f"command {change.subject} is there now"
-    return f"command {change.subject}" if change.after else f"command {change.subject} is gone"
-
-
-def say_variable(change: Change) -> str:
-    if not change.before:
-        return f"variable {change.subject} is set now"
-    return f"variable {change.subject}" if change.after else f"variable {change.subject} is no longer set"
+def say_named(change: Change, noun: str, came: str, went: str) -> str:
+    name = f"{noun} {change.subject}"
+    return f"{name} {came}" if not change.before else name if change.after else f"{name} {went}"
 
 
 TEXTS: Mapping[str, Callable[[Change], str]] = {
     "absent": say_absent,
     "distribution": say_distribution,
     "file": say_file,
-    "glob": say_glob,
-    "importable": say_importable,
-    "listing": say_listing,
+    "glob": lambda change: f"files that match {change.subject}",
+    "importable": lambda change: say_folder(change, "modules"),
+    "listing": lambda change: say_folder(change, "files"),
     "look": say_look,
     "module": say_module,
     "time": lambda change: f"the time of {shown(change.subject)}",
-    "tool": say_tool,
+    "tool": lambda change: say_named(change, "command", "is there now", "is gone"),
     "unknown": lambda change: change.subject,
-    "variable": say_variable,
+    "variable": lambda change: say_named(change, "variable", "is set now", "is no longer set"),
 }

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hatch_lower.build.inputs.log import read_log
+from hatch_lower.build.inputs.machine import libc_version
 from hatch_lower.canonical import digest_of, sha256_file
 
 SOURCE = Path(__file__).with_name("preload.c")
@@ -52,7 +53,7 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
     """Return the library for this machine, compiled and tried when it is first asked for; `None` where it cannot be."""
     # It is called by its sha256 too: a library that somebody exchanged would see what they like.
     folder = cache_folder.absolute() / "v1" / "preload"
-    library_version = gnu_library_version()
+    library_version = libc_version() if sys.platform == "linux" else ""
     compiler = find_compiler(environment)
     if not library_version or not compiler or SEPARATORS & set(str(folder)):
         return None
@@ -89,16 +90,6 @@ def is_whole(library: Path) -> bool:
         return library.name == f"{library.name.partition('-')[0]}-{sha256_file(library)}.so"
     except OSError:
         return False
-
-
-def gnu_library_version() -> str:
-    """Return the name and version of the C library if it is GNU's on Linux, else nothing."""
-    if sys.platform != "linux":
-        return ""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (OSError, ValueError):
-        return ""
 
 
 def compile_library(compiler: tuple[str, ...], target: Path, environment: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar, cast
 
 from hatch_lower.build.inputs.distributions import Distribution, find_distributions, mark_of_distribution
@@ -81,20 +82,12 @@ class Present:
 
     @remembered
     def file(self, located: str) -> str:
-        path = self.roots.find(located)
-        try:
-            return self.stats.digest(path) if path is not None else ABSENT
-        except (OSError, ValueError):
-            return ABSENT
+        return self._digest(self.roots.find(located))
 
     @remembered
     def look(self, located: str) -> str:
         """Return `file 123`, `folder` or `other`; nothing if nothing is there. Where a link leads is added to it."""
-        path = self.roots.find(located)
-        try:
-            status = os.lstat(path) if path is not None else None
-        except (OSError, ValueError):
-            status = None
+        path, status = self.roots.find(located), self._ask(located, os.lstat)
         if path is None or status is None:
             return ABSENT
         if not stat.S_ISLNK(status.st_mode):
@@ -108,11 +101,7 @@ class Present:
 
     @remembered
     def time(self, located: str) -> str:
-        path = self.roots.find(located)
-        try:
-            status = os.stat(path) if path is not None else None
-        except (OSError, ValueError):
-            status = None
+        status = self._ask(located, os.stat)
         return ABSENT if status is None else f"{status.st_mtime_ns} {status.st_ctime_ns}"
 
     @remembered
@@ -158,11 +147,7 @@ class Present:
 
     @remembered
     def tool(self, name: str) -> str:
-        path = shutil.which(name, path=self.environment.get("PATH", ""))
-        try:
-            return self.stats.digest(path) if path is not None else ABSENT
-        except OSError:
-            return ABSENT
+        return self._digest(shutil.which(name, path=self.environment.get("PATH", "")))
 
     @remembered
     def glob(self, pattern: str) -> str:
@@ -170,6 +155,19 @@ class Present:
         files = {below for match in matches for below in (match, *match.rglob("*")) if below.is_file()}
         located = {self.roots.locate(path) for path in files}
         return digest_of_names(sorted(path for path in located if path is not None))
+
+    def _digest(self, path: str | Path | None) -> str:
+        try:
+            return self.stats.digest(path) if path is not None else ABSENT
+        except (OSError, ValueError):
+            return ABSENT
+
+    def _ask(self, located: str, ask: Callable[[Path], os.stat_result]) -> os.stat_result | None:
+        path = self.roots.find(located)
+        try:
+            return ask(path) if path is not None else None
+        except (OSError, ValueError):  # a name with a zero byte
+            return None
 
     def _place(self, entry: str, path: str, owners: tuple[str, ...]) -> str:
         if entry in self._library:

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
 
 from hatch_lower.build.inputs.audit import AuditEvents
 from hatch_lower.build.inputs.log import Observed, read_log, unrecorded_programs
@@ -32,7 +31,6 @@ from hatch_lower.build.inputs.stand_ins import (
     wrap_looks,
     wrap_metadata,
     wrap_safetensors,
-    wrap_scans,
     wrap_times,
     wrap_torch,
 )
@@ -127,8 +125,7 @@ class Recorder:
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
             wrap_looks(self._exchanged, self._notes.note_look)
-        wrap_times(self._exchanged, self._notes.note_time)
-        wrap_scans(self._exchanged, self._notes.note_scan)
+        wrap_times(self._exchanged, self._notes.note_time, self._notes.note_scan)
         sys.addaudithook(self._events.hear)
 
     def stop(self) -> None:
@@ -248,7 +245,7 @@ class NotingFinder:
     def __init__(self, modules: set[str]) -> None:
         self._modules = modules
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         if "." not in name:
             self._modules.add(name)
 

@@ -19,11 +19,14 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
 
-Note = Callable[[Any], None]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Note = Callable[[object], None]
+Wrap = Callable[[Any], object]
 MODULES_WITH_SAFE_OPEN = ("safetensors", "safetensors._safetensors_rust", "safetensors.torch", "safetensors.numpy")
 # Functions of the standard library from which whoever calls them gets times: of `os.path`, and methods of `Path`
 GETTERS = frozenset({"getctime", "getmtime", "lstat", "stat"})
@@ -41,9 +44,9 @@ class Exchanged:
     __slots__ = ("_originals",)
 
     def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._originals: list[tuple[object, str, object]] = []
 
-    def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    def put(self, owner: object, name: str, wrap: Wrap) -> None:
         """Exchange an attribute for what `wrap` makes of it, if its owner has it."""
         if hasattr(owner, name):
             self._originals.append((owner, name, vars(owner).get(name)))
@@ -64,15 +67,15 @@ class NotingType(type):
     _original: type
     _note: Note
 
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+    def __call__(cls, *arguments: object, **named: object) -> object:
         for path in (*arguments[:1], *(named[name] for name in ("filename", "name") if name in named)):
             cls._note(path)
         return cls._original(*arguments, **named)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls._original)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         return getattr(cls._original, name)
 
 
@@ -81,17 +84,24 @@ def noting_class(original: type, note: Note) -> type:
     return NotingType(original.__name__, (), {**attributes, "__module__": original.__module__})
 
 
-def noting_function(original: Any, note: Note, position: int = 0) -> Any:
+def noting_function(
+    original: Callable[Arguments, Result], note: Note, position: int = 0
+) -> Callable[Arguments, Result]:
     """Return a stand-in for a function that is given a path at a position."""
 
-    def noting(*arguments: Any, **named: Any) -> Any:
+    def noting(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         for path in (*arguments[position : position + 1], *(named[name] for name in ("filename",) if name in named)):
             note(path)
         return original(*arguments, **named)
 
-    noting.__name__ = noting.__qualname__ = original.__name__
-    noting.__doc__ = original.__doc__
-    return noting
+    return called_like(noting, original)
+
+
+def called_like(stand_in: Callable[Arguments, Result], original: Callable[..., object]) -> Callable[Arguments, Result]:
+    # not `functools.wraps`: who asks for `__wrapped__` would get by the recorder
+    stand_in.__name__ = stand_in.__qualname__ = original.__name__
+    stand_in.__doc__ = original.__doc__
+    return stand_in
 
 
 def wrap_safetensors(exchanged: Exchanged, note: Note) -> None:
@@ -108,7 +118,7 @@ def wrap_safetensors(exchanged: Exchanged, note: Note) -> None:
 
 def wrap_torch(exchanged: Exchanged, note: Note) -> None:
     """Watch the readers that torch has in C++; `torch.load` maps its file with one of them."""
-    torch: Any = sys.modules["torch"]
+    torch = sys.modules["torch"]
     exchanged.put(torch, "from_file", lambda original: noting_function(original, note))
     exchanged.put(torch.UntypedStorage, "from_file", lambda original: staticmethod(noting_function(original, note)))
     exchanged.put(torch._C, "PyTorchFileReader", lambda original: noting_class(original, note))
@@ -120,7 +130,7 @@ def wrap_looks(exchanged: Exchanged, note: Note) -> None:
         exchange(exchanged, name, lambda original: noting_function(original, note))
 
 
-def exchange(exchanged: Exchanged, name: str, wrap: Callable[[Any], Any]) -> None:
+def exchange(exchanged: Exchanged, name: str, wrap: Wrap) -> None:
     """Exchange a function of `os`; what it can do, as `os.supports_fd` and its kin say, its stand-in can do."""
     original = getattr(os, name)
     exchanged.put(os, name, wrap)
@@ -136,7 +146,7 @@ def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
     exchanged.put(Distribution, "from_name", lambda original: staticmethod(noting_function(original, note)))
 
 
-def wrap_forks(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
+def wrap_forks(exchanged: Exchanged, note: Note) -> None:
     """Watch the one way in which `multiprocessing` starts processes without an audit event."""
     try:
         import _posixsubprocess
@@ -145,27 +155,26 @@ def wrap_forks(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
     exchanged.put(_posixsubprocess, "fork_exec", lambda original: noting_function(original, note))
 
 
-def wrap_times(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
+def wrap_times(exchanged: Exchanged, note: Note, note_scan: Note) -> None:
     for name in ("stat", "lstat", "fstat"):
         exchange(exchanged, name, lambda original: timing_function(original, note, asks_for_times))
+    # the entries of a scanned folder have a `stat` of their own, which raises no event
+    exchange(exchanged, "scandir", lambda original: timing_function(original, note_scan, is_called_by_others))
 
 
-def wrap_scans(exchanged: Exchanged, note: Callable[[Any], None]) -> None:
-    """Watch the calls of `os.scandir` by others than the standard library: the entries have a `stat` of their own."""
-    exchange(exchanged, "scandir", lambda original: timing_function(original, note, is_called_by_others))
-
-
-def timing_function(original: Any, note: Callable[[Any], None], counts: Callable[[FrameType], bool]) -> Any:
-    def timing(*arguments: Any, **named: Any) -> Any:
+def timing_function(
+    original: Callable[Arguments, Result], note: Note, counts: Callable[[FrameType], bool]
+) -> Callable[Arguments, Result]:
+    def timing(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if counts(sys._getframe(1)):
             path = next(iter((*arguments, *named.values())), ".")
             folder = named.get("dir_fd")
-            note(path if folder is None else os.path.join(f"/proc/self/fd/{folder}", path))
+            if folder is not None and isinstance(path, (str, bytes, os.PathLike)):
+                path = os.path.join(f"/proc/self/fd/{folder}", os.fsdecode(path))
+            note(path)
         return original(*arguments, **named)
 
-    timing.__name__ = timing.__qualname__ = original.__name__
-    timing.__doc__ = original.__doc__
-    return timing
+    return called_like(timing, original)
 
 
 def asks_for_times(frame: FrameType) -> bool:
@@ -201,18 +210,18 @@ def wrap_clocks(exchanged: Exchanged, note: Callable[[FrameType, str], None]) ->
         exchanged.put(owner, name, lambda original: noting(original, note, "random numbers of the system"))
 
 
-def noting(original: Any, note: Callable[[FrameType, str], None], what: str = "") -> Any:
+def noting(
+    original: Callable[Arguments, Result], note: Callable[[FrameType, str], None], what: str = ""
+) -> Callable[Arguments, Result]:
     """Return a stand-in that tells who calls, and what for; a clock gives the time unless it has an argument."""
 
-    def stand_in(*arguments: Any) -> Any:
+    def stand_in(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if what or not arguments:
             frame = sys._getframe(1)
             while frame.f_globals.get("__name__") in BETWEEN and frame.f_back is not None:
                 frame = frame.f_back
             note(frame, what or f"time.{original.__name__}")
-        return original(*arguments)
+        return original(*arguments, **named)
 
-    stand_in.__name__ = stand_in.__qualname__ = original.__name__
-    stand_in.__doc__ = original.__doc__
     stand_in._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo says that it cannot follow a clock
-    return stand_in
+    return called_like(stand_in, original)

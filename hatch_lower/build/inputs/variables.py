@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from hatch_lower.build.environment import fixed_variables, matches
 from hatch_lower.build.inputs.machine import CPU_INFORMATION, cpu_capability
+from hatch_lower.cache.files import temporary_beside
 from hatch_lower.canonical import read_file
 
 if TYPE_CHECKING:
@@ -56,20 +56,14 @@ def secret(folder: Path, *, keeps: bool = True) -> bytes:
     made = os.urandom(SECRET_BYTES)
     if not keeps:
         return made  # it is another one each time, so no recorded value is recognised
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(made)
-            keep(temporary, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+    with suppress(OSError), temporary_beside(path) as part:
+        part.chmod(0o600)  # also in a folder that a group shares: whoever has the key can try out values
+        part.write_bytes(made)
+        keep(part, path)
     return read_secret(path) or made
 
 
-def keep(temporary: str, path: Path) -> None:
+def keep(temporary: Path, path: Path) -> None:
     """Give a finished file its name, unless another process was first with a whole one."""
     try:
         os.link(temporary, path)  # unlike a renaming, it fails where there is one already
