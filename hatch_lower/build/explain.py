@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from hatch_lower.build.diff.forms import Form, differences, read_form
 from hatch_lower.build.diff.settings import consequences, key_changes
@@ -53,10 +53,10 @@ class ModelHistory:
     # method to what changed, as `explain_methods` says; empty for level 1
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # what was exported, as in the model's report
-    key: Mapping[str, Any] = field(default_factory=dict)  # what else the result depends on, as in the model's report
+    key: Mapping[str, object] = field(default_factory=dict)  # what else the result depends on, as in the model's report
     rows: tuple[MethodRow, ...] = ()  # its rows of the summary
     # the components of the `ManifestKey`, to tell before the next build which settings are others
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError, ProcessError, error_from_json
@@ -65,7 +65,7 @@ def read_answer(folder: Path) -> Answer | LowerError | None:
     path = folder / ANSWER
     if not path.exists():
         return None
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    value = json.loads(path.read_text(encoding="utf-8"))
     if "error" in value:
         return error_from_json(value["error"])
     answer: Answer = decode(Answer, value, "the answer")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hatch_lower.config.tables import CacheSettings
 
 VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
+Report = dict[str, Any]
 DAY = 24 * 3600.0
 
 root_option = click.option(
@@ -60,7 +61,7 @@ def info(root: Path | None, as_json: bool) -> None:
     show_report(report, as_json, info_lines)
 
 
-def info_report(store: Store, contents: Survey, limits: CacheSettings) -> dict[str, Any]:
+def info_report(store: Store, contents: Survey, limits: CacheSettings) -> Report:
     kinds: dict[str, list[Entry]] = {}
     for entry in sorted(contents.entries, key=lambda entry: entry.kind):
         kinds.setdefault(entry.kind, []).append(entry)
@@ -84,7 +85,7 @@ def info_report(store: Store, contents: Survey, limits: CacheSettings) -> dict[s
     }
 
 
-def info_lines(report: dict[str, Any]) -> Iterator[str]:
+def info_lines(report: Report) -> Iterator[str]:
     left = [
         (report["damaged"], "damaged result", "damaged results"),
         (report["unreferenced"], "blob that no result needs", "blobs that no result needs"),

@@ -13,7 +13,8 @@ from hatch_lower.cli.output import show_report, table_lines
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
 
-Report = list[dict[str, Any]]
+Row = dict[str, Any]
+Report = list[Row]
 
 
 @click.command(name="list")
@@ -26,7 +27,7 @@ def list_models(as_json: bool) -> None:
     show_report(report, as_json, list_lines)
 
 
-def distribution_report(owner: str, distribution: Distribution) -> Iterator[dict[str, Any]]:
+def distribution_report(owner: str, distribution: Distribution) -> Iterator[Row]:
     """Yield the models of a distribution; one without a name for a distribution whose models cannot be read."""
     known = {"distribution": owner, "version": read_field(distribution, "Version")}
     try:
@@ -38,7 +39,7 @@ def distribution_report(owner: str, distribution: Distribution) -> Iterator[dict
         yield {"model": name, **known, "recipes": list(recipe_reports(model))}
 
 
-def recipe_reports(model: InstalledModel) -> Iterator[dict[str, Any]]:
+def recipe_reports(model: InstalledModel) -> Iterator[Row]:
     """Yield the recipes in load order, each with why it cannot run here, or none."""
     if isinstance(model.source, EagerEntry):
         yield {"recipe": "eager", "backends": [], "reason": None}

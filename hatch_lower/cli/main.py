@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from hatch_lower import __version__
@@ -24,7 +22,7 @@ from hatch_lower.errors import LowerError
 class Commands(click.Group):
     """A group of commands that end with status 1 and one message where hatch-lower raises."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except LowerError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from hatch_lower.build.assets import asset_files, find_assets
 from hatch_lower.build.build import look_up
@@ -15,13 +15,14 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import PayloadFile
 
 PROJECT = "project/"  # recorded inputs that are the project's own begin with this
+Documents: TypeAlias = "dict[str, dict[str, dict[str, object]]]"  # package to the JSON object for it
 SHA256 = 64  # characters of a digest
 
 
 def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/eager.json`, where to import each model from, and return all files to package."""
     assets = {model: asset_files(model, paths) for model, paths in find_assets(settings).items()}
-    documents: dict[str, dict[str, Any]] = {}
+    documents: Documents = {}
     files = []
     for model in settings.models:
         document = documents.setdefault(model.package, {"models": {}})
@@ -35,7 +36,7 @@ def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
 def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
     """Write `<package>/_lowered/sources.json`, so that loading can say that programs are older than their sources."""
     settings, known = context.settings, look_up(context)
-    documents: dict[str, dict[str, Any]] = {}
+    documents: Documents = {}
     for model in settings.models:
         stored = known.get(model.name)
         if stored is not None and stored.entry is not None:  # else what the export read is not known completely
@@ -48,7 +49,7 @@ def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
     return tuple(write_documents("sources.json", documents, context.work / "sources"))
 
 
-def write_documents(name: str, documents: Mapping[str, Mapping[str, Any]], work: Path) -> Iterator[PayloadFile]:
+def write_documents(name: str, documents: Documents, work: Path) -> Iterator[PayloadFile]:
     for package, document in sorted(documents.items()):
         data = canonical_json({"schema": 1, **document})
         path = f"{folder_of(package)}/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from hatch_lower.errors import LowerError, refused_error
 if TYPE_CHECKING:
     from hatch_lower.cache.store import Store
     from hatch_lower.format.results import BuildResult, PayloadFile
-    from hatch_lower.hatch.project import Project
+    from hatch_lower.hatch.project import BuildData, Project
 
 WORK_PREFIX = "hatch-lower-build-"  # of folders that are held: nobody holds those of `hatch-lower check`, say
 
@@ -29,13 +29,11 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
     PLUGIN_NAME = "lower"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._payload: Sequence[PayloadFile] = ()
-        self._store: Store | None = None
-        self._lower_again: Callable[[], Sequence[PayloadFile]] = tuple
-        self._release: weakref.finalize[Any, Any] | None = None
-        self._unfinished: weakref.finalize[Any, Any] | None = None
+    _payload: Sequence[PayloadFile] = ()
+    _store: Store | None = None
+    _lower_again: Callable[[], Sequence[PayloadFile]] = tuple
+    _release: weakref.finalize[[Path, int | None], LowerBuildHook] | None = None
+    _unfinished: weakref.finalize[[Path, str, Mapping[str, tuple[int, int]], str], LowerBuildHook] | None = None
 
     def clean(self, versions: list[str]) -> None:
         """Remove what a killed build has left beside the wheels; nothing of ours is anywhere else in the project."""
@@ -43,7 +41,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
 
         remove_temporaries(Path(self.directory))
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: BuildData) -> None:
         """Lower the models for a wheel; for a source distribution, add the files that lowering will need."""
         self._discard()
         with self._reported():
@@ -52,7 +50,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             elif self.target_name == "wheel":
                 self._prepare(version, build_data)
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(self, version: str, build_data: BuildData, artifact_path: str) -> None:
         """Add the payload to the finished wheel."""
         if not self._payload:
             return
@@ -71,13 +69,13 @@ class LowerBuildHook(BuildHookInterface[Any]):
             finally:
                 self._discard()
 
-    def _carry_inputs(self, build_data: dict[str, Any]) -> None:
+    def _carry_inputs(self, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import input_files
 
         for path in input_files(self):
             build_data["force_include"][str(path)] = str(path.relative_to(self.root))
 
-    def _prepare(self, version: str, build_data: dict[str, Any]) -> None:
+    def _prepare(self, version: str, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import read_project
 
         project = read_project(self, build_data)
@@ -97,7 +95,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             self._discard()
             raise
 
-    def _lower(self, project: Project, work: Path, build_data: dict[str, Any], editable: bool) -> Sequence[PayloadFile]:
+    def _lower(self, project: Project, work: Path, build_data: BuildData, editable: bool) -> Sequence[PayloadFile]:
         from dataclasses import replace
 
         from hatch_lower.build.build import build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,12 @@ from hatch_lower.frozen import Frozen
 
 if TYPE_CHECKING:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+    from hatchling.builders.plugin.interface import IncludedFile
 
     from hatch_lower.format.results import PayloadFile
+
+    BuildData = dict[str, Any]  # what hatchling hands from hook to hook, and packages by in the end
+    Hook = BuildHookInterface[Any]
 
 HOOK = "lower"
 SHOWN = 5  # files that an error names
@@ -81,7 +85,7 @@ class Project(Frozen):
         ]
 
 
-def read_project(hook: BuildHookInterface[Any], build_data: dict[str, Any]) -> Project:
+def read_project(hook: Hook, build_data: BuildData) -> Project:
     """Return what hatchling knows, at the time when the hook `lower` runs."""
     config, core, root = hook.build_config, hook.metadata.core, Path(hook.root)
     with config.set_build_data(build_data):
@@ -129,7 +133,7 @@ def is_something(folder: Path, pattern: str) -> bool:
         return True
 
 
-def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
+def input_files(hook: Hook) -> list[Path]:
     """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them."""
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
@@ -159,7 +163,7 @@ def input_files(hook: BuildHookInterface[Any]) -> list[Path]:
     return sorted(files)
 
 
-def set_tag(build_data: dict[str, Any], tag: str) -> None:
+def set_tag(build_data: BuildData, tag: str) -> None:
     """Give the wheel the payload's tag, unless an earlier hook has already made it narrower."""
     platform = tag.rpartition("-")[2]
     given = build_data.get("tag", "")
@@ -173,7 +177,7 @@ def set_tag(build_data: dict[str, Any], tag: str) -> None:
         build_data["tag"] = f"{given.removesuffix('any')}{platform}"
 
 
-def distributed_files(files: Any) -> tuple[DistributedFile, ...]:
+def distributed_files(files: Iterable[IncludedFile]) -> tuple[DistributedFile, ...]:
     distributed = tuple(
         DistributedFile(Path(os.path.normpath(file.path)), file.distribution_path.replace(os.sep, "/"))
         for file in files

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hatchling.__about__ import __version__ as hatchling_version
 
@@ -19,10 +19,13 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.errors import PackageError
 from hatch_lower.format.results import SBOM_FILE, BuildResult
 
+if TYPE_CHECKING:
+    from hatch_lower.hatch.project import BuildData
+
 LIBRARY = "cyclonedx-python-lib"
 
 
-def check_hatchling(build_data: Mapping[str, Any]) -> None:
+def check_hatchling(build_data: BuildData) -> None:
     """See that this hatchling takes SBOMs, before anything is lowered."""
     if "sbom_files" not in build_data:
         raise PackageError(
@@ -33,7 +36,7 @@ def check_hatchling(build_data: Mapping[str, Any]) -> None:
         )
 
 
-def add_sbom(build_data: dict[str, Any], settings: Settings, result: BuildResult, work: Path, store: Store) -> None:
+def add_sbom(build_data: BuildData, settings: Settings, result: BuildResult, work: Path, store: Store) -> None:
     tools = {"hatchling": hatchling_version, LIBRARY: version_of(LIBRARY)}
     subject = Subject(settings, result, tools, platform.python_version(), fixed_time(os.environ))
     path = work / SBOM_FILE

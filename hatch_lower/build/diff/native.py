@@ -64,8 +64,8 @@ def parse(data: bytes) -> Library:
             sections[name] = data[start : start + sizes[name]]
         if isinstance(section, DynamicSection):
             for kind in ("needed", "runpath", "rpath", "soname"):
-                tags: Any = section.iter_tags(f"DT_{kind.upper()}")
-                frame[f"dynamic section, {kind}"] = tuple(str(getattr(tag, kind)) for tag in tags)
+                tags = (str(getattr(tag, kind)) for tag in section.iter_tags(f"DT_{kind.upper()}"))
+                frame[f"dynamic section, {kind}"] = tuple(tags)
     frame[COMPILER] = tuple(printable(sections.get(COMMENT, b"")))
     return Library(frame, sections, sizes, dict(functions_of(file, data)))
 

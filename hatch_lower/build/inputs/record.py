@@ -54,7 +54,7 @@ class RecordedInputs(Frozen):
     # why these inputs are not all of them; if there is a reason, the result is not used again without an export
     unknown: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             field.name: sorted(set(value)) if field.name in LISTS else dict(sorted(value.items()))
             for field in fields(self)
@@ -62,14 +62,14 @@ class RecordedInputs(Frozen):
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> RecordedInputs:
+    def from_json(cls, value: object) -> RecordedInputs:
         """Return what `to_json` described; another version of this package may have written it."""
         names = [field.name for field in fields(cls)]
         if not isinstance(value, dict) or sorted(value) != sorted(names):
             raise ValueError(f"recorded inputs are an object of {', '.join(names)}")
         given: dict[str, Any] = {}
         for name in names:
-            field: Any = value[name]
+            field = value[name]
             if not isinstance(field, list if name in LISTS else dict):
                 raise ValueError(f"recorded inputs have {'a list' if name in LISTS else 'an object'} as `{name}`")
             texts = [*field, *field.values()] if isinstance(field, dict) else field
