@@ -17,7 +17,7 @@ from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
-from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest
+from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest, payload_folder
 
 
 def build(context: BuildContext) -> BuildResult:
@@ -75,7 +75,7 @@ def collect_payload(settings: Settings, results: Sequence[ModelResult], work: Pa
         packages.setdefault(model.package, []).append(result)
     payload = []
     for package, members in packages.items():
-        prefix = f"{package.replace('.', '/')}/_lowered"
+        prefix = payload_folder(package)
         payload.append(write_package_manifest(settings, members, f"{prefix}/manifest.json", work))
         payload += [
             PayloadFile(f"{prefix}/{file.path}", file.source, file.size, file.sha256)

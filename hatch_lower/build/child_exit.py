@@ -39,43 +39,38 @@ class ChildExit:
 
 def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
     tail = output_tail(exited.output)
+
+    def failure(what: str, hint: str) -> ProcessError:
+        return ProcessError(what, where=exited.place, found=tail, hint=hint)
+
     if exited.timed_out:
-        return ProcessError(
+        return failure(
             f"the build process took longer than its time limit of {timeout:g} s",
-            where=exited.place,
-            found=tail,
-            hint="raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
+            "raise `timeout` in the hook's table (seconds), or look at why this stage takes so long",
         )
     answer = read_answer(exited.folder)
     if answer is not None:
         return answer
     status = exited.status
     if status == UNANSWERED:
-        return ProcessError(
+        return failure(
             "the build process could not write its answer",
-            where=exited.place,
-            found=tail,
-            hint="make room for the folder of temporary files, which `TMPDIR` names",
+            "make room for the folder of temporary files, which `TMPDIR` names",
         )
     memory = out_of_memory_error(exited.place, tail)
     said = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
-        what = "the build process was killed (SIGKILL), most likely because it ran out of memory"
-        return ProcessError(what, where=exited.place, found=tail, hint=memory.hint)
+        return failure("the build process was killed (SIGKILL), most likely because it ran out of memory", memory.hint)
     if any(words in said for words in NO_MEMORY):
         return memory
     if status < 0:
-        return ProcessError(
+        return failure(
             f"the build process crashed ({signal_name(-status)})",
-            where=exited.place,
-            found=tail,
-            hint="the last stage says which backend or operation was at work; lower the model without it to be sure",
+            "the last stage says which backend or operation was at work; lower the model without it to be sure",
         )
-    return ProcessError(
+    return failure(
         f"the build process ended with exit status {status} and no result",
-        where=exited.place,
-        found=tail,
-        hint="something in the model's code or in a backend ended the process; the stage says which was at work",
+        "something in the model's code or in a backend ended the process; the stage says which was at work",
     )
 
 

@@ -26,9 +26,10 @@ from hatch_lower.build.contents import (
     wheel_members,
 )
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import count, show, show_json, size_text, table_lines
+from hatch_lower.cli.output import count, show, show_json, size_text
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, ModelEntry, read_manifest
+from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.files import PackagedFolder, files_of, open_folder
 from hatch_lower.runtime.recorded import Recorded, record_digest
 

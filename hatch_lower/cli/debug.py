@@ -11,9 +11,10 @@ import click
 
 from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
-from hatch_lower.cli.output import page, show_json, table_lines
+from hatch_lower.cli.output import page, show_json
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
+from hatch_lower.hatch.terminal import table_lines
 
 Row = dict[str, Any]
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hatch_lower.cli.arguments import json_option, open_here
-from hatch_lower.cli.output import count, show_report, table_lines
+from hatch_lower.cli.output import count, show_report
 from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:
     from hatch_lower.build.explain import BuildHistory, ModelHistory

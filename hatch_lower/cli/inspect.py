@@ -12,11 +12,12 @@ import click
 
 from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import count, show_report, show_text, size_text, table_lines
+from hatch_lower.cli.output import count, show_report, show_text, size_text
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
+from hatch_lower.hatch.terminal import table_lines
 
 Report = dict[str, Any]
 

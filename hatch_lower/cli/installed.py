@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from hatch_lower.cli.arguments import json_option
-from hatch_lower.cli.output import show_report, table_lines
+from hatch_lower.cli.output import show_report
 from hatch_lower.errors import ProgramError
+from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
 
 Row = dict[str, Any]

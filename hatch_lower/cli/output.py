@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import click
@@ -54,16 +54,6 @@ def page(lines: Iterable[str]) -> None:
         click.echo_via_pager("\n".join(listed))
     else:
         click.echo("\n".join(listed))
-
-
-def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
-    """Yield rows of cells as lines with aligned columns; those numbered in `right` are aligned to the right."""
-    # columns that only have a heading are left out
-    kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])] if len(rows) > 1 else []
-    widths = {at: max(len(row[at]) for row in rows) for at in kept}
-    for row in rows:
-        cells = (row[at].rjust(widths[at]) if at in right else row[at].ljust(widths[at]) for at in kept)
-        yield (" " * indent + "  ".join(cells)).rstrip()
 
 
 def size_text(size: int) -> str:

@@ -27,6 +27,10 @@ class PayloadFile(Frozen):
     sha256: str
 
 
+def payload_folder(package: str) -> str:
+    return f"{package.replace('.', '/')}/_lowered"
+
+
 class MethodRow(Frozen):
     """A row of the summary table: what became of one method of one recipe."""
 

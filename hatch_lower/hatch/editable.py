@@ -12,7 +12,7 @@ from hatch_lower.build.build import look_up
 from hatch_lower.build.context import BuildContext
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.config.settings import Settings
-from hatch_lower.format.results import PayloadFile
+from hatch_lower.format.results import PayloadFile, payload_folder
 
 PROJECT = "project/"  # recorded inputs that are the project's own begin with this
 Documents: TypeAlias = "dict[str, dict[str, dict[str, object]]]"  # package to the JSON object for it
@@ -29,7 +29,7 @@ def write_eager(settings: Settings, work: Path) -> tuple[PayloadFile, ...]:
         document["models"][model.name] = model.export
         if own := assets[model.name]:
             document.setdefault("assets", {})[model.name] = {name: file.path for name, file in own.items()}
-        files += [replace(file, path=f"{folder_of(model.package)}/{file.path}") for file in own.values()]
+        files += [replace(file, path=f"{payload_folder(model.package)}/{file.path}") for file in own.values()]
     return (*files, *write_documents("eager.json", documents, work))
 
 
@@ -52,12 +52,8 @@ def write_sources(context: BuildContext) -> tuple[PayloadFile, ...]:
 def write_documents(name: str, documents: Documents, work: Path) -> Iterator[PayloadFile]:
     for package, document in sorted(documents.items()):
         data = canonical_json({"schema": 1, **document})
-        path = f"{folder_of(package)}/{name}"
+        path = f"{payload_folder(package)}/{name}"
         source = work / path
         source.parent.mkdir(parents=True)
         source.write_bytes(data)
         yield PayloadFile(path, source, len(data), sha256_bytes(data))
-
-
-def folder_of(package: str) -> str:
-    return f"{package.replace('.', '/')}/_lowered"

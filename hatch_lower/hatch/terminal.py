@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hatch_lower.format.results import MethodRow
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
-TEXT_COLUMNS = frozenset({0, 1, 2, 8})
+NUMBERS = range(3, 8)  # columns
 # What is said of a method for which nothing was exported, or nothing lowered
 LEVELS = {1: "unchanged", 2: "same graph"}
 
@@ -33,16 +33,17 @@ def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
     """Return the table of what was lowered, with aligned columns, and below it why; nothing for no rows."""
     if not rows:
         return []
-    table = [HEADINGS, *(cells_of(row) for row in rows)]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i in TEXT_COLUMNS else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in table
-    ]
-    return [*lines, *note_lines(rows)]
+    return [*table_lines([HEADINGS, *map(cells_of, rows)], right=NUMBERS), *note_lines(rows)]
+
+
+def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
+    """Yield rows of cells as lines with aligned columns; those numbered in `right` are aligned to the right."""
+    # columns that only have a heading are left out
+    kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])] if len(rows) > 1 else []
+    widths = {at: max(len(row[at]) for row in rows) for at in kept}
+    for row in rows:
+        cells = (row[at].rjust(widths[at]) if at in right else row[at].ljust(widths[at]) for at in kept)
+        yield (" " * indent + "  ".join(cells)).rstrip()
 
 
 def note_lines(rows: Sequence[MethodRow]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from hatch_lower import __version__
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
 from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_rows
-from hatch_lower.cli.output import count, page, size_text, table_lines
+from hatch_lower.cli.output import count, page, size_text
 from hatch_lower.config.schema import reference_markdown, schema_text
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
@@ -26,6 +26,7 @@ from hatch_lower.format.inputs import Symbol, TensorInput
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
+from hatch_lower.hatch.terminal import table_lines
 
 IMAGE = TensorInput("float32", ("s0", 8), (8, 1))
 PARAMETERS = (Parameter("image", "positional", Leaf()),)

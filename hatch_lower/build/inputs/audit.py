@@ -40,7 +40,7 @@ class AuditEvents:
             "os.remove": self._on_remove,
             "os.rename": self._on_rename,
             "os.link": self._on_link,
-            "import": self._on_import,
+            "import": lambda name, *_: notes.modules.add(name.partition(".")[0]),
             "ctypes.dlopen": self._on_dlopen,
             "ctypes.dlsym": self._on_dlsym,
             "ctypes.dlsym/handle": self._on_dlsym,
@@ -48,7 +48,7 @@ class AuditEvents:
             "subprocess.Popen": self._on_start,
             "os.posix_spawn": self._on_start,
             "os.exec": self._on_exec,
-            "os.system": self._on_system,
+            "os.system": lambda *_: self._on_start("/bin/sh"),
             "os.fork": self._on_fork,
             "os.forkpty": self._on_fork,
             "socket.bind": self._on_bind,
@@ -57,7 +57,7 @@ class AuditEvents:
             "socket.getaddrinfo": self._on_host,
             "socket.gethostbyname": self._on_host,
             "socket.gethostbyaddr": self._on_host,
-            "socket.gethostname": self._on_gethostname,
+            "socket.gethostname": lambda *_: notes.doubt("the machine's name was asked for"),
             "urllib.Request": self._on_request,
         }
 
@@ -113,9 +113,6 @@ class AuditEvents:
             self._notes.note_made(target)
             self._notes.note_link(source)
 
-    def _on_import(self, name: str, *_: object) -> None:
-        self._notes.modules.add(name.partition(".")[0])
-
     def _on_dlopen(self, name: object, *_: object) -> None:
         if "/" in text_of(name):  # others are found in the list of mapped libraries
             self._notes.note_read(name)
@@ -137,9 +134,6 @@ class AuditEvents:
 
     def _on_exec(self, path: object, *_: object) -> None:
         self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")
-
-    def _on_system(self, *_: object) -> None:
-        self._on_start("/bin/sh")
 
     def _on_fork(self, *_: object) -> None:
         if self._notes.log is None:
@@ -173,9 +167,6 @@ class AuditEvents:
 
     def _on_host(self, host: object, *_: object) -> None:
         self._notes.doubt(f"the network was used: {text_of(host)}")
-
-    def _on_gethostname(self, *_: object) -> None:
-        self._notes.doubt("the machine's name was asked for")
 
     def _on_request(self, url: object, *_: object) -> None:
         parts = urllib.parse.urlsplit(text_of(url))

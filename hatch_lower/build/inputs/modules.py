@@ -7,7 +7,6 @@ no input, a module that hides another is.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -101,14 +100,7 @@ def importable_kinds(path: str, listing: Listing, *, namespaces: bool) -> list[s
 
 
 def is_package(path: str) -> bool:
-    return any(is_file(f"{path}/{name}") for name in INITIAL)
-
-
-def is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+    return any(os.path.isfile(f"{path}/{name}") for name in INITIAL)
 
 
 def is_built_in(name: str) -> bool:

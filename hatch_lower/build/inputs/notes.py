@@ -112,16 +112,15 @@ class Notes:
             return 0
 
     def note_read(self, path: object) -> None:
-        text = "" if self.paused else self.absolute(path)
-        if text and text not in self.made:
-            self.read.setdefault(text)
-            self._note_state(text)
+        self._note(path, self.read)
 
     def note_look(self, path: object) -> None:
+        self._note(path, self.looked)
+
+    def _note(self, path: object, place: dict[str, None]) -> None:
         text = "" if self.paused else self.absolute(path)
         if text and text not in self.made:
-            self.looked.setdefault(text)
-            self._note_state(text)
+            self.note_list(text, place)
 
     def note_list(self, path: str, place: dict[str, None]) -> None:
         place.setdefault(path)

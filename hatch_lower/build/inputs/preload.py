@@ -21,7 +21,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hatch_lower.build.inputs.log import read_log
@@ -65,7 +65,8 @@ def built_library(cache_folder: Path, environment: Mapping[str, str] = os.enviro
                 new_folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # which is not the mode of those above it
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
                 made = Path(temporary, "preload.so")
-                compile_library(compiler, made, environment)
+                command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ldl"]
+                run(command, {**environment, "TMPDIR": temporary})
                 try_library(made, environment)
                 made.chmod(0o700)
                 path = folder / f"{name}-{sha256_file(made)}.so"
@@ -92,28 +93,22 @@ def is_whole(library: Path) -> bool:
         return False
 
 
-def compile_library(compiler: tuple[str, ...], target: Path, environment: Mapping[str, str]) -> None:
+def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
     subprocess.run(
-        [*compiler, *FLAGS, "-o", str(target), str(SOURCE), "-ldl"],
+        command,
         check=True,
         capture_output=True,
         stdin=subprocess.DEVNULL,
         timeout=SECONDS_TO_COMPILE,
-        env={**environment, "TMPDIR": str(target.parent)},
+        env=environment,
     )
 
 
 def try_library(library: Path, environment: Mapping[str, str]) -> None:
     """Start an interpreter with the library; raise `ValueError` if it did not see what it should."""
     log = library.with_suffix(".log")
-    subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"open({str(SOURCE)!r}).close()"],
-        check=True,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=SECONDS_TO_COMPILE,
-        env={**environment, **preload_environment(library, log, environment)},
-    )
+    command = [sys.executable, "-I", "-S", "-c", f"open({str(SOURCE)!r}).close()"]
+    run(command, {**environment, **preload_environment(library, log, environment)})
     observed = read_log(log)
     if observed.incomplete or str(SOURCE) not in observed.opened:
         raise ValueError("the preloaded library does not see what is opened")

@@ -33,7 +33,7 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.config.tables import Card, Dataset
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
-from hatch_lower.format.results import ModelResult, PayloadFile
+from hatch_lower.format.results import ModelResult, PayloadFile, payload_folder
 from hatch_lower.format.tree import tree_text
 
 PREFIX = "hatch-lower"
@@ -50,7 +50,7 @@ def document_text(subject: Subject) -> str:
     needed: dict[str, Component] = {}
     parts = []
     for settings, result in zip(subject.settings.models, subject.result.models, strict=True):
-        folder = folder_of(settings)
+        folder = payload_folder(settings.package)
         own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
         plan = first_plan(result.entry, own)
         model = model_component(subject, settings, result, own, plan)
@@ -210,10 +210,6 @@ def requirement_component(text: str) -> Component:
 
 
 # smaller parts
-
-
-def folder_of(settings: ModelSettings) -> str:
-    return f"{settings.package.replace('.', '/')}/_lowered"
 
 
 def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Plan:
