@@ -58,10 +58,10 @@ def answer_of(exited: ChildExit, timeout: float) -> Answer | LowerError:
             "make room for the folder of temporary files, which `TMPDIR` names",
         )
     memory = out_of_memory_error(exited.place, tail)
-    said = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
+    output = "\n".join(exited.output[-SEARCHED_LINES:]).lower()
     if status == -signal.SIGKILL:
         return failure("the build process was killed (SIGKILL), most likely because it ran out of memory", memory.hint)
-    if any(words in said for words in NO_MEMORY):
+    if any(words in output for words in NO_MEMORY):
         return memory
     if status < 0:
         return failure(

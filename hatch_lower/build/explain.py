@@ -94,8 +94,8 @@ def explain_methods(
 
 def method_changes(before: MethodRecord, after: MethodRecord, read_blob: ReadBlob) -> list[str]:
     lines: list[str] = []
-    told = (before.graph, before.names) != (after.graph, after.names)
-    old, new = (read_stored(method.form, read_blob) if told else None for method in (before, after))
+    differs = (before.graph, before.names) != (after.graph, after.names)
+    old, new = (read_stored(method.form, read_blob) if differs else None for method in (before, after))
     if before.graph != after.graph:
         lines += (differences(old, new) if old and new else []) or ["the exported graph"]
     changed = [name for name, digest in after.state.items() if before.state.get(name, digest) != digest]

@@ -192,7 +192,7 @@ def add_entry(
     def add(known: Any) -> tuple[Any, tuple[str, ...]]:
         value = store.fetch(digest) if elsewhere else known
         older = value["entries"] if readable_entries(value) else []
-        others = [each for each in older if each["inputs"] != entry["inputs"]]
+        others = [other for other in older if other["inputs"] != entry["inputs"]]
         return {"entries": [entry, *others][:MOST_ENTRIES]}, ()
 
     store.update(digest, components, add, shared=elsewhere)

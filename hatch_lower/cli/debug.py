@@ -126,15 +126,15 @@ def folded(entries: Iterable[tuple[str, list[dict[str, str]]]]) -> Iterator[tupl
 
 def origin_cells(label: str, listed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each origin, one for equal ones that follow each other; only the first has the label."""
-    for each, group in itertools.groupby(listed):
+    for origin, group in itertools.groupby(listed):
         count = len(list(group))
-        yield label, each["op"] + (f" ({count} times)" if count > 1 else ""), each["module"], each["source"]
+        yield label, origin["op"] + (f" ({count} times)" if count > 1 else ""), origin["module"], origin["source"]
         label = ""
 
 
 def origins(debug: MethodDebug, handles: Sequence[int]) -> list[dict[str, str]]:
-    found = [debug.handles.get(handle, Origin("unknown")) for handle in handles]
-    return [{"op": origin.op, "module": origin.module, "source": origin.source} for origin in found]
+    known = [debug.handles.get(handle, Origin("unknown")) for handle in handles]
+    return [{"op": origin.op, "module": origin.module, "source": origin.source} for origin in known]
 
 
 def computing_order(entry: tuple[str, Sequence[int]]) -> tuple[int, list[tuple[int, str]]]:

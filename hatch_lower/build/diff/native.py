@@ -108,9 +108,9 @@ def compare_libraries(member: str, first: Library, second: Library, places: Mapp
 
 def compare_frames(member: str, first: Library, second: Library, places: Mapping[str, str]) -> Iterator[Difference]:
     for place in sorted(first.frame.keys() | second.frame.keys()):
-        one, other = (side.frame.get(place, ()) for side in (first, second))
-        if one != other:
-            left, right = (", ".join(texts) or NOTHING for texts in (list_only(one, other), list_only(other, one)))
+        ours, theirs = (side.frame.get(place, ()) for side in (first, second))
+        if ours != theirs:
+            left, right = (", ".join(texts) or NOTHING for texts in (list_only(ours, theirs), list_only(theirs, ours)))
             reason = ORDER_OF_LINKING if left == right else FRAME_REASONS.get(place, "")
             reason = reason or reason_for_texts(left, right, places) or OTHER_LIBRARIES
             yield Difference(member, place, shortened(left), shortened(right), reason)
@@ -121,10 +121,10 @@ def compare_data(member: str, first: Library, second: Library, places: Mapping[s
     for name in sorted(first.sections.keys() & second.sections.keys()):
         if first.sections[name] == second.sections[name] or name.startswith((".text", COMMENT)):
             continue
-        one, other = (printable(side.sections[name]) for side in (first, second))
-        pairs = zip(list_only(one, other), list_only(other, one), strict=False)
-        told = [(*pair, reason) for pair in pairs if (reason := reason_for_texts(*pair, places))]
-        for left, right, reason in told[:TEXTS]:
+        ours, theirs = (printable(side.sections[name]) for side in (first, second))
+        pairs = zip(list_only(ours, theirs), list_only(theirs, ours), strict=False)
+        reasons = [(*pair, reason) for pair in pairs if (reason := reason_for_texts(*pair, places))]
+        for left, right, reason in reasons[:TEXTS]:
             yield Difference(member, f"text in {name}", shortened(left), shortened(right), reason)
 
 
@@ -138,14 +138,14 @@ def compare_functions(first: Library, second: Library) -> list[tuple[str, str, s
     resized: list[tuple[str, str, str]] = []
     moved: list[tuple[str, str, str]] = []
     for name in sorted(first.functions.keys() | second.functions.keys()):
-        one, other = first.functions.get(name), second.functions.get(name)
+        ours, theirs = first.functions.get(name), second.functions.get(name)
         place = f"function {shortened(name)}"
-        if one is None or other is None or len(one) != len(other):
-            left, right = (NOTHING if code is None else f"{len(code)} bytes" for code in (one, other))
+        if ours is None or theirs is None or len(ours) != len(theirs):
+            left, right = (NOTHING if code is None else f"{len(code)} bytes" for code in (ours, theirs))
             resized.append((place, left, right))
-        elif one != other:
-            at = first_difference(one, other)
-            left, right = (f"at +{at}: {code[at : at + 8].hex(' ')}" for code in (one, other))
+        elif ours != theirs:
+            at = first_difference(ours, theirs)
+            left, right = (f"at +{at}: {code[at : at + 8].hex(' ')}" for code in (ours, theirs))
             moved.append((place, left, right))
     # what lies behind a function of another size is at another address, so the others differ by addresses alone
     return resized or moved

@@ -51,8 +51,8 @@ def digests_of(first: Wheel, second: Wheel, name: str, counterpart: str) -> dict
     """Return the digests that two documents, or two delegates that begin with one, have at the same places."""
     if first.digests[name] == second.digests[counterpart]:
         return {}
-    one, other = (DIGEST.findall(head_of(wheel, member)) for wheel, member in ((first, name), (second, counterpart)))
-    pairs = zip(one[::-1], other[::-1], strict=False)  # of a digest that is there twice the first place counts
+    ours, theirs = (DIGEST.findall(head_of(wheel, member)) for wheel, member in ((first, name), (second, counterpart)))
+    pairs = zip(ours[::-1], theirs[::-1], strict=False)  # of a digest that is there twice the first place counts
     return {left.decode(): right.decode() for left, right in pairs if left != right}
 
 

@@ -62,12 +62,12 @@ def reason_for_lines(member: str, removed: list[str], added: list[str], known: K
 
 
 def compare_bytes(member: str, first: memoryview, second: memoryview, known: Known) -> Difference:
-    start, one, other = next(pieces(first, second))
-    at = first_difference(one, other)
+    start, ours, theirs = next(pieces(first, second))
+    at = first_difference(ours, theirs)
     before = max(at - CONTEXT, 0)
-    left, right = (" ".join(printable(piece[before : at + CONTEXT])) for piece in (one, other))
+    left, right = (" ".join(printable(piece[before : at + CONTEXT])) for piece in (ours, theirs))
     sizes = "" if len(first) == len(second) else f"; {len(first)} and {len(second)} bytes in all"
-    shown = [piece[at : at + 16].hex(" ") or "(the end)" for piece in (one, other)]
+    shown = [piece[at : at + 16].hex(" ") or "(the end)" for piece in (ours, theirs)]
     reason = reason_for_texts(left, right, known.places) if left != right else ""
     return Difference(member, f"byte {start + at}{sizes}", shown[0], shown[1], reason)
 
@@ -78,7 +78,7 @@ def first_difference(first: bytes, second: bytes) -> int:
 
 
 def printable(data: bytes) -> list[str]:
-    return [found.decode() for found in PRINTABLE.findall(data)]
+    return [text.decode() for text in PRINTABLE.findall(data)]
 
 
 def pieces(first: memoryview, second: memoryview) -> Iterator[tuple[int, bytes, bytes]]:

@@ -104,11 +104,11 @@ def explained_by_others(differences: list[Difference]) -> list[Difference]:
     own = [difference for difference in differences if difference.place != SERIAL] or differences
     programs = any(is_program(difference.member) for difference in own)
     isa = next((difference.reason for difference in own if difference.place.endswith("/target/isa")), "")
-    told = []
+    explained = []
     for difference in own:
         reason = FOLLOWS if programs and difference.member.endswith(CHECK_FILE) else difference.reason
-        told.append(replace(difference, reason=isa if isa and reason == CODE else reason))
-    return told
+        explained.append(replace(difference, reason=isa if isa and reason == CODE else reason))
+    return explained
 
 
 def is_program(member: str) -> bool:

@@ -199,14 +199,16 @@ class CLibrary:
 
     def is_unseen(self, library: object, name: object) -> bool:
         """Return whether calls of what was asked for leave no note, though they may read something."""
-        asked = name.encode() if isinstance(name, str) else name
+        symbol = name.encode() if isinstance(name, str) else name
         handle = library if isinstance(library, int) else getattr(library, "_handle", None)
-        if not isinstance(asked, bytes) or not handle or asked.startswith((b"Py", b"_Py")):
+        if not isinstance(symbol, bytes) or not handle or symbol.startswith((b"Py", b"_Py")):
             return False
-        found, own = self._find(handle, asked), self._find(self._own, asked)
-        if found is None or found != own:
+        address, own_address = self._find(handle, symbol), self._find(self._own, symbol)
+        if address is None or address != own_address:
             return False
-        return not self._preloaded or asked.decode() in NEVER_SEEN or self._find(self._everything, asked) != own
+        return (
+            not self._preloaded or symbol.decode() in NEVER_SEEN or self._find(self._everything, symbol) != own_address
+        )
 
 
 def handle_of(name: str | None) -> int:

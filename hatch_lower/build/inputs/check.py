@@ -88,8 +88,8 @@ def say_look(change: Change) -> str:
 
 def words(look: str) -> str:
     """Return `file of 123 bytes` for `file 123`."""
-    found, link, target = look.partition(LINK)
-    kind, _, size = found.partition(" ")
+    here, link, target = look.partition(LINK)
+    kind, _, size = here.partition(" ")
     return f"file of {size} bytes{link}{target}" if size else f"{kind}{link}{target}"
 
 

@@ -183,14 +183,14 @@ class Collector:
                     self.absent.add(located)
             else:
                 self.looks[located] = state
-                asked = (os.lstat, os.stat) if state.startswith("file ") else () if state == "folder" else (os.lstat,)
-                if any(self.is_young(ask(path)) for ask in asked):
+                asking = (os.lstat, os.stat) if state.startswith("file ") else () if state == "folder" else (os.lstat,)
+                if any(self.is_young(ask(path)) for ask in asking):
                     self.doubt(located)
 
-    def was_another(self, path: str, found: str) -> bool:
-        """Return whether something else was at a path when it was looked at; `found` is what is there now."""
+    def was_another(self, path: str, look: str) -> bool:
+        """Return whether something else was at a path when it was looked at; `look` is what is there now."""
         states = (State.read(text).kind() if text else ABSENT for text in self.observations.states.get(path, ()))
-        return any(seen != "other" and seen != found.partition(LINK)[0] for seen in states)
+        return any(kind != "other" and kind != look.partition(LINK)[0] for kind in states)
 
     def add_times(self) -> None:
         for path in self.observations.timed:
@@ -290,17 +290,17 @@ class Collector:
             before = before._replace(changed=after.changed)
         return before == after
 
-    def was_exchanged(self, folder: str, found: os.stat_result) -> bool:
+    def was_exchanged(self, folder: str, status: os.stat_result) -> bool:
         """Return whether another folder was at a path when it was listed."""
         states = [State.read(text) for text in self.observations.states.get(folder, ()) if text]
-        return any(stat.S_ISDIR(state.mode) and state[:2] != (found.st_dev, found.st_ino) for state in states)
+        return any(stat.S_ISDIR(state.mode) and state[:2] != (status.st_dev, status.st_ino) for state in states)
 
-    def is_young(self, found: os.stat_result) -> bool:
+    def is_young(self, status: os.stat_result) -> bool:
         # Anyone can set the time of modification: one in the future says nothing. Nobody can set that of change.
         now = time.time_ns()
-        times = [(found.st_mtime_ns, now)]
-        if (found.st_dev, found.st_ino) not in self.observations.linked:
-            times.append((found.st_ctime_ns, sys.maxsize))
+        times = [(status.st_mtime_ns, now)]
+        if (status.st_dev, status.st_ino) not in self.observations.linked:
+            times.append((status.st_ctime_ns, sys.maxsize))
         return any(
             moment + (COARSE_GRAIN_NS if moment % SECOND_NS == 0 else GRAIN_NS) >= self.began_ns and moment <= latest
             for moment, latest in times

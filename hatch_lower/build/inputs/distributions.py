@@ -31,13 +31,13 @@ class Distribution(NamedTuple):
 
 def find_distributions(listings: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Distribution]:
     """Return the installed distributions by normalised name; the first on the search path wins."""
-    found: dict[str, Distribution] = {}
+    installed: dict[str, Distribution] = {}
     for entry, names in listings:
         for name in sorted(names):
             distribution = distribution_in(entry, name)
             if distribution is not None:
-                found.setdefault(distribution.name, distribution)
-    return found
+                installed.setdefault(distribution.name, distribution)
+    return installed
 
 
 def distribution_in(entry: str, name: str) -> Distribution | None:
@@ -108,8 +108,8 @@ class Owners:
 
     def below(self, folder: str) -> frozenset[str]:
         self._load()
-        found = (self._folders.get(spelling, ()) for spelling in self._spelled(folder))
-        return frozenset(name for names in found for name in names)
+        owners = (self._folders.get(spelling, ()) for spelling in self._spelled(folder))
+        return frozenset(name for names in owners for name in names)
 
     def _load(self) -> Mapping[str, str]:
         if self._files is None:

@@ -116,7 +116,7 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
         incomplete=tuple(dict.fromkeys([*reasons, *kinds["I"]])),
         timed=tuple(kinds["T"]),
         linked=tuple(linked),
-        states={path: tuple(found) for path, found in states.items()},
+        states={path: tuple(texts) for path, texts in states.items()},
     )
 
 

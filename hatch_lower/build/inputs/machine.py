@@ -47,10 +47,8 @@ def cpu_capability(path: Path) -> str:
     for row in first_processor(path).splitlines():
         name, _, value = row.partition(b":")
         if name.strip() in FLAG_ROWS:
-            wanted = X86_SETS if name.strip() == b"flags" else ARM_SETS
-            return " ".join(
-                sorted(flag for flag in value.decode("ascii", "replace").split() if flag.startswith(wanted))
-            )
+            sets = X86_SETS if name.strip() == b"flags" else ARM_SETS
+            return " ".join(sorted(flag for flag in value.decode("ascii", "replace").split() if flag.startswith(sets)))
     return ""
 
 
@@ -76,12 +74,12 @@ def own_digest(stats: StatCache, package: Path = PACKAGE) -> str:
 
 
 def code_of(package: Path, stats: StatCache) -> dict[str, str]:
-    found = {}
+    digests = {}
     top = f"{package}/"
     for folder, folders, names in os.walk(package):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             if name.endswith(CODE) and not name.startswith("."):
                 path = f"{folder}/{name}"
-                found[path[len(top) :]] = stats.digest(path)
-    return found
+                digests[path[len(top) :]] = stats.digest(path)
+    return digests

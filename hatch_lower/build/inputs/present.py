@@ -77,7 +77,7 @@ class Present:
     def distributions(self) -> Mapping[str, Distribution]:
         if self._distributions is None:
             listings = ((entry, self._list(entry)) for entry in self._entries)
-            self._distributions = find_distributions((entry, found.names) for entry, found in listings if found)
+            self._distributions = find_distributions((entry, listing.names) for entry, listing in listings if listing)
         return self._distributions
 
     @remembered

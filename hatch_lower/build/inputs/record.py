@@ -67,7 +67,7 @@ class RecordedInputs(Frozen):
         names = [field.name for field in fields(cls)]
         if not isinstance(value, dict) or sorted(value) != sorted(names):
             raise ValueError(f"recorded inputs are an object of {', '.join(names)}")
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in names:
             field = value[name]
             if not isinstance(field, list if name in LISTS else dict):
@@ -75,8 +75,8 @@ class RecordedInputs(Frozen):
             texts = [*field, *field.values()] if isinstance(field, dict) else field
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"recorded inputs hold only texts as `{name}`")
-            given[name] = tuple(field) if name in LISTS else field
-        return cls(**given)
+            values[name] = tuple(field) if name in LISTS else field
+        return cls(**values)
 
 
 def shareable(

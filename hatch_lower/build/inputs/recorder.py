@@ -259,7 +259,7 @@ def entries_of(folders: set[str]) -> list[str]:
 
 
 def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
-    states = {path: tuple(found) for path, found in notes.states.items()}
+    states = {path: tuple(texts) for path, texts in notes.states.items()}
     states.update(log.states)
     states.update({path: (*states.get(path, ()), "") for path in log.missing})
     return states

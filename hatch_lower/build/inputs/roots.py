@@ -77,8 +77,8 @@ class Roots:
         if kind == "project":
             return f"project/{rest}" if rest else "project"
         if kind == "site" and rest:
-            found = self.find(f"site/{rest}")
-            if found is None or str(found) == text or os.path.realpath(found) == os.path.realpath(text):
+            place = self.find(f"site/{rest}")
+            if place is None or str(place) == text or os.path.realpath(place) == os.path.realpath(text):
                 return f"site/{rest}"
         for home in self._home:
             if f"{text}/".startswith(f"{home}/"):

@@ -50,17 +50,17 @@ def is_credential(name: str) -> bool:
 def secret(folder: Path, *, keeps: bool = True) -> bytes:
     """Return this cache's random key, made when it is first asked for; all processes get the same."""
     path = folder / "secret"
-    found = read_secret(path)
-    if found is not None:
-        return found
-    made = os.urandom(SECRET_BYTES)
+    known = read_secret(path)
+    if known is not None:
+        return known
+    fresh = os.urandom(SECRET_BYTES)
     if not keeps:
-        return made  # it is another one each time, so no recorded value is recognised
+        return fresh  # it is another one each time, so no recorded value is recognised
     with suppress(OSError), temporary_beside(path) as part:
         part.chmod(0o600)  # also in a folder that a group shares: whoever has the key can try out values
-        part.write_bytes(made)
+        part.write_bytes(fresh)
         keep(part, path)
-    return read_secret(path) or made
+    return read_secret(path) or fresh
 
 
 def keep(temporary: Path, path: Path) -> None:
@@ -74,9 +74,9 @@ def keep(temporary: Path, path: Path) -> None:
 
 def read_secret(path: Path) -> bytes | None:
     with suppress(OSError):
-        found = read_file(path)
-        if len(found) == SECRET_BYTES:
-            return found
+        data = read_file(path)
+        if len(data) == SECRET_BYTES:
+            return data
     return None
 
 
@@ -97,8 +97,8 @@ def variables_of(observations: Observations) -> frozenset[str]:
 def new_variables(recorded: Iterable[str], environment: Mapping[str, str]) -> frozenset[str]:
     """Return the variables of an environment that match a recorded glob and are not recorded themselves."""
     globs = [name for name in recorded if "*" in name]
-    found = {name for name in environment.keys() - set(recorded) if matches(name, globs) and not matches(name, PLACES)}
-    return frozenset(found - known_variables(found, environment)) if found else frozenset()
+    names = {name for name in environment.keys() - set(recorded) if matches(name, globs) and not matches(name, PLACES)}
+    return frozenset(names - known_variables(names, environment)) if names else frozenset()
 
 
 def known_variables(names: Iterable[str], environment: Mapping[str, str]) -> set[str]:
