@@ -74,13 +74,9 @@ def asset_files(model: str, assets: Mapping[str, Path]) -> dict[str, PayloadFile
     }
 
 
-def asset_entries(files: Mapping[str, PayloadFile]) -> dict[str, object]:
-    return {name: {"path": file.path, "size": file.size, "sha256": file.sha256} for name, file in files.items()}
-
-
 def with_assets(result: ModelResult, assets: Mapping[str, Path]) -> ModelResult:
     if not assets:
         return result
     files = asset_files(result.model, assets)
-    entry = {**result.entry, "assets": asset_entries(files)}
-    return replace(result, entry=entry, files=(*result.files, *files.values()))
+    entries = {name: {"path": file.path, "size": file.size, "sha256": file.sha256} for name, file in files.items()}
+    return replace(result, entry={**result.entry, "assets": entries}, files=(*result.files, *files.values()))

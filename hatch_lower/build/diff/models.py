@@ -198,7 +198,7 @@ def stored_tensor(model: LoweredModel, name: str) -> tuple[str, memoryview] | No
     file = read_tensor_file(model.contents.map(model.entry.constants))
     if file is None or keys[0] not in file.entries:
         return None
-    return file.entries[keys[0]]["dtype"], file.contents(keys[0])
+    return file.entries[keys[0]].dtype, file.contents(keys[0])
 
 
 def native_lines(first: LoweredModel, second: LoweredModel, recipe: str, label: str) -> Iterator[str]:

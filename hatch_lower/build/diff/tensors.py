@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypedDict, TypeGuard
 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason_for_numbers
 from hatch_lower.build.diff.texts import compare_documents, pieces
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode
+from hatch_lower.format.constants import TensorEntry
 from hatch_lower.format.values import DTYPES
 
 CONSTANTS = "/constants.safetensors"
@@ -22,14 +24,6 @@ PIECE = 1 << 20
 SHOWN = 3
 
 
-class TensorEntry(TypedDict):
-    """A tensor in a header; `data_offsets` count from the header's end."""
-
-    dtype: str
-    shape: list[int]
-    data_offsets: list[int]
-
-
 @dataclass(frozen=True, slots=True)
 class TensorFile:
     entries: Mapping[str, TensorEntry]
@@ -37,7 +31,7 @@ class TensorFile:
     data: memoryview
 
     def contents(self, name: str) -> memoryview:
-        return self.data[slice(*self.entries[name]["data_offsets"])]
+        return self.data[slice(*self.entries[name].data_offsets)]
 
 
 def header_of(data: memoryview) -> Header | None:
@@ -54,20 +48,14 @@ def read_tensor_file(data: memoryview) -> TensorFile | None:
     header, end = header_of(data) or (None, 0)
     if not isinstance(header, dict):
         return None
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if not all(is_entry(entry, len(data) - end) for entry in entries.values()):
+    metadata = header.pop("__metadata__", None)
+    try:
+        entries: Mapping[str, TensorEntry] = decode(Mapping[str, TensorEntry], header, "")
+    except ProgramError:  # another kind of document
         return None
-    return TensorFile(entries, header.get("__metadata__"), data[end:])
-
-
-def is_entry(entry: object, size: int) -> TypeGuard[TensorEntry]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
-        return False
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
-        return False
-    natural = all(type(number) is int and number >= 0 for number in [*shape, *offsets])
-    return natural and offsets[0] <= offsets[1] <= size
+    spans = (entry.data_offsets for entry in entries.values())
+    whole = all(first <= last <= len(data) - end for first, last in spans)
+    return TensorFile(entries, metadata, data[end:]) if whole else None
 
 
 def compare_tensors(
@@ -86,13 +74,13 @@ def compare_tensors(
             differences.append(Difference(member, place, form_of(left), form_of(right)))
         elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS):
             continue  # said of the file of constants
-        elif (left["dtype"], left["shape"]) != (right["dtype"], right["shape"]):
+        elif (left.dtype, left.shape) != (right.dtype, right.shape):
             differences.append(
                 Difference(member, place, form_of(left), form_of(right), "another model, or other settings")
             )
         else:
             contents = first.contents(name), second.contents(counterpart)
-            differences += compare_contents(member, place, left["dtype"], *contents, drawn=drawn)
+            differences += compare_contents(member, place, left.dtype, *contents, drawn=drawn)
     if not differences and first.entries.keys() == second.entries.keys() and [*first.entries] != [*second.entries]:
         differences.append(
             Difference(member, "order of the header", ", ".join(first.entries), ", ".join(second.entries))
@@ -105,7 +93,7 @@ def metadata_of(file: TensorFile) -> dict[str, object]:
 
 
 def form_of(entry: TensorEntry | None) -> str:
-    return NOTHING if entry is None else f"{entry['dtype']} {entry['shape']}"
+    return NOTHING if entry is None else f"{entry.dtype} {list(entry.shape)}"
 
 
 def compare_contents(

@@ -55,7 +55,8 @@ def document_text(subject: Subject) -> str:
         plan = first_plan(result.entry, own)
         model = model_component(subject, settings, result, own, plan)
         datasets = [dataset_component(settings.name, i, dataset) for i, dataset in enumerate(settings.card.datasets)]
-        requirements = [needed.setdefault(text, requirement_component(text)) for text in requirements_of(result.entry)]
+        texts = sorted({text for recipe in result.entry["recipes"].values() for text in recipe["requirements"]})
+        requirements = [needed.setdefault(text, requirement_component(text)) for text in texts]
         bom.components.update([model, *datasets])
         bom.register_dependency(model, [*datasets, *requirements])
         parts.append(model)
@@ -216,10 +217,6 @@ def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Pl
     """Return the plan of the recipe that is tried first; the methods of all have one signature."""
     path = entry["recipes"][entry["order"][0]]["plan"]["path"]
     return read_plan(files[path].source.read_bytes(), path)
-
-
-def requirements_of(entry: Mapping[str, Any]) -> list[str]:
-    return sorted({text for recipe in entry["recipes"].values() for text in recipe["requirements"]})
 
 
 def package_url(name: str, version: str | None) -> PackageURL:
