@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hatch_lower.build.diff.align import align, gaps
 from hatch_lower.build.diff.words import change_text, literal_text, operator_text, value_change
 
-GRAPH = "graph"  # what stands for a nested graph when operators are aligned: it is compared by itself
 ABSENT = "default"
 CHECK = "aten._assert"  # what the names of torch's own checks begin with
 Names = Mapping[str, Sequence[str]]  # operator to the names of its arguments
@@ -26,20 +25,12 @@ class Operator:
     """A node that computes something, or holds what an operator uses."""
 
     position: int
-    row: Any
     name: str
-    arguments: Mapping[str, object]
     source: str  # its source line, or empty
-
-    @property
-    def holds(self) -> bool:
-        return bool(self.row[0] == "attribute")
-
-    def token(self) -> str:
-        """Return what makes two operators equal when they are aligned: all but edges, results and nested graphs."""
-        if self.holds:
-            return GRAPH if self.row[1][0] == GRAPH else json.dumps(self.row)
-        return json.dumps([self.row[1], without_edges(self.row[2]), without_edges(self.row[3])], sort_keys=True)
+    token: str  # equal for operators that are aligned: of all but edges, results and nested graphs
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    value: object = None  # what it gives: dtype, shape, strides, device
+    content: Any = None  # what is held: `["graph", rows]`, `["tensor", digest]`
 
     def line(self, text: str, *, was: bool = False) -> str:
         return f"{text} ({'was ' if was else ''}{self.source})" if self.source else text
@@ -48,16 +39,21 @@ class Operator:
 def operators_of(rows: Sequence[Any], sources: Sequence[str], names: Names) -> list[Operator]:
     operators = []
     for position, row in enumerate(rows):
-        if row[0] in ("placeholder", "output"):
-            continue
         source = sources[position] if position < len(sources) else ""
-        name = "a nested graph" if row[1][0] == GRAPH else "a constant in the code"
-        arguments: dict[str, object] = {}
-        if row[0] != "attribute":
-            known = names.get(row[1], ())
-            given = {known[at] if at < len(known) else f"argument {at}": value for at, value in enumerate(row[2][1])}
-            name, arguments = operator_text(row[1]), {**given, **row[3]}
-        operators.append(Operator(position, row, name, arguments, source))
+        match row:
+            case ["placeholder" | "output", *_]:
+                continue
+            case ["attribute", ["graph", _] as content]:
+                # nested graphs are aligned whatever is in them, and compared by themselves
+                operators.append(Operator(position, "a nested graph", source, "graph", content=content))
+            case ["attribute", content]:
+                token = json.dumps(row)
+                operators.append(Operator(position, "a constant in the code", source, token, content=content))
+            case [_, target, listed, named, value]:
+                known = names.get(target, ())
+                given = {known[at] if at < len(known) else f"argument {at}": part for at, part in enumerate(listed[1])}
+                token = json.dumps([target, without_edges(listed), without_edges(named)], sort_keys=True)
+                operators.append(Operator(position, operator_text(target), source, token, {**given, **named}, value))
     return operators
 
 
@@ -75,7 +71,7 @@ class Comparison:
         self._rows, self._names = (before, after), names or {}
         self._before = operators_of(before, sources_before, self._names)
         self._after = operators_of(after, sources_after, self._names)
-        tokens = ([operator.token() for operator in side] for side in (self._before, self._after))
+        tokens = ([operator.token for operator in side] for side in (self._before, self._after))
         self._aligned = align(*tokens)
         self._pairs = [(self._before[left], self._after[right]) for left, right in self._aligned or ()]
 
@@ -109,13 +105,13 @@ class Comparison:
 
     def value_lines(self) -> Iterator[str]:
         for before, after in self._pairs:
-            if not before.holds and before.row[4] != after.row[4]:
-                yield after.line(f"{after.name} gives {value_change(before.row[4], after.row[4])}")
+            if before.value != after.value:
+                yield after.line(f"{after.name} gives {value_change(before.value, after.value)}")
 
     def _nested_lines(self, before: Operator, after: Operator) -> Iterator[str]:
-        if not before.holds or before.row == after.row:
+        if before.content == after.content:
             return
-        nested = Comparison(before.row[1][1], after.row[1][1], names=self._names)
+        nested = Comparison(before.content[1], after.content[1], names=self._names)
         operators, checks = nested.operator_lines()
         lines = operators or checks or list(nested.edge_lines(nested.placeholders())) or list(nested.value_lines())
         yield from (f"in a nested graph: {line}" for line in lines)
@@ -147,7 +143,7 @@ def gap_lines(removed: Sequence[Operator], added: Sequence[Operator]) -> Iterato
 
 
 def argument_changes(before: Operator, after: Operator) -> Iterator[str]:
-    if before.holds:
+    if before.content is not None:
         yield "with other contents"
     old, new = before.arguments, after.arguments
     for name in {**old, **new}:
