@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.arguments import json_option, open_here
-from hatch_lower.cli.output import count, show, show_json, show_report, size_text
+from hatch_lower.cli.output import Report, count, show, show_json, show_report, size_text
 from hatch_lower.errors import CacheError
 from hatch_lower.hatch.terminal import table_lines
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hatch_lower.config.tables import CacheSettings
 
 VERSION_FOLDER = re.compile(r"v\d+")  # what this and other versions of hatch-lower call their part of the cache
-Report = dict[str, Any]
 DAY = 24 * 3600.0
 
 root_option = click.option(

@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import click
 
 from hatch_lower.build.contents import find_contents
 from hatch_lower.cli.arguments import choose_model, choose_recipe, json_option, path_option, target_of
-from hatch_lower.cli.output import page, show_json
+from hatch_lower.cli.output import Report, page, show_json
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.debug_map import MethodDebug, Origin
 from hatch_lower.hatch.terminal import table_lines
-
-Row = dict[str, Any]
 
 
 @click.command()
@@ -59,7 +56,7 @@ def debug(
     page([f"{model_name}.{method}, recipe {recipe_name}", "", *debug_lines(rows)])
 
 
-def matching(rows: Sequence[Row], op: str, line: str, delegate: str) -> Iterator[Row]:
+def matching(rows: Sequence[Report], op: str, line: str, delegate: str) -> Iterator[Report]:
     """Yield the rows of a report of which something matches, with nothing else in them; an empty filter matches all."""
 
     def is_asked_for(origin: dict[str, str]) -> bool:
@@ -78,11 +75,11 @@ def matching(rows: Sequence[Row], op: str, line: str, delegate: str) -> Iterator
             yield kept
 
 
-def debug_report(debug: MethodDebug) -> list[Row]:
+def debug_report(debug: MethodDebug) -> list[Report]:
     """Return the instructions in the order of the plan; one that calls a delegate has the delegate's own `map`."""
-    rows: list[Row] = []
+    rows: list[Report] = []
     for path in sorted({*debug.instructions, *debug.delegates}, key=natural_order):
-        row: Row = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
+        row: Report = {"instruction": path, "origins": origins(debug, debug.instructions.get(path, ()))}
         delegate = debug.delegates.get(path)
         if delegate is not None:
             ordered = sorted((delegate.map or {}).items(), key=computing_order)
@@ -92,7 +89,7 @@ def debug_report(debug: MethodDebug) -> list[Row]:
     return rows
 
 
-def debug_lines(rows: Sequence[Row]) -> Iterator[str]:
+def debug_lines(rows: Sequence[Report]) -> Iterator[str]:
     """Yield a report as a table of ops, modules and sources, with a line of its own for each delegate and its ids."""
     cells: list[tuple[str, str, str, str]] = []
     headings: dict[int, list[str]] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hatch_lower.cli.arguments import json_option, open_here
-from hatch_lower.cli.output import count, show_report
+from hatch_lower.cli.output import Report, count, show_report
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.hatch.terminal import table_lines
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hatch_lower.build.explain import BuildHistory, ModelHistory
     from hatch_lower.build.lookup import LookupResult
     from hatch_lower.hatch.project import Project
-
-Report = dict[str, Any]
 
 # What is reported of a row of the build's summary
 ROW = ("method", "recipe", "level", "nodes", "delegated", "partitions", "reused", "seconds")

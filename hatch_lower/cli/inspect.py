@@ -6,20 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import count, show_report, show_text, size_text
+from hatch_lower.cli.output import Report, count, show_report, show_text, size_text
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
 from hatch_lower.hatch.terminal import table_lines
-
-Report = dict[str, Any]
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
 SHOWN = 3  # operators or delegates that one row names

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
-from typing import Any
 
 import click
 
 from hatch_lower.cli.arguments import json_option
-from hatch_lower.cli.output import show_report
+from hatch_lower.cli.output import Report, show_report
 from hatch_lower.errors import ProgramError
 from hatch_lower.hatch.terminal import table_lines
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, models_of, read_field, recording
-
-Row = dict[str, Any]
-Report = list[Row]
 
 
 @click.command(name="list")
@@ -28,7 +24,7 @@ def list_models(as_json: bool) -> None:
     show_report(report, as_json, list_lines)
 
 
-def distribution_report(owner: str, distribution: Distribution) -> Iterator[Row]:
+def distribution_report(owner: str, distribution: Distribution) -> Iterator[Report]:
     """Yield the models of a distribution; one without a name for a distribution whose models cannot be read."""
     known = {"distribution": owner, "version": read_field(distribution, "Version")}
     try:
@@ -40,7 +36,7 @@ def distribution_report(owner: str, distribution: Distribution) -> Iterator[Row]
         yield {"model": name, **known, "recipes": list(recipe_reports(model))}
 
 
-def recipe_reports(model: InstalledModel) -> Iterator[Row]:
+def recipe_reports(model: InstalledModel) -> Iterator[Report]:
     """Yield the recipes in load order, each with why it cannot run here, or none."""
     if isinstance(model.source, EagerEntry):
         yield {"recipe": "eager", "backends": [], "reason": None}
@@ -56,7 +52,7 @@ def recipe_reports(model: InstalledModel) -> Iterator[Row]:
         yield {"recipe": name, "backends": list(entry.recipes[name].backends), "reason": reason}
 
 
-def list_lines(report: Report) -> Iterator[str]:
+def list_lines(report: Sequence[Report]) -> Iterator[str]:
     if not report:
         yield "no lowered models are installed here"
         return

@@ -6,11 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
-Report = TypeVar("Report")
+Report = dict[str, Any]  # what `--json` prints, and the lines for people are made of
+Contents = TypeVar("Contents")
 
 
 def printable(text: str) -> str:
@@ -35,7 +36,7 @@ def show_json(value: object) -> None:
     show(json.dumps(value, indent=2, ensure_ascii=False).split("\n"))
 
 
-def show_report(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> None:
+def show_report(report: Contents, as_json: bool, lines: Callable[[Contents], Iterable[str]]) -> None:
     if as_json:
         show_json(report)
     else:
