@@ -135,6 +135,8 @@ def is_something(folder: Path, pattern: str) -> bool:
 
 def input_files(hook: Hook) -> list[Path]:
     """Return the files that match the declared `inputs` and `assets`, whether or not version control ignores them."""
+    from hatch_lower.build.inputs.present import files_matching
+
     wheel = hook.metadata.hatch.build_targets.get("wheel", {}).get("hooks", {}).get(HOOK, {})
     problems: list[str] = []
     patterns: dict[str, str] = {}
@@ -156,7 +158,7 @@ def input_files(hook: Hook) -> list[Path]:
         raise ConfigError(what, found="\n".join(problems), hint='write `inputs = ["weights/*.safetensors"]`')
     root, files = Path(hook.root), set[Path]()
     for pattern, path in patterns.items():
-        matches = [below for match in root.glob(pattern) for below in (match, *match.rglob("*")) if below.is_file()]
+        matches = files_matching(root, pattern)
         if not matches:
             hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}` matches no file")
         files.update(matches)

@@ -26,7 +26,7 @@ from importlib.util import source_from_cache
 from hatch_lower.build.environment import LOADER
 from hatch_lower.build.inputs.distributions import Owners
 from hatch_lower.build.inputs.modules import SUFFIX_RANKS, list_folder
-from hatch_lower.build.inputs.present import LINK, PORTIONS, Present
+from hatch_lower.build.inputs.present import LINK, PORTIONS, Present, files_matching
 from hatch_lower.build.inputs.record import ABSENT, RecordedInputs
 from hatch_lower.build.inputs.recorder import Observations
 from hatch_lower.build.inputs.roots import Roots
@@ -55,6 +55,7 @@ def collect(
     """Return what was observed as recorded inputs; whatever has changed since `began_ns` is a reason to doubt them."""
     present = Present(roots, observations.environment, secret, stats, project)
     collector = Collector(observations, roots, present, began_ns)
+    # in this order: looks leave out files whose contents are known, and what `importable` tells of
     collector.add_files((*observations.read, *observations.loaded))
     collector.add_globs(globs)
     collector.add_listings()
@@ -125,6 +126,7 @@ class Collector:
                 self.add_distribution(owner)
                 continue
             located = self.roots.locate(source)
+            # the interpreter's own library counts with the interpreter, which every key holds
             if located is None or located in self.files or os.path.basename(source).startswith("libpython"):
                 continue
             if os.path.isfile(source):
@@ -152,14 +154,12 @@ class Collector:
 
     def add_globs(self, globs: Sequence[str]) -> None:
         for glob in globs:
-            matches = self.roots.project.glob(glob)
-            matching = {below for match in matches for below in (match, *match.rglob("*"))}
-            self.add_files(str(path) for path in sorted(matching) if path.is_file())
+            self.add_files(map(str, sorted(files_matching(self.roots.project, glob))))
 
     def add_looks(self, paths: Iterable[str]) -> None:
         interpreters = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
         leading = [*self.roots.search_path, self.roots.project, self.roots.home, *self.roots.ignored, *interpreters]
-        above = {parent for path in leading for parent in parents(str(path))}
+        above = {parent for path in leading for parent in parents(str(path))}  # there wherever the project is built
         for path in paths:
             if path.startswith(self.installed) or path in above:
                 continue

@@ -151,9 +151,7 @@ class Present:
 
     @remembered
     def glob(self, pattern: str) -> str:
-        matches = self.roots.project.glob(pattern)
-        files = {below for match in matches for below in (match, *match.rglob("*")) if below.is_file()}
-        located = {self.roots.locate(path) for path in files}
+        located = {self.roots.locate(path) for path in files_matching(self.roots.project, pattern)}
         return digest_of_names(sorted(path for path in located if path is not None))
 
     def _digest(self, path: str | Path | None) -> str:
@@ -186,6 +184,11 @@ class Present:
             listing = list_folder(path)
             self._listings[path] = list_archive(path) if listing is None and os.path.isfile(path) else listing
         return self._listings[path]
+
+
+def files_matching(root: Path, glob: str) -> set[Path]:
+    # a folder that matches stands for all that is in it
+    return {below for match in root.glob(glob) for below in (match, *match.rglob("*")) if below.is_file()}
 
 
 def digest_of_names(names: Iterable[str]) -> str:
