@@ -326,7 +326,7 @@ def test_constants_go_to_their_users() -> None:
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     owned = {each.tag: {targets[node.name] for node in each.owned} for each in plan.all_partitions()}
     # what both use, both own; `loose` is changed by one and read outside, so it stays in the program
-    assert owned == {"aoti_0": {"first", "shared", "seen"}, "aoti_1": {"shared"}}
+    assert owned == {"aoti_0": {"first", "shared"}, "aoti_1": {"shared", "seen"}}
 
 
 class Refused(nn.Module):
@@ -387,9 +387,8 @@ def test_views_alone_are_left_out() -> None:
 class Sizes(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         a = torch.relu(x).view(x.shape[0] * 2, -1)
-        values, _ = torch.linalg.eigh(
-            torch.relu(y)
-        )  # of what is compiled: what follows cannot be in one partition with it
+        # of what is compiled: what follows cannot be in one partition with it
+        values, _ = torch.linalg.eigh(torch.relu(y) + a.sum())
         return a, torch.relu(values[:, None].expand(-1, x.shape[0])) + values.shape[0]
 
 
