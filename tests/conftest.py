@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from support import effort
-from support.compilers import FOLDER, write_remembering_compiler
+from support import effort, quick
+from support.compilers import FOLDER, write_remembering_compilers
 from support.shared import Shared, shared_by_the_run
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -45,6 +45,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("isolated") is not None)
 
 
+def pytest_collection_finish() -> None:
+    quick.keep_what_is_imported()
+    quick.remember_decomposable_operators()
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The folder of what is made once in a run."""
@@ -52,10 +57,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiler_with_memory(shared: Shared) -> None:
-    """Let this run's processes find a `g++` that compiles nothing twice; a long run compiles all anew."""
+def compilers_with_memory(shared: Shared) -> None:
+    """Let this run's processes find compilers that compile nothing twice; a long run compiles all anew."""
     if not effort.LONG and shutil.which("g++") is not None:
-        made = shared.once("compiler", write_remembering_compiler)
+        made = shared.once("compiler", write_remembering_compilers)
         os.environ["PATH"] = f"{made / FOLDER}{os.pathsep}{os.environ['PATH']}"
 
 
