@@ -106,17 +106,20 @@ def real_compiler() -> str:
 
 
 REMEMBERING = Path(__file__).parent / "remembering"
+REMEMBERING_C = Path(__file__).parent / "remembering_c"
 FOLDER = "remembering-compiler"
 
 
-def write_remembering_compiler(folder: Path) -> None:
-    """Write a `g++` into `folder` that gives the objects of the real one, and compiles nothing twice in a run."""
-    memory = folder / "memory"
+def write_remembering_compilers(folder: Path) -> None:
+    """Write compilers into `folder` that give what the real ones give, and compile nothing twice in a run."""
+    memory, scripts = folder / "memory", folder / FOLDER
     memory.mkdir()
-    script = folder / FOLDER / "g++"
-    script.parent.mkdir()
-    script.write_text(REMEMBERING.read_text().replace("REAL", real_compiler()).replace("MEMORY", str(memory)))
-    script.chmod(0o755)
+    scripts.mkdir()
+    for name, real, source in [("g++", real_compiler(), REMEMBERING), ("cc", shutil.which("cc"), REMEMBERING_C)]:
+        if real is not None:
+            script = scripts / name
+            script.write_text(source.read_text().replace("REAL", real).replace("MEMORY", str(memory)))
+            script.chmod(0o755)
 
 
 def path_without_memory() -> str:

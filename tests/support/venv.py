@@ -47,9 +47,9 @@ class VirtualEnvironment:
         return self.path / "bin" / "python"
 
     def install(self, *arguments: str, wheelhouse: Path | None = None) -> None:
-        """Run `pip install` with pip's own configuration and `wheelhouse`."""
-        environment = {"PIP_FIND_LINKS": " ".join(find_links(wheelhouse)), "PIP_NO_COMPILE": "1"}
-        run([self.python, "-m", "pip", "install", "--quiet", *arguments], environment=environment).check()
+        """Run `uv pip install`, which unpacks a distribution once for all environments, finding `wheelhouse` first."""
+        command = [Path(sys.executable).parent / "uv", "pip", "install", "--quiet", "--python", self.python]
+        run([*command, *arguments], environment=installer_environment(wheelhouse)).check()
 
     def run(self, *arguments: str | Path, cwd: Path, environment: Mapping[str, str] | None = None) -> Finished:
         """Run the interpreter in `cwd`, without the outer environment's import path."""
@@ -95,7 +95,7 @@ def find_links(wheelhouse: Path | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([str(wheelhouse)] if wheelhouse else []), *places]))
 
 
-def installer_environment(wheelhouse: Path) -> dict[str, str]:
+def installer_environment(wheelhouse: Path | None) -> dict[str, str]:
     """Return variables with which pip, and uv (which does not read pip's configuration), find `wheelhouse` first."""
     places = find_links(wheelhouse)
     return {"PIP_FIND_LINKS": " ".join(places), "UV_FIND_LINKS": ",".join(places), "PIP_NO_COMPILE": "1"}
