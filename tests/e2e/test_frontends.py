@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.console import steps_of
+from support.effort import LONG
 from support.scenarios import Project, only, sha256, tree
 from support.venv import REPOSITORY, installer_environment, run
 
@@ -41,13 +42,17 @@ def frontend_command(frontend: str, project: Project) -> list[str | Path]:
     }[frontend]
 
 
+FRONTENDS = ("hatch", "pip", "uv") if LONG else ("hatch", "uv")
+"""They set variables for Python, each others; `hatch` prepares its environment with pip, too."""
+
+
 def test_isolated_builds_give_the_same_wheel_leave_the_sources_alone_and_export_once(
     project: Callable[[str], Project], built: Callable[[str], Path], wheelhouse: Path, tmp_path: Path
 ) -> None:
     scenario = project("two_methods")
     before = tree(scenario.root)
     environment = environment_of(scenario, wheelhouse, tmp_path)
-    for frontend in ("hatch", "pip", "uv"):  # which set variables for Python, each others
+    for frontend in FRONTENDS:
         # commands begin with the path of the new environment's interpreter, and every file's times are new
         done = run(frontend_command(frontend, scenario), cwd=scenario.root, environment=environment).check()
         wheel = only(scenario.dist, "*.whl")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.mutations import (
     LookUps,
     World,
@@ -541,7 +542,8 @@ def test_a_change_is_noticed_alone_and_named(world: World, kind: str) -> None:
     with world.restored():
         mutate(world)
         assert world.changes() == world.spelled(says)
-    assert world.changes() is None, "it is taken back"
+    # what is taken back and not seen so would be a change too many of the next one, and of `test_a_build_agrees`
+    assert not LONG or world.changes() is None, "it is taken back"
 
 
 @pytest.mark.parametrize("kind", NOTICED_BY_SHELL)

@@ -45,11 +45,29 @@ def program() -> ExportedProgram:
     return to_edge(torch.export.export(Sine(), (torch.ones(3),), strict=False))
 
 
+class Trained(BackendDetails):
+    """Changes a weight that is not its own."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        for tensor in edge_program.state_dict.values():
+            tensor.detach().mul_(2)
+        return PreprocessResult(b"blob")
+
+
 def lower(program: ExportedProgram, folder: Path, mode: str) -> tuple[LoweredBackendModule, int]:
     store = Store(folder, mode, pytest.fail)
     lowered = lower_methods({"m": program}, {"m": TagBy(everything, "Whatever")}, store=store)["m"]
     (module,) = get_lowered_backend_modules(lowered.program.graph_module)
     return module, lowered.reused
+
+
+def test_a_backend_that_changes_the_models_weights_is_refused(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(2, 2).eval()
+    edge = to_edge(torch.export.export(linear, (torch.ones(1, 2),), strict=False))
+    with pytest.raises(BackendError, match="the backend `Trained` changed the model's weights") as caught:
+        lower_methods({"m": edge}, {"m": TagBy(everything, "Trained")}, store=Store(tmp_path, "on", pytest.fail))
+    assert caught.value.found == "other contents after `preprocess` than before"
 
 
 def named_data() -> Any:
