@@ -8,12 +8,12 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 PIECE = 1 << 20
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Return `value` as UTF-8 JSON with sorted keys, fixed separators, a final newline, and no NaN or infinity."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     # names of files and variables may hold bytes that are no UTF-8: they are escaped, and read as they were
@@ -24,7 +24,7 @@ def sha256_bytes(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def digest_of(value: Any) -> str:
+def digest_of(value: object) -> str:
     return sha256_bytes(canonical_json(value))
 
 

@@ -35,7 +35,7 @@ class Event(Frozen):
     def ends_with(self, end: Event) -> bool:
         return (self.stage, self.model, self.recipe, self.method) == (end.stage, end.model, end.recipe, end.method)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

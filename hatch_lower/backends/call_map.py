@@ -13,7 +13,7 @@ from torch import Tensor, contiguous_format
 from hatch_lower.runtime.delegates import DelegateBlob, description_error
 
 Facts = TypeVar("Facts")
-NUMBERS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool}
+NUMBERS: Mapping[str, Callable[[Any], object]] = {"int": int, "float": float, "bool": bool}
 
 
 class FactsError(ValueError):
@@ -31,7 +31,7 @@ class CallMap:
     - `{"input": i}` or `{"literal": value}`.
     """
 
-    def __init__(self, given: int, passed: list[int], outputs: list[Any]) -> None:
+    def __init__(self, given: int, passed: list[int], outputs: list[object]) -> None:
         self.given = given
         self.passed = passed  # positions of the inputs that the engine gets
         self.outputs = outputs
@@ -43,13 +43,13 @@ class CallMap:
     def select(self, inputs: list[Any]) -> list[Any]:
         return inputs if self.passes_all else [inputs[position] for position in self.passed]
 
-    def arrange(self, inputs: Sequence[Any], results: Sequence[Tensor]) -> Sequence[Any]:
+    def arrange(self, inputs: Sequence[object], results: Sequence[Tensor]) -> Sequence[object]:
         if self.returns_all:
             return results
         return [make_output(output, inputs, results) for output in self.outputs]
 
 
-def make_output(output: Any, inputs: Sequence[Any], results: Sequence[Tensor]) -> Any:
+def make_output(output: Any, inputs: Sequence[object], results: Sequence[Tensor]) -> object:
     if isinstance(output, int):
         return results[output]
     if "input" in output:
@@ -70,11 +70,11 @@ def inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def result_of(output: Any) -> Any:
+def result_of(output: object) -> object:
     return output.get("result") if isinstance(output, dict) else output
 
 
-def call_facts(given: int, passed: Sequence[int], outputs: Sequence[Any]) -> dict[str, Any]:
+def call_facts(given: int, passed: Sequence[int], outputs: Sequence[object]) -> dict[str, Any]:
     return {"inputs": given, "passed": list(passed), "outputs": list(outputs)}
 
 
@@ -86,7 +86,7 @@ def read_call_map(facts: Mapping[str, Any]) -> CallMap:
     return found
 
 
-def is_output(output: Any, given: int) -> bool:
+def is_output(output: object, given: int) -> bool:
     # a compile half could have written it
     match output:
         case bool():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -30,7 +30,7 @@ class EnginePartitioner(Partitioner):
 
     takes_state: ClassVar[bool] = False  # whether a partition may own a buffer that it alone uses and changes
 
-    def __init__(self, backend_id: str, compile_specs: list[CompileSpec], spec: Mapping[str, Any]) -> None:
+    def __init__(self, backend_id: str, compile_specs: list[CompileSpec], spec: Mapping[str, object]) -> None:
         super().__init__(MappingProxyType(dict(spec)))
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
 

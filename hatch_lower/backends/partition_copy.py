@@ -36,7 +36,7 @@ class PartitionCopy(ABC):
         self.passed: list[int] = []  # positions of the inputs that the engine gets
         self.handles: list[int] = []  # of each operation
         self.results: list[Node] = []
-        self.outputs: list[Any] = []  # how each output of the partition is made, for `CallMap`
+        self.outputs: list[object] = []  # how each output of the partition is made, for `CallMap`
         self.write_placeholders(self._constants())
         for node in program.graph.nodes:
             if node.op == "call_function":
@@ -59,7 +59,7 @@ class PartitionCopy(ABC):
                 raise self.refusal(f"take an input of the kind {spec.kind.name}", f"placeholder `{node.name}`")
         return constants
 
-    def _write_output(self, value: Any, spec: OutputSpec) -> None:
+    def _write_output(self, value: object, spec: OutputSpec) -> None:
         if spec.kind is not OutputKind.USER_OUTPUT:
             self.write_mutation(value, spec)
         elif isinstance(spec.arg, ConstantArgument) or not isinstance(value, Node):
@@ -74,18 +74,18 @@ class PartitionCopy(ABC):
         """Write the constants and `inputs`."""
 
     @abstractmethod
-    def write_operation(self, node: Node, index: int) -> Any:
+    def write_operation(self, node: Node, index: int) -> object:
         """Write an operation; return what stands for it."""
 
     @abstractmethod
-    def write_result(self, value: Node) -> Any:
+    def write_result(self, value: Node) -> object:
         """Write a result into `results`; return how the output is made of it."""
 
-    def write_mutation(self, value: Any, spec: OutputSpec) -> None:
+    def write_mutation(self, value: object, spec: OutputSpec) -> None:
         # most engines keep no state
         raise self.refusal(f"change state, with an output of the kind {spec.kind.name}", f"output `{value}`")
 
-    def call_facts(self) -> dict[str, Any]:
+    def call_facts(self) -> dict[str, object]:
         return call_facts(len(self.inputs), self.passed, self.outputs)
 
     def arguments(self, node: Node) -> Any:
@@ -100,7 +100,7 @@ class PartitionCopy(ABC):
         )
 
 
-def memory_order(value: Any) -> list[int] | None:
+def memory_order(value: object) -> list[int] | None:
     """Return the dimensions of an output from the outermost in memory on, or `None` where they lie in order.
 
     An output that is a view with gaps is given as a clone of it lies.

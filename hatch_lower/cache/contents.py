@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hatch_lower.cache.entry import DIGEST, Record, check_record, parse_record
 from hatch_lower.cache.files import LEFTOVER
@@ -153,7 +152,7 @@ def survey(directory: Path) -> Survey:
 
 
 def describe(stored: StoredRecord, contents: Contents) -> Entry:
-    components: Mapping[str, Any] = {} if stored.record is None else stored.record["components"]
+    components: Mapping[str, object] = {} if stored.record is None else stored.record["components"]
     blobs = [contents.blobs[digest] for digest in stored.blobs if digest in contents.blobs]
     return Entry(
         kind=kind_of(components),
@@ -167,7 +166,7 @@ def describe(stored: StoredRecord, contents: Contents) -> Entry:
     )
 
 
-def kind_of(components: Mapping[str, Any]) -> str:
+def kind_of(components: Mapping[str, object]) -> str:
     if isinstance(components.get("kind"), str):
         return str(components["kind"])
     return next((kind for name, kind in KINDS if name in components), "other")

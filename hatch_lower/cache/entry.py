@@ -28,7 +28,7 @@ DIGEST = re.compile("[0-9a-f]{64}")
 Keep = Callable[[str, Callable[[Path], bool]], bool]
 
 
-def make_record(key: str, components: Mapping[str, Any], value: Any, blobs: Sequence[str]) -> Record:
+def make_record(key: str, components: Mapping[str, object], value: object, blobs: Sequence[str]) -> Record:
     record = {"blobs": list(blobs), "components": dict(components), "value": value}
     return {**record, "digest": digest_of([key, record])}
 

@@ -58,7 +58,7 @@ class ExportKey(Key):
     state: tuple[str, ...]  # of the constants' contents
     sharing: str  # which constants of all methods overlap in memory
     eager: str  # what the module itself, or the ready programs, return for the example inputs
-    recipes: tuple[Mapping[str, Any], ...]  # name, backends with their options, and how they are verified
+    recipes: tuple[Mapping[str, object], ...]  # name, backends with their options, and how they are verified
     order: tuple[str, ...]  # in which recipes are tried
     check: bool  # whether there is check data
     seed: int  # of the inputs for verification
@@ -80,7 +80,7 @@ class ManifestKey(Key):
     export: str  # entry point
     package: str  # gets the files
     distribution: str
-    recipes: tuple[Any, ...]  # as they are written in the settings
+    recipes: tuple[object, ...]  # as they are written in the settings
     order: tuple[str, ...]  # in which recipes are tried
     check: bool  # whether there is check data
     seed: int  # of the exporting process

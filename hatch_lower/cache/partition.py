@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import Damage, decode, encode, read_integer, shown
@@ -76,11 +76,11 @@ class StoredPartition:
     blob: Digest
     data: StoredData | None
     debug_handle_map: tuple[tuple[Instruction, tuple[Positive, ...]], ...] | None
-    delegate_info_meta: Any
+    delegate_info_meta: object
     suffix: Annotated[str, read_suffix]
     requirements: tuple[str, ...]
     target: Mapping[str, str] | None
-    info: Mapping[str, Any]
+    info: Mapping[str, object]
     head: Positive | None = None
 
     def validate(self) -> None:
@@ -88,7 +88,7 @@ class StoredPartition:
             raise Damage("no machine", ".target")
 
     @classmethod
-    def read(cls, value: Any) -> StoredPartition:
+    def read(cls, value: object) -> StoredPartition:
         """Return what the value of a record says; `ValueError` if a build cannot have written it."""
         try:
             stored: StoredPartition = decode(cls, value, "the result of a partition")
@@ -98,8 +98,8 @@ class StoredPartition:
             raise ValueError("not as a build writes the result of a partition")
         return stored
 
-    def value(self) -> dict[str, Any]:
-        value: dict[str, Any] = encode(self)
+    def value(self) -> dict[str, object]:
+        value: dict[str, object] = encode(self)
         return value if self.head is not None else {name: part for name, part in value.items() if name != "head"}
 
 

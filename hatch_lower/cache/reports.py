@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REPORT_SCHEMA = 3
 
 
-def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
+def report_value(store: Store, report: ModelReport) -> dict[str, object] | None:
     """Put a report's files into the store and return the report as JSON without a path of this machine.
 
     `None` if the store does not hold all files, because it is not written.
@@ -37,7 +37,7 @@ def report_value(store: Store, report: ModelReport) -> dict[str, Any] | None:
         files.append({"path": file.path, "size": file.size, "sha256": file.sha256})
     paths = {file.source: file.path for file in report.files}
     native = sorted(paths[source] for source in report.native)
-    value: dict[str, Any] = encode(replace(report, files=(), native=()))
+    value: dict[str, object] = encode(replace(report, files=(), native=()))
     manifest = model_json(report.manifest)
     return {**value, "manifest": manifest, "files": files, "native": native, "schema": REPORT_SCHEMA}
 

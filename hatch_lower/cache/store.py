@@ -197,8 +197,8 @@ class Store(Frozen):
     def put(
         self,
         key: str,
-        components: Mapping[str, Any],
-        value: Any,
+        components: Mapping[str, object],
+        value: object,
         blobs: Iterable[bytes | str] = (),
         *,
         shared: bool = True,
@@ -223,11 +223,11 @@ class Store(Frozen):
     def update(
         self,
         key: str,
-        components: Mapping[str, Any],
-        change: Callable[[Any], tuple[Any, Iterable[bytes | str]]],
+        components: Mapping[str, object],
+        change: Callable[[object], tuple[object, Iterable[bytes | str]]],
         *,
         shared: bool = False,
-    ) -> Any:
+    ) -> object:
         """Replace a value by one that is made from it, while no other build does; return the new one.
 
         `change` is given the value, or `None`, and returns the new value and its blobs. It is called in every

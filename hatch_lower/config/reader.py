@@ -25,7 +25,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
     known = {toml_key(setting.name): setting for setting in fields(kind)}  # type: ignore[arg-type]
     hints = get_type_hints(kind)
     reserved = RESERVED_KEYS if kind is HookTable else {}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in table.items():
         here = f"{path}.{quote_key(key)}"
         if key in known:
@@ -38,7 +38,7 @@ def read_table(kind: type[Table], table: object, path: str, problems: list[str])
     return kind(**values)
 
 
-def read_value(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+def read_value(hint: object, value: object, path: str, problems: list[str], limits: Mapping[str, object]) -> object:
     """Return one value as its field's type, or `None` (which TOML cannot write) after appending to `problems`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):  # `T | None`: only T can be written
@@ -94,7 +94,7 @@ def read_named(kind: type[Table], value: object, path: str, problems: list[str])
     return read_table(kind, value, path, problems)
 
 
-def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> Any:
+def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, Any]) -> object:
     words = {bool: "true or false", int: "an integer", float: "a number", str: "a string that is not empty"}[hint]
     words = limits.get("words", words)
     if hint is float and type(value) is int:
@@ -123,7 +123,7 @@ def canonical_license(text: str) -> tuple[str, bool]:
         return text, False
 
 
-def refuse(sentence: str, value: object, problems: list[str]) -> Any:
+def refuse(sentence: str, value: object, problems: list[str]) -> object:
     problems.append(f"{sentence}, found {words_for(value)}")
     return None
 

@@ -64,7 +64,7 @@ An editor can complete and check these settings with `hatch-lower schema`, a JSO
 """
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     schema = table_schema(HookTable)
     for key, text in RESERVED_KEYS.items():
         schema["properties"][key] = {"description": text}
@@ -121,7 +121,7 @@ def table_schema(kind: type) -> dict[str, Any]:
     }
 
 
-def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
+def value_schema(hint: Any, limits: Mapping[str, object]) -> dict[str, object]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return value_schema(arguments[0], limits)
@@ -145,7 +145,7 @@ def value_schema(hint: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": words[hint], **({"minLength": 1} if hint is str else {}), **numbers, **pattern}
 
 
-def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
+def type_words(hint: object, limits: Mapping[str, object]) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return type_words(arguments[0], limits)
@@ -158,11 +158,11 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(f"`{json.dumps(argument)}`" for argument in arguments)
     if is_dataclass(hint):
         return "table, described below"
-    words: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    words: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return words[hint] + (f", at least {limits['minimum']}" if "minimum" in limits else "")
 
 
-def default_of(each: Field[Any]) -> Any:
+def default_of(each: Field[object]) -> object:
     # `None` where the field's text says what the default is
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     if value is MISSING:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.reader import read_table
@@ -76,7 +75,7 @@ class Settings(Frozen):
 
 
 def read_settings(
-    table: Mapping[str, Any],
+    table: Mapping[str, object],
     *,
     root: Path,
     name: str,

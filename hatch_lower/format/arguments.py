@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from hatch_lower.format.codec import Damage, read_integer, read_list
 from hatch_lower.format.values import DTYPES, read_natural, read_text
@@ -26,7 +26,7 @@ class Value:
 
     slot: int
 
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         return {"v": self.slot}
 
 
@@ -34,7 +34,7 @@ class Value:
 class ConstantName:
     name: str
 
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         return {"c": self.name}
 
 
@@ -44,11 +44,11 @@ class Special:
     kind: str
     name: str
 
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         return {self.kind: self.name}
 
 
-def read_argument(value: object, depth: int = 0) -> Any:
+def read_argument(value: object, depth: int = 0) -> object:
     if isinstance(value, dict):
         if len(value) != 1:
             raise Damage(f"an object of {len(value)} keys instead of an argument")
@@ -64,7 +64,7 @@ def read_argument(value: object, depth: int = 0) -> Any:
     return read_literal(value)
 
 
-def read_literal(value: object) -> Any:
+def read_literal(value: object) -> object:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

@@ -23,7 +23,7 @@ from hatch_lower.errors import ProgramError
 GREATEST_INTEGER = 2**63 - 1
 
 Record = TypeVar("Record")
-Reader: TypeAlias = Callable[[Any], Any]
+Reader: TypeAlias = Callable[[object], Any]
 
 
 class Damage(Exception):  # noqa: N818
@@ -53,7 +53,7 @@ def refuse(where: str, found: str) -> NoReturn:
     )
 
 
-def decode(kind: Any, value: object, where: str) -> Any:
+def decode(kind: object, value: object, where: str) -> Any:
     """Return a JSON value as a type: a dataclass, a scalar, or any nesting of tuples, mappings and unions of them.
 
     Of a union all members but `None` are dataclasses, told apart by their class attribute `kind`. A value that does not
@@ -68,7 +68,7 @@ def decode(kind: Any, value: object, where: str) -> Any:
         refuse(where, "JSON that nests too deeply")
 
 
-def encode(value: Any, *, packaged: bool = False) -> Any:
+def encode(value: object, *, packaged: bool = False) -> Any:
     """Return the JSON value that `decode` reads.
 
     `packaged`: leave out fields that have their default, and write numbers that JSON cannot hold as objects.
@@ -108,7 +108,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
     return record
 
 
-def parse_json(data: bytes, where: str) -> Any:
+def parse_json(data: bytes, where: str) -> object:
     """Return the JSON value in `data`, which must be UTF-8 without NaN, infinity and lone surrogates."""
     try:
         text = data.decode("utf-8")
@@ -180,7 +180,7 @@ def reader_of(kind: Any) -> Reader:
 
 @functools.cache
 def defaults_of(kind: Any) -> dict[str, Any]:
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, object] = {}
     for field in fields(kind):
         if field.default is not MISSING:
             defaults[field.name] = field.default
@@ -189,7 +189,7 @@ def defaults_of(kind: Any) -> dict[str, Any]:
     return defaults
 
 
-def types_of(kind: Any) -> dict[str, Any]:
+def types_of(kind: Any) -> dict[str, object]:
     # Modules with classes of packaged files do not postpone annotations: their texts would be compiled and run, which
     # takes 0.2 ms for a class, and `load` runs nothing while it reads
     types = {field.name: field.type for field in fields(kind)}
@@ -211,7 +211,7 @@ def _record_reader(kind: Any) -> Reader:
     columns: list[tuple[str, bool, Reader]] | None = None
     validate = getattr(kind, "validate", None)
 
-    def read(value: object) -> Any:
+    def read(value: object) -> object:
         nonlocal columns
         # not before: most programs have no loops; and at once, for others may load in other threads
         if columns is None:
@@ -247,7 +247,7 @@ def _tagged_reader(members: list[Any]) -> Reader:
     readers = {tag_of(member): reader_of(member) for member in members}
     assert None not in readers, members
 
-    def read(value: object) -> Any:
+    def read(value: object) -> object:
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
         tag = value.get("kind")
@@ -258,11 +258,11 @@ def _tagged_reader(members: list[Any]) -> Reader:
     return read
 
 
-def _list_reader(kind: Any) -> Reader:
+def _list_reader(kind: object) -> Reader:
     read_item = reader_of(kind)
 
-    def read(value: object) -> tuple[Any, ...]:
-        result: list[Any] = []
+    def read(value: object) -> tuple[object, ...]:
+        result: list[object] = []
         try:
             for item in read_list(value):
                 result.append(read_item(item))  # noqa: PERF401 (its length says which item is damaged)
@@ -275,10 +275,10 @@ def _list_reader(kind: Any) -> Reader:
     return read
 
 
-def _fixed_reader(kinds: tuple[Any, ...]) -> Reader:
+def _fixed_reader(kinds: tuple[object, ...]) -> Reader:
     readers = [reader_of(kind) for kind in kinds]
 
-    def read(value: object) -> tuple[Any, ...]:
+    def read(value: object) -> tuple[object, ...]:
         if not isinstance(value, list) or len(value) != len(readers):
             raise Damage(f"{shown(value)} instead of a list of {len(readers)}")
         return tuple(read_item(item) for read_item, item in zip(readers, value, strict=True))
@@ -286,10 +286,10 @@ def _fixed_reader(kinds: tuple[Any, ...]) -> Reader:
     return read
 
 
-def _mapping_reader(key_kind: Any, kind: Any) -> Reader:
+def _mapping_reader(key_kind: object, kind: object) -> Reader:
     read_key, read_item = _read_number if key_kind is int else reader_of(key_kind), reader_of(kind)
 
-    def read(value: object) -> dict[Any, Any]:
+    def read(value: object) -> dict[object, object]:
         if not isinstance(value, dict):
             raise Damage(f"{shown(value)} instead of an object")
         key: Any = ""
@@ -363,7 +363,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(msg)
 
 
-SCALARS: Mapping[Any, Reader] = {
+SCALARS: Mapping[object, Reader] = {
     str: _read_string,
     bool: _read_bool,
     int: read_integer,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
 
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Digest, Natural, RelativePath, Text
@@ -63,7 +62,7 @@ class DelegateEntry(Frozen):
     backend: Text  # id in the entry-point group `hatch_lower.delegates`
     file: RelativePath  # relative to the `_lowered` folder
     constants: tuple[Text, ...]  # those to bind, in order
-    info: Mapping[str, Any]  # facts that the compile half left for the run half
+    info: Mapping[str, object]  # facts that the compile half left for the run half
     target: TargetEntry | None  # `None` where it is portable
     # what it puts beside the blob; a name means one file in all delegates of a plan
     data: Mapping[Text, DataFile] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class Compound:
     op: str
     args: tuple[Expression, ...]
 
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         return {"op": self.op, "args": encode(self.args)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.results import MethodRow, PayloadFile
@@ -57,6 +56,6 @@ class ModelReport:
     tools: Mapping[str, str] = field(default_factory=dict)  # versions of what shaped the programs beside torch
     torch: str = ""  # version
     methods: Mapping[str, MethodRecord] = field(default_factory=dict)  # empty where the export has no digest
-    key: Mapping[str, Any] = field(default_factory=dict)  # components of the `ExportKey`; empty where it has none
+    key: Mapping[str, object] = field(default_factory=dict)  # components of the `ExportKey`; empty where it has none
     architecture: Architecture = field(default_factory=Architecture)  # for the SBOM
     backends: tuple[BackendRecord, ...] = ()  # of its recipes, by name; for the SBOM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 from hatch_lower.format.values import read_identifier, read_qualified_name, read_text
@@ -16,7 +16,7 @@ NAME_KEYS = {"namedtuple": "fields", "object": "keys"}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         return "*"
 
 
@@ -28,7 +28,7 @@ class Container:
     type_name: str = ""  # `module:Class` of a `namedtuple` or `object`
     distribution: str = ""  # that the class came from, if there was one
 
-    def to_json(self) -> Any:
+    def to_json(self) -> object:
         children = encode(self.children)
         if self.kind == "dict":
             return {"dict": [list(pair) for pair in zip(self.keys, children, strict=True)]}
@@ -113,7 +113,7 @@ def _read_children(value: object, depth: int) -> tuple[Tree, ...]:
     return tuple(read_tree(child, depth + 1) for child in read_list(value))
 
 
-def _read_instance(value: dict[str, Any], kind: str, depth: int) -> Container:
+def _read_instance(value: dict[str, object], kind: str, depth: int) -> Container:
     if value.keys() - {"distribution"} != {kind, NAME_KEYS[kind], "children"}:
         raise Damage(f"{kind} without just a class, names, children and perhaps a distribution")
     type_name = read_qualified_name(value[kind])

@@ -66,11 +66,11 @@ class AotiBackend(BackendDetails):
         return [results_by_place[place] for place in range(len(edge_programs))]
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         return AotiPartitioner(parse_options(options))
 
     @classmethod
-    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (torch_requirement(torch.__version__),)
 
     @classmethod
@@ -79,7 +79,7 @@ class AotiBackend(BackendDetails):
         return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
 
     @classmethod
-    def tools(cls, options: Mapping[str, Any]) -> Sequence[str]:
+    def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
         # those that `find_compiler` looks for, and the assembler and linker that they run
         named = os.environ.get("CXX")
         return [*([named] if named else ["g++", "clang++"]), "as", "ld"]

@@ -87,7 +87,7 @@ def options_from_specs(specs: Sequence[CompileSpec]) -> Options:
     return parse_options({spec.key: spec.value.decode() for spec in specs})
 
 
-def inductor_settings(isa: Isa) -> dict[str, Any]:
+def inductor_settings(isa: Isa) -> dict[str, object]:
     # each is here because the code is wrong, bound to this machine, or slow without it
     return {
         # No weight in the code: they are bound at load, so no constant may be stored, inlined as a literal or folded.
@@ -154,7 +154,7 @@ def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
         set_environment(saved)
 
 
-def pinned_vectors(kind: type[Any]) -> Any:
+def pinned_vectors(kind: type[object]) -> object:
     # Asked whether vector registers are there, inductor would compile and run a program, and add what else this
     # machine's processor has
     return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 OPENMP_NAME = re.compile(r"lib(gomp|iomp|omp)[-\w.]*", re.ASCII)  # GCC's, Intel's and LLVM's
 
@@ -47,7 +46,7 @@ def missing_openmp(functions: Sequence[str], torch_library: str = TORCH) -> str:
     return f"it calls {', '.join(missing)}, which {path_at(own)} lacks" if missing else ""
 
 
-def is_openmp(name: Any) -> bool:
+def is_openmp(name: object) -> bool:
     return isinstance(name, str) and OPENMP_NAME.fullmatch(name) is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -117,5 +117,5 @@ def find_unresolved(groups: Iterable[Collection[Node]]) -> Node | None:
     return None
 
 
-def is_symbol(value: Any) -> bool:
+def is_symbol(value: object) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat))

@@ -32,7 +32,7 @@ class AotiCopy(PartitionCopy):
     backend_id: ClassVar[str] = "aoti"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
-        self.attributes: dict[str, Any] = {}
+        self.attributes: dict[str, object] = {}
         # the example of each placeholder
         self.fakes: list[torch.Tensor] = []
         self.placeholders = {node.name: node for node in self.inputs}
@@ -57,7 +57,7 @@ class AotiCopy(PartitionCopy):
             if node not in self.values:
                 self.values[node] = self._write_symbol(node, fakes, copies)
 
-    def _write_symbol(self, node: Node, fakes: FakeInputs, copies: Sequence[Node]) -> Any:
+    def _write_symbol(self, node: Node, fakes: FakeInputs, copies: Sequence[Node]) -> object:
         value = node.meta.get("val")
         if not isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)):
             return value
@@ -69,7 +69,7 @@ class AotiCopy(PartitionCopy):
             what = "take a symbolic size that none of its tensor inputs has"
             raise self.refusal(what, f"placeholder `{node.name}`", str(value)) from error
 
-    def write_operation(self, node: Node, index: int) -> Any:
+    def write_operation(self, node: Node, index: int) -> object:
         if not node.users and is_check(node):  # the executor has checked it
             return None
         target = torch_operator(node.target)
@@ -89,7 +89,7 @@ class AotiCopy(PartitionCopy):
         copied.meta["custom"] = {ORIGIN: index}
         return copied
 
-    def write_result(self, value: Node) -> Any:
+    def write_result(self, value: Node) -> object:
         # native code returns numbers as tensors
         self.results.append(self.values[value])
         kind, position = kind_of(value.meta.get("val")), len(self.results) - 1
@@ -176,7 +176,7 @@ def is_check(node: Node) -> bool:
     return name in CHECKS or name.startswith("aten.sym_constrain_range")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
         return "int"
     if isinstance(value, (torch.SymBool, bool)):

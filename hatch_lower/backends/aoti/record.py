@@ -74,7 +74,7 @@ def recording() -> Iterator[list[Generated]]:
     module: Any = compile_fx
     replaced, clone = compiler.__dict__["compile"], module.clone_preserve_strides
 
-    def record(graph: Any, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
+    def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
         refuse_extern(extern)
         records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"

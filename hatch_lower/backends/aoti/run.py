@@ -57,7 +57,7 @@ class AotiDelegate(Delegate):
             runner.update_constant_buffer(tensors, False, False, True)
         return cls(runner, tuple(tensors.values()), call)
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # state is changed in the bound tensors
         with self._lock:
             if self._is_plain:

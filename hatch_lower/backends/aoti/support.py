@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -77,7 +76,7 @@ def why_not_values(node: Node) -> str:
     return why_not_tensors(node, DTYPES)
 
 
-def is_backed_integer(value: Any) -> bool:
+def is_backed_integer(value: object) -> bool:
     return not isinstance(value, torch.SymFloat) and not free_unbacked_symbols(value)
 
 

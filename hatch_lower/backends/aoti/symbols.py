@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
@@ -65,7 +64,7 @@ def rebuild_expression(
     sources: Mapping[sympy.Expr, SymbolSource],
     tensors: Sequence[Node],
     graph: Graph,
-) -> Any:
+) -> object:
     """Write nodes that compute an expression from the sizes of tensors; `KeyError` if a symbol has no source."""
     whole = sources.get(expression)
     if whole is not None:

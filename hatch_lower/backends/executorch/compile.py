@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -45,11 +44,11 @@ class ExecutorchBackend(BackendDetails):
         )
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         return ExecutorchPartitioner(parse_options(options))
 
     @classmethod
-    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (REQUIREMENT,)
 
     @classmethod

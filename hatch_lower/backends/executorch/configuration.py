@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import CompileSpec
@@ -33,7 +32,7 @@ class Options:
         return json_specs({"finite-only": self.finite, "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, Any]) -> Options:
+def parse_options(options: Mapping[str, object]) -> Options:
     given = GivenOptions(BACKEND_ID, options, KNOWN)
     parsed = Options(
         exclude=given.excluded("aten.relu.default"),

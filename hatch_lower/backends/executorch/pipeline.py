@@ -87,7 +87,7 @@ def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]
     origins_of: dict[int, set[int]] = {}
     modules = [program.graph_module]
     for node in program.graph.find_nodes(op="get_attr"):
-        lowered: Any = getattr(program.graph_module, str(node.target), None)
+        lowered: object = getattr(program.graph_module, str(node.target), None)
         if hasattr(lowered, "original_module"):
             modules.append(lowered.original_module.graph_module)
     for module in modules:
@@ -109,7 +109,7 @@ def oldest_name(node: Node) -> str:
     return str(oldest.name)
 
 
-def instruction_handles(made: Any, plan: Any, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:
+def instruction_handles(made: Any, plan: object, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
     instructions: dict[int | str, tuple[int, ...]] = {}

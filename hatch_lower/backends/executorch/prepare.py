@@ -37,12 +37,12 @@ class ExecutorchCopy(PartitionCopy):
         self.state: dict[str, torch.Tensor] = {}
         self.specs: list[InputSpec] = []
         self.named_handles: dict[str, int] = {}
-        self.numbers: dict[tuple[Any, str], Node] = {}
+        self.numbers: dict[tuple[object, str], Node] = {}
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
         for node, position in self.inputs.items():
-            value: Any = node.meta.get("val")
+            value: object = node.meta.get("val")
             if isinstance(value, torch.Tensor):
                 copied = self.graph.placeholder(f"x{len(self.passed)}")
                 with self.mode:
@@ -108,7 +108,7 @@ class ExecutorchCopy(PartitionCopy):
             return node
         raise self.refusal("take a size as an operand", f"node `{node.name}`")
 
-    def write_result(self, value: Node) -> Any:
+    def write_result(self, value: Node) -> object:
         # ExecuTorch gives it contiguous
         if not isinstance(value.meta.get("val"), torch.Tensor):
             raise self.refusal("give an output that is no tensor", f"node `{value.name}`")

@@ -56,7 +56,7 @@ def inferred_shape(node: Node) -> list[int] | None:
     return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes
 
 
-def upper_bound(size: int | torch.SymInt, ranges: Mapping[Any, ValueRanges[Any]]) -> int | None:
+def upper_bound(size: int | torch.SymInt, ranges: Mapping[object, ValueRanges[Any]]) -> int | None:
     if isinstance(size, int):
         return size
     bound = bound_sympy(size.node.expr, dict(ranges)).upper
@@ -67,5 +67,5 @@ def upper_bound(size: int | torch.SymInt, ranges: Mapping[Any, ValueRanges[Any]]
 LARGE = 2**31
 
 
-def is_bounded(node: Node, ranges: Mapping[Any, ValueRanges[Any]]) -> bool:
+def is_bounded(node: Node, ranges: Mapping[object, ValueRanges[Any]]) -> bool:
     return all(upper_bound(size, ranges) is not None for tensor in tensors_of(node) for size in tensor.shape)

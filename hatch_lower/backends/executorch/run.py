@@ -48,7 +48,7 @@ class ExecutorchDelegate(Delegate):
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     _pool: ClassVar[Pool] = Pool()
 
-    def __init__(self, program: Any, method: Any, call: CallMap) -> None:
+    def __init__(self, program: object, method: Any, call: CallMap) -> None:
         self._program = program
         self._call = method.call
         self._map = call
@@ -74,7 +74,7 @@ class ExecutorchDelegate(Delegate):
             cls._pool.add(delegate)
         return delegate
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # the results are the caller's own memory; the library lets calls from several threads take turns
         given = [tensor.detach().contiguous() for tensor in self._map.select(inputs)]
         return self._map.arrange(inputs, self._call(given, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.backends.reference.claim import claim, refuse_options
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
@@ -22,7 +22,7 @@ class NullBackend(BackendDetails):
         return PreprocessResult(b"", suffix="null")
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         refuse_options("null", options)
         return NullPartitioner()
 

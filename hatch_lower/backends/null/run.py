@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
@@ -19,7 +19,7 @@ class NullDelegate(Delegate):
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> NullDelegate:
         return cls()
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
         raise ProgramError(
             "the null backend computes nothing",
             where="backend `null`",

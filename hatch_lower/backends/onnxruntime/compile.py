@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
@@ -66,7 +66,7 @@ class OnnxruntimeBackend(BackendDetails):
         )
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         parsed = parse_options(options)
         require_libraries()
         from hatch_lower.backends.onnxruntime.partitioner import OnnxruntimePartitioner
@@ -74,7 +74,7 @@ class OnnxruntimeBackend(BackendDetails):
         return OnnxruntimePartitioner(parsed)
 
     @classmethod
-    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (requirement(parse_options(options)),)
 
     @classmethod

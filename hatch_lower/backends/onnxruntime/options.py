@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from, json_specs
@@ -30,7 +29,7 @@ class Options:
         return json_specs({"providers": list(self.providers), "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, Any]) -> Options:
+def parse_options(options: Mapping[str, object]) -> Options:
     given = GivenOptions(BACKEND_ID, options, KNOWN)
     exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", False)
     providers = given.read(

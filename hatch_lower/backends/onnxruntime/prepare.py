@@ -60,13 +60,13 @@ class OnnxCopy(PartitionCopy):
         self.operations[copied] = index
         return copied
 
-    def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: Any) -> Node:
+    def _call(self, target: Any, args: Any, kwargs: Any, name: str, value: object) -> Node:
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)
         # The exporter's passes hand a debug handle on to what they add; here it is the operation's number.
         copied.meta.update(val=value, debug_handle=len(self.operations))
         return copied
 
-    def write_result(self, value: Node) -> Any:
+    def write_result(self, value: Node) -> object:
         # the model gives it with its dimensions as they lie in memory
         copied = self.values[value]
         order = memory_order(copied.meta["val"])

@@ -37,7 +37,7 @@ def signature(node: Node) -> Hashable:
     return (str(torch_operator(node.target)), repr(args), repr(kwargs))
 
 
-def describe(value: Any) -> Any:
+def describe(value: object) -> Any:
     # symbolic sizes are all the same
     if isinstance(value, (tuple, list)):
         return tuple(describe(item) for item in value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,12 +84,12 @@ class OnnxruntimeDelegate(Delegate):
             )
         return cls(session, info.call)
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
         return self._map.arrange(inputs, [torch.from_numpy(result) for result in self._run(self._names, feed)])
 
 
-def to_array(value: Any) -> Any:
+def to_array(value: object) -> object:
     if isinstance(value, Tensor):
         return (value.detach() if value.requires_grad else value).numpy()
     return torch.tensor(value, dtype=torch.int64).numpy()

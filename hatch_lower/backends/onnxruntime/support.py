@@ -95,7 +95,7 @@ def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     return f"ONNX Runtime is not known to give eager's results for `{op}` on {combination.replace(' > ', ', giving ')}"
 
 
-def combination_of(op: OpOverload, args: Any, kwargs: Any, result: Any) -> str:
+def combination_of(op: OpOverload, args: object, kwargs: object, result: object) -> str:
     """Return the dtypes of a call: those of its tensors without immediate repetitions, and of its first result."""
     names: list[str] = []
     for value in walk((args, kwargs)):
@@ -105,7 +105,7 @@ def combination_of(op: OpOverload, args: Any, kwargs: Any, result: Any) -> str:
     return f"{' '.join(names)} > {dtype_name(results[0].dtype) if results else 'none'}"
 
 
-def walk(value: Any) -> Iterator[Any]:
+def walk(value: object) -> Iterator[object]:
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
@@ -147,7 +147,7 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
     return limit({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
 
-def limit_attention(given: Mapping[str, Any]) -> str:
+def limit_attention(given: Mapping[str, object]) -> str:
     # With a mask, rows may be masked whole: eager gives 0 for them, the translation does not.
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
         return "attention with a mask, dropout or grouped queries is not taken whole"
@@ -160,12 +160,12 @@ def limit_convolution(given: Mapping[str, Any]) -> str:
     return "a transposed convolution with an output padding as large as the stride is not taken" if padded else ""
 
 
-def limit_product(given: Mapping[str, Any]) -> str:
+def limit_product(given: Mapping[str, object]) -> str:
     # The translation multiplies by other factors than eager where both are given.
     return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
 
 
-def limit_reduction(given: Mapping[str, Any]) -> str:
+def limit_reduction(given: Mapping[str, object]) -> str:
     # Without dimensions, the exporter does not translate it.
     return "" if given["dim"] else "a reduction over all dimensions that names none is not taken"
 
@@ -177,7 +177,7 @@ def limit_norm(given: Mapping[str, Any]) -> str:
     return ""
 
 
-def limit_power(given: Mapping[str, Any]) -> str:
+def limit_power(given: Mapping[str, object]) -> str:
     # Eager takes the root, which is NaN for negative infinity; ONNX Runtime gives infinity, or 0 for the inverse.
     return "a root written as a power is not taken" if given["exponent"] in (0.5, -0.5) else ""
 
@@ -189,7 +189,7 @@ def limit_index(given: Mapping[str, Any]) -> str:
     return "indexing by a mask has a size that depends on its contents" if masks else ""
 
 
-LIMITS: Mapping[OpOverload, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
+LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProxyType(
     {
         torch.ops.aten.addmm.default: limit_product,
         torch.ops.aten.amax.default: limit_reduction,

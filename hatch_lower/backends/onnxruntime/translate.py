@@ -45,7 +45,7 @@ class Translated:
     # the contents of the large weights, by the sha256 of each
     weights: Mapping[str, bytes]
     # what the run half reads as its `CallMap`
-    call: Mapping[str, Any]
+    call: Mapping[str, object]
     # the debug handles of each node of the model, by its name; `no node` holds those of operations of which nothing
     # is left
     handles: Mapping[int | str, tuple[int, ...]]
@@ -214,7 +214,7 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
         node.name = f"{node.op_type}_{index}"
     for value in values:
         if value.shape is not None:
-            dims: list[Any] = list(value.shape)
+            dims: list[object] = list(value.shape)
             value.shape = ir.Shape(
                 [dim if isinstance(dim, int) else symbols.setdefault(str(dim), f"d{len(symbols)}") for dim in dims]
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -58,13 +57,13 @@ class OpenvinoBackend(BackendDetails):
         )
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         parsed = parse_options(options)
         check_installed()
         return OpenvinoPartitioner(parsed)
 
     @classmethod
-    def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
+    def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
         return (REQUIREMENT,)
 
     @classmethod

@@ -13,15 +13,15 @@ import torch
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
-Call = tuple[OpOverload, tuple[Any, ...]]
+Call = tuple[OpOverload, tuple[object, ...]]
 
 
-def taken_apart(composite: OpOverload, given: Mapping[str, Any], rank: int) -> Call:
+def taken_apart(composite: OpOverload, given: Mapping[str, object], rank: int) -> Call:
     defaults = {argument.name: argument.default_value for argument in composite._schema.arguments}
     return COMPOSITES[composite]({**defaults, **given}, rank)
 
 
-def convolution(given: Mapping[str, Any], rank: int) -> Call:
+def convolution(given: Mapping[str, object], rank: int) -> Call:
     count = rank - 2
     sizes = (for_each(given[name], count) for name in ("stride", "padding", "dilation"))
     tensors = (given["input"], given["weight"], given["bias"])
@@ -33,28 +33,28 @@ def for_each(value: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def layer_norm(given: Mapping[str, Any], rank: int) -> Call:
+def layer_norm(given: Mapping[str, object], rank: int) -> Call:
     # it gives mean and deviation, too
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     return aten.native_layer_norm.default, tuple(given[name] for name in names)
 
 
-def max_pool(given: Mapping[str, Any], rank: int) -> Call:
+def max_pool(given: Mapping[str, object], rank: int) -> Call:
     # it gives indices, too
     sizes = (for_each(given[name], 2) for name in ("kernel_size", "stride", "padding", "dilation"))
     return aten.max_pool2d_with_indices.default, (given["self"], *sizes, given["ceil_mode"])
 
 
-def softmax(given: Mapping[str, Any], rank: int) -> Call:
+def softmax(given: Mapping[str, object], rank: int) -> Call:
     # the last argument: the dtype stays
     return aten._softmax.default, (given["self"], given["dim"], False)
 
 
-def log_softmax(given: Mapping[str, Any], rank: int) -> Call:
+def log_softmax(given: Mapping[str, object], rank: int) -> Call:
     return aten._log_softmax.default, (given["self"], given["dim"], False)
 
 
-COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, Any], int], Call]] = MappingProxyType(
+COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = MappingProxyType(
     {
         aten.conv1d.default: convolution,
         aten.conv2d.default: convolution,

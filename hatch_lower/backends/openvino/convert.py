@@ -56,7 +56,7 @@ def convert(copied: OpenvinoCopy) -> Converted:
     return Converted(ElementTree.tostring(root), constants, compared, instructions)
 
 
-def build_model(copied: OpenvinoCopy) -> Any:
+def build_model(copied: OpenvinoCopy) -> object:
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
@@ -97,7 +97,7 @@ class Places(list[Node]):
         super().__init__(nodes)
         self._places = {node: place for place, node in enumerate(nodes)}
 
-    def index(self, node: Any, *rest: Any) -> int:
+    def index(self, node: Any, *rest: object) -> int:
         return self._places[node]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions, is_number_from, json_specs
@@ -29,7 +28,7 @@ class Options:
         return json_specs({"device": self.device, "threads": self.threads})
 
 
-def parse_options(options: Mapping[str, Any]) -> Options:
+def parse_options(options: Mapping[str, object]) -> Options:
     given = GivenOptions(BACKEND_ID, options, KNOWN)
     parsed = Options(
         device=given.read("device", "CPU", lambda value: value and isinstance(value, str), 'a name such as "CPU"'),

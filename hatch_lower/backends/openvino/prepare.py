@@ -113,7 +113,7 @@ class OpenvinoCopy(PartitionCopy):
         nothing = self._constant(torch.tensor(0.0, dtype=node.meta["val"].dtype))
         return self._call(aten.where.self, seen, attention, nothing)
 
-    def write_result(self, value: Node) -> Any:
+    def write_result(self, value: Node) -> object:
         # the model gives it with its dimensions as they lie in memory
         order = memory_order(value.meta.get("val"))
         position = self.returned.setdefault(value, len(self.results))

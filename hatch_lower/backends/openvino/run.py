@@ -18,7 +18,7 @@ from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class OpenvinoDelegate(Delegate):
-    def __init__(self, compiled: Any, constants: Any, info: OpenvinoFacts) -> None:
+    def __init__(self, compiled: Any, constants: object, info: OpenvinoFacts) -> None:
         openvino = import_openvino()
         self._compiled = compiled
         self._constants = constants
@@ -54,7 +54,7 @@ class OpenvinoDelegate(Delegate):
             ) from error
         return cls(compiled, constants, info)
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
         for position, size in self._info.indices:
             check_indices(inputs[position], size)
         try:
@@ -73,7 +73,7 @@ class OpenvinoDelegate(Delegate):
             self._requests.append(request)
         return self._info.call.arrange(inputs, results)
 
-    def _given(self, value: Any) -> Any:
+    def _given(self, value: object) -> object:
         if not isinstance(value, Tensor):
             return self._tensor(torch.tensor(value).numpy(), shared_memory=True)
         dense = value.detach().contiguous()
@@ -115,9 +115,9 @@ class OpenvinoFacts(NamedTuple):
     indices: tuple[tuple[int, int], ...]
 
 
-def settings(info: OpenvinoFacts) -> dict[str, Any]:
+def settings(info: OpenvinoFacts) -> dict[str, object]:
     # float32 is computed as such, and one call at a time as fast as it can be
-    chosen: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    chosen: dict[str, object] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if info.device == "CPU":
         # several models, and other libraries, share the cores
         chosen["ENABLE_CPU_PINNING"] = False
@@ -126,7 +126,7 @@ def settings(info: OpenvinoFacts) -> dict[str, Any]:
     return chosen
 
 
-def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> Any:
+def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> object:
     # of the weights among the constants nothing is read
     if not info.constants:
         return torch.zeros(1, dtype=torch.uint8).numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,7 +16,7 @@ from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
 
 
-def refuse_options(backend: str, options: Mapping[str, Any]) -> None:
+def refuse_options(backend: str, options: Mapping[str, object]) -> None:
     if options:
         names = ", ".join(f"`{name}`" for name in sorted(options))
         raise BackendError(
@@ -91,7 +90,7 @@ def is_operation(node: Node) -> bool:
     return not any(isinstance(value, (torch.SymFloat, torch.SymBool)) for value in values)
 
 
-def has_tensor(value: Any) -> bool:
+def has_tensor(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(item is None or has_tensor(item) for item in value)
     return isinstance(value, torch.Tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.backends.reference.claim import claim, is_operation, refuse_options
 from hatch_lower.backends.reference.run import join_blob
@@ -39,7 +39,7 @@ class ReferenceBackend(BackendDetails):
         )
 
     @classmethod
-    def partitioner(cls, options: Mapping[str, Any]) -> Partitioner:
+    def partitioner(cls, options: Mapping[str, object]) -> Partitioner:
         refuse_options("reference", options)
         return ReferencePartitioner()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import read_plan
@@ -38,8 +38,8 @@ class ReferenceDelegate(Delegate):
         plan = read_plan(text, where)
         return cls(execute_plan(plan, read_spans(plan, weights, where), {}, Path()))
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
-        outputs: Sequence[Any] = self._method(*inputs)
+    def run(self, inputs: list[Tensor]) -> Sequence[object]:
+        outputs: Sequence[object] = self._method(*inputs)
         return outputs
 
 

@@ -11,7 +11,7 @@ test_backend = backend_tests("demo")
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hatch_lower.backends.testing.bench import Exports, Facts
@@ -29,7 +29,7 @@ HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # a public name is imported when it is first used
     if name not in HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"

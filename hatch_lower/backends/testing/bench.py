@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch.export import ExportedProgram
@@ -42,7 +42,7 @@ class Facts(TypedDict, total=False):
 
     delegate: type[Delegate]
     """A run half that stands for the installed one."""
-    variations: Mapping[str, Sequence[Any]]
+    variations: Mapping[str, Sequence[object]]
     """Option to other values, each of which must change a result or a key."""
     computes: bool
     """Whether the run half computes, which is taken for granted; that of `null` does not."""
@@ -64,9 +64,9 @@ class Subject:
     """What is examined: a backend, its options as a recipe has them, and `Facts`."""
 
     backend_id: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     delegate: type[Delegate] | None = None
-    variations: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    variations: Mapping[str, Sequence[object]] = field(default_factory=dict)
     computes: bool = True
     checks_inputs: bool = False
     packed_copies: int = 0
@@ -114,7 +114,7 @@ class Bench:
         environment = {"HATCH_LOWER_CACHE": "on", "HATCH_LOWER_CACHE_DIR": str(folder / "cache")}
         self.store: Store = open_store(environment, lambda line: None)
 
-    def partitioner(self, options: Mapping[str, Any] | None = None) -> Partitioner:
+    def partitioner(self, options: Mapping[str, object] | None = None) -> Partitioner:
         return self.backend.partitioner(dict(self.subject.options if options is None else options))
 
     def edge(self, case: Case) -> ExportedProgram:
@@ -220,7 +220,7 @@ def export(case: Case) -> ExportedProgram:
         return torch.export.export(case.module(), case.arguments()[0], dynamic_shapes=case.dynamic, strict=False)
 
 
-def called_operators(program: ExportedProgram) -> Iterator[Any]:
+def called_operators(program: ExportedProgram) -> Iterator[object]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from (node.target for node in module.graph.nodes if node.op == "call_function")
@@ -228,7 +228,7 @@ def called_operators(program: ExportedProgram) -> Iterator[Any]:
 
 def result_digest(result: PreprocessResult) -> str:
     data = result.data_store_output
-    named: Any = None
+    named: object = None
     if isinstance(data, NamedDataStoreOutput):
         places = {"": data.pte_data, **data.external_data}
         contents = [sha256_bytes(buffer) for buffer in data.buffers]

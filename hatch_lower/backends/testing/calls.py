@@ -25,9 +25,9 @@ PROBES = ("operators/perceptron", "operators/arithmetic float32", "operators/fus
 def check_runtime_refuses(bench: Bench, cases: Sequence[Case]) -> str:
     """Call a lowered program with wrong arguments, and then look at what its delegate is given for right ones."""
     case = probe(bench, cases, *PROBES)
-    handed: list[list[Any]] = []
+    handed: list[list[object]] = []
 
-    def note(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
+    def note(delegate: Delegate, inputs: list[Tensor]) -> Sequence[object]:
         handed.append(list(inputs))
         return delegate.run(inputs)
 
@@ -104,7 +104,7 @@ def signature_of(module: LoweredBackendModule) -> tuple[str, ...]:
     return tuple(described(node.meta["val"]) for node in nodes)
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     if not isinstance(value, Tensor):
         return "a number"
     shape, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))

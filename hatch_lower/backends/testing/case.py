@@ -60,7 +60,7 @@ class Program(torch.nn.Module):
 
 
 Make = Callable[[Data], Program]
-Calls = Callable[[Data], tuple[tuple[Any, ...], ...]]
+Calls = Callable[[Data], tuple[tuple[object, ...], ...]]
 
 
 def module(forward: Callable[..., object], /, **state: Any) -> Program:
@@ -85,7 +85,7 @@ def weighted(forward: Callable[..., object], low: float = -3, high: float = 3, *
     )
 
 
-def twice(make: Callable[[Data], tuple[Any, ...]]) -> Calls:
+def twice(make: Callable[[Data], tuple[object, ...]]) -> Calls:
     return lambda data: (make(data), make(data))
 
 
@@ -94,7 +94,7 @@ def sizes(*calls: tuple[tuple[int, ...], ...], **drawing: Any) -> Calls:
     return lambda data: tuple(tuple(data.draw(*shape, **drawing) for shape in shapes) for shapes in calls)
 
 
-def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: Any) -> Calls:
+def drawn(*shapes: tuple[int, ...], calls: int = 2, **drawing: object) -> Calls:
     """Return a function that draws tensors of these shapes for each call; `drawing` goes to `Data.draw`."""
     return sizes(*[shapes] * calls, **drawing)
 

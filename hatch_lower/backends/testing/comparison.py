@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,17 +80,17 @@ def words(error: BaseException) -> str:
 class Call:
     # of a module in eager mode
     # as they were before it
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     # what it returned
-    result: Any
+    result: object
     # the arguments as it left them
-    after: tuple[Any, ...]
+    after: tuple[object, ...]
 
-    def copied(self) -> tuple[Any, ...]:
+    def copied(self) -> tuple[object, ...]:
         return copy.deepcopy(self.arguments)
 
 
-def eager_calls(module: torch.nn.Module, calls: tuple[tuple[Any, ...], ...]) -> list[Call]:
+def eager_calls(module: torch.nn.Module, calls: tuple[tuple[object, ...], ...]) -> list[Call]:
     # what the module keeps from one call to the next stays with it
     made = []
     for arguments in calls:
@@ -112,7 +111,7 @@ def subnormals_flushed() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def first_difference(found: Any, expected: Any, tolerance: Tolerance, *others: Any) -> str:
+def first_difference(found: object, expected: object, tolerance: Tolerance, *others: object) -> str:
     """Return where and how two results differ first; empty if they agree.
 
     Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance, with `expected`
@@ -130,7 +129,7 @@ def first_difference(found: Any, expected: Any, tolerance: Tolerance, *others: A
     return ""
 
 
-def leaf_difference(found: Any, expected: Any, tolerance: Tolerance) -> str:
+def leaf_difference(found: object, expected: object, tolerance: Tolerance) -> str:
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         same = type(found) is type(expected) and (found == expected or (found != found and expected != expected))
         close = isinstance(found, float) and isinstance(expected, float) and abs(found - expected) <= tolerance.atol

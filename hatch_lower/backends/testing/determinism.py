@@ -72,7 +72,7 @@ def start(seed: str, folder: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str, Any]:
+def ask(process: subprocess.Popen[str], question: Mapping[str, object]) -> dict[str, object]:
     try:
         answer, said = process.communicate(json.dumps(question), timeout=LIMIT)
     except subprocess.TimeoutExpired as error:
@@ -81,7 +81,7 @@ def ask(process: subprocess.Popen[str], question: Mapping[str, Any]) -> dict[str
         raise Fault(f"lowering in another process takes more than {LIMIT} seconds") from error
     if process.returncode:
         raise Fault(f"lowering fails in another process: {(said.strip().splitlines() or ['nothing said'])[-1]:.300}")
-    digests: dict[str, Any] = json.loads(answer.strip().splitlines()[-1])
+    digests: dict[str, object] = json.loads(answer.strip().splitlines()[-1])
     return digests
 
 

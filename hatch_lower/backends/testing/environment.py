@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from hatch_lower.backends.testing.bench import Bench
@@ -83,12 +82,12 @@ def variables_read(is_own: Callable[[str], bool]) -> Iterator[set[str]]:
 
 
 @contextmanager
-def heard() -> Iterator[list[tuple[str, Any]]]:
+def heard() -> Iterator[list[tuple[str, object]]]:
     # an audit hook cannot be removed: later it does nothing
-    events: list[tuple[str, Any]] = []
+    events: list[tuple[str, object]] = []
     active = True
 
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
         if active and (event in NETWORK or event in FILES):
             events.append((event, arguments[event.startswith("socket.connect") or event == "socket.sendto"]))
 
@@ -99,7 +98,7 @@ def heard() -> Iterator[list[tuple[str, Any]]]:
         active = False
 
 
-def refuse_events(events: Sequence[tuple[str, Any]], home: str) -> None:
+def refuse_events(events: Sequence[tuple[str, object]], home: str) -> None:
     folders = [home, os.path.expanduser("~")]
     code = [*filter(None, sys.path), sys.prefix, sys.base_prefix, os.getcwd(), tempfile.gettempdir()]
     for event, argument in events:

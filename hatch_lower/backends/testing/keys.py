@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,14 +110,14 @@ def check_options(bench: Bench, cases: Sequence[Case]) -> str:
     return ", ".join(f"`{name}`" for name in variations)
 
 
-def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any]) -> dict[str, Request]:
+def requests_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, object]) -> dict[str, Request]:
     partitioner = bench.partitioner(options)
     with quiet():
         programs = [bench.exports.edge(case, partitioner) for case in cases]
     return {key: request for program in programs for key, request in bench.keyed(bench.requests(program, partitioner))}
 
 
-def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, Any], keys: Set[str]) -> dict[str, str]:
+def results_with(bench: Bench, cases: Sequence[Case], options: Mapping[str, object], keys: Set[str]) -> dict[str, str]:
     if not keys:
         return {}
     requests = requests_with(bench, cases, options)

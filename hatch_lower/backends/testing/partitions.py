@@ -47,7 +47,7 @@ def check_graph_is_left(bench: Bench, cases: Sequence[Case]) -> str:
     return f"{len(chosen)} programs"
 
 
-def description(program: ExportedProgram) -> Any:
+def description(program: ExportedProgram) -> object:
     nodes = [
         (node.name, node.op, str(node.target), sorted(set(node.meta) - {DELEGATION_TAG}), node.meta.get("debug_handle"))
         for graph_module in graph_modules(program.graph_module)
@@ -57,7 +57,7 @@ def description(program: ExportedProgram) -> Any:
     return structure_digest(program), nodes, list(state), program.graph_module.code
 
 
-def tags_of(program: ExportedProgram) -> list[tuple[str, Any]]:
+def tags_of(program: ExportedProgram) -> list[tuple[str, object]]:
     return [
         (node.name, node.meta.get(DELEGATION_TAG))
         for graph_module in graph_modules(program.graph_module)
@@ -100,7 +100,7 @@ def steps_for(bench: Bench, count: int) -> int:
 def counted() -> Iterator[list[int]]:
     steps = [0]
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         if event == "opcode":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -56,14 +55,14 @@ def refuse_null(bench: Bench) -> None:
 
 
 Load = Callable[[type[Delegate], DelegateBlob, Sequence[Tensor]], Delegate]
-Run = Callable[[Delegate, list[Tensor]], Sequence[Any]]
+Run = Callable[[Delegate, list[Tensor]], Sequence[object]]
 
 
 def plain_load(kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
     return kind.load(blob, constants)
 
 
-def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[Any]:
+def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[object]:
     return delegate.run(inputs)
 
 
@@ -78,7 +77,7 @@ def watched(kind: type[Delegate], load: Load = plain_load, run: Run = plain_run)
         def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
             return cls(load(kind, blob, constants))
 
-        def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+        def run(self, inputs: list[Tensor]) -> Sequence[object]:
             return run(self._inner, inputs)
 
     return Watched

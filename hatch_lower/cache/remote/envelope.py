@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.remote.signing import SigningKey
@@ -33,8 +32,8 @@ class SharedEntry:
     """What an entry says."""
 
     key: str
-    value: Any
-    components: Mapping[str, Any]
+    value: object
+    components: Mapping[str, object]
     # sha256 and size in bytes of each blob that the value refers to, in the order of the record
     blobs: tuple[tuple[str, int], ...]
     native: bool  # whether any of it is native code
@@ -91,14 +90,14 @@ def read_envelope(data: bytes) -> tuple[SharedEntry, Signature | None]:
     return entry, read_signature(envelope.get("signature"))
 
 
-def is_blob(value: Any) -> bool:
+def is_blob(value: object) -> bool:
     match value:
         case [str(name), int(size)]:
             return DIGEST.fullmatch(name) is not None and 0 <= size < 1 << 63
     return False
 
 
-def read_signature(value: Any) -> Signature | None:
+def read_signature(value: object) -> Signature | None:
     if value is None:
         return None
     if not (isinstance(value, dict) and isinstance(value.get("key"), str) and isinstance(value.get("ed25519"), str)):
@@ -111,7 +110,7 @@ def read_signature(value: Any) -> Signature | None:
         raise ValueError("a signature that is not base64") from error
 
 
-def is_native(value: Any) -> bool:
+def is_native(value: object) -> bool:
     """Return whether a record's value speaks of native code: a `target`, `native` files, a suffix of libraries."""
     if isinstance(value, Mapping):
         suffix = value.get("suffix")

@@ -22,7 +22,7 @@ def reason_to_refuse(value: Any) -> str:
     return next(filter(None, map(reason_to_refuse_one, value["results"] if joint else [value])), "")
 
 
-def reason_to_refuse_one(value: Any) -> str:
+def reason_to_refuse_one(value: object) -> str:
     if not isinstance(value, Mapping) or value.keys() - {"head"} != FIELDS:
         return "says more than what one partition came to"
     try:

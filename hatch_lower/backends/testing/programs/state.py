@@ -181,14 +181,14 @@ def branches(self: Program, x: Tensor) -> object:
 
 
 def nested_branches(self: Program, x: Tensor) -> object:
-    def positive(x: Tensor) -> Any:
+    def positive(x: Tensor) -> object:
         return torch.cond(x.sum() > 5, lambda x: x * 2, lambda x: x * 3, (x,))
 
     return torch.cond(x.sum() > 0, positive, lambda x: x - 1, (x,)) + 1
 
 
 def loop(self: Program, x: Tensor) -> object:
-    def step(index: Tensor, value: Tensor) -> Any:
+    def step(index: Tensor, value: Tensor) -> object:
         return index + 1, torch.sin(value) * self.scale
 
     repeat: Any = while_loop
@@ -214,7 +214,7 @@ def data_dependent(self: Program, x: Tensor) -> object:
 def control_cases() -> Iterator[Case]:
     dynamic = {"x": {0: Dim("rows", max=32)}}
 
-    def both_ways(data: Data) -> tuple[tuple[Any, ...], ...]:
+    def both_ways(data: Data) -> tuple[tuple[object, ...], ...]:
         rows = data.draw(4, 3).abs()
         return (rows,), (-rows,), (rows * 9,)
 
