@@ -41,14 +41,12 @@ class Project(Frozen):
     def pattern_warnings(self) -> Iterator[str]:
         """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
         root = self.settings.root
-        inputs, exclude = self.tables
+        # a pattern without a place, `*.pt` say, is written for files that may come
         placed = [
             pattern for pattern in self.exclude if "/" in pattern.rstrip("/") and not pattern.startswith(("!", "**"))
         ]
-        for pattern, where in (
-            *((pattern, inputs) for pattern in self.settings.inputs),
-            *((pattern, exclude) for pattern in placed),
-        ):
+        tables = zip((self.settings.inputs, placed), self.tables, strict=True)
+        for pattern, where in [(pattern, table) for patterns, table in tables for pattern in patterns]:
             if is_something(root, pattern):
                 continue
             roots = [folder.relative_to(root) for folder in self.view.import_roots if folder.is_relative_to(root)]
@@ -68,21 +66,18 @@ class Project(Frozen):
                 hint="bring them back, and let the model's code remove only what it has made itself",
             )
 
-    def repetition_warnings(self, payload: Sequence[PayloadFile]) -> list[str]:
-        """Return a warning for each packaged file that holds tensors of the payload again."""
-        if not any(file.distributed.endswith(".safetensors") for file in (*self.selected, *self.forced)):
-            return []
+    def repetition_warnings(self, payload: Sequence[PayloadFile]) -> Iterator[str]:
+        """Yield a warning for each packaged file that holds tensors of the payload again."""
+        files = (*self.selected, *self.forced)
+        if not any(file.distributed.endswith(".safetensors") for file in files):
+            return
         from hatch_lower.hatch.duplicates import find_repeated, repetition_warning
 
-        where = "tool.hatch.build.targets.wheel"
-        root = self.settings.root
-        warnings = [
-            repetition_warning(repeated, repeated.file.path.relative_to(root).as_posix(), self.exclude, where)
-            for repeated in find_repeated(self.selected, payload)
-        ]
-        return warnings + [
-            repetition_warning(repeated, "", (), where) for repeated in find_repeated(self.forced, payload)
-        ]
+        root, forced = self.settings.root, {id(file) for file in self.forced}
+        for repeated in find_repeated(files, payload):
+            path = repeated.file.path
+            relative = "" if id(repeated.file) in forced else path.relative_to(root).as_posix()
+            yield repetition_warning(repeated, relative, self.exclude, "tool.hatch.build.targets.wheel")
 
 
 def read_project(hook: Hook, build_data: BuildData) -> Project:

@@ -10,7 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Concatenate, ParamSpec
 
 from hatch_lower.build.inputs.distributions import Distribution, find_distributions, mark_of_distribution
 from hatch_lower.build.inputs.modules import (
@@ -31,23 +31,19 @@ PORTIONS = " + "  # between the places of a namespace package
 LINK = " through "  # between what is at a path and where the link leads that is there
 # Where modules are that this package itself gives to the export: its own, and those made for the build
 PROVIDED = "hatch-lower"
+Subject = ParamSpec("Subject")
 
 
-Method = TypeVar("Method", bound=Callable[..., str])
-
-
-def remembered(method: Method) -> Method:
+def remembered(method: Callable[Concatenate[Present, Subject], str]) -> Callable[Concatenate[Present, Subject], str]:
     """Let a method of `Present` find each answer once: all stored results of a build ask about the same files."""
-    name = method.__name__
 
-    def answer(self: Present, *asked: str | tuple[str, ...]) -> str:
-        key = (name, *asked)
+    def answer(self: Present, /, *subject: Subject.args, **named: Subject.kwargs) -> str:
+        key = (method.__name__, *subject, *named.items())
         if key not in self._answers:
-            self._answers[key] = method(self, *asked)
+            self._answers[key] = method(self, *subject, **named)
         return self._answers[key]
 
-    answer.__doc__ = method.__doc__
-    return cast(Method, answer)
+    return answer
 
 
 class Present:
@@ -70,7 +66,7 @@ class Present:
         self._import_folders = frozenset(map(os.path.realpath, self._entries))
         self._library = frozenset(prefix for folder in standard_library() for prefix in spellings(folder))
         self._listings: dict[str, Listing | None] = {}
-        self._answers: dict[tuple[str | tuple[str, ...], ...], str] = {}
+        self._answers: dict[tuple[object, ...], str] = {}
         self._distributions: Mapping[str, Distribution] | None = None
 
     @property
