@@ -23,9 +23,8 @@ from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_d
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
-from hatch_lower.runtime.files import PackagedFolder, open_folder
+from hatch_lower.runtime.files import PackagedFolder, Recorded, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
-from hatch_lower.runtime.recorded import Recorded
 
 MANIFEST = "_lowered/manifest.json"
 SBOM = f"{FOLDER}/{SBOM_FILE}"  # of a folder `.dist-info`

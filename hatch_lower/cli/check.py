@@ -30,8 +30,7 @@ from hatch_lower.cli.output import count, show, show_json, size_text
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import FileEntry, ModelEntry, read_manifest
 from hatch_lower.hatch.terminal import table_lines
-from hatch_lower.runtime.files import PackagedFolder, files_of, open_folder
-from hatch_lower.runtime.recorded import Recorded, record_digest
+from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder, record_digest
 
 if TYPE_CHECKING:
     from hatch_lower.runtime.check import CheckRow

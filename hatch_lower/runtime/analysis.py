@@ -162,18 +162,16 @@ class Aliasing:
             self._slots[instruction.out] = self._roots_of_instruction(instruction)
 
     def roots_of(self, *arguments: Argument) -> Roots:
-        return NOTHING.union(*(self._roots_of_references(argument) for argument in arguments))
+        references = [reference for argument in arguments for reference in references_in(argument)]
+        return NOTHING.union(
+            *(
+                self._slots[reference.slot] if isinstance(reference, Value) else {self.constant_root(reference.name)}
+                for reference in references
+            )
+        )
 
     def constant_root(self, name: str) -> Root:
         return Root(True, self._constants[name].storage)
-
-    def _roots_of_references(self, argument: Argument) -> Roots:
-        roots: Roots = NOTHING
-        for reference in references_in(argument):
-            roots |= (
-                self._slots[reference.slot] if isinstance(reference, Value) else {self.constant_root(reference.name)}
-            )
-        return roots
 
     def _roots_of_instruction(self, instruction: Instruction) -> Roots:
         if isinstance(instruction, OpCall) and not may_return_alias(self._operators[instruction.op]):

@@ -25,6 +25,7 @@ from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
+from hatch_lower.runtime.refusals import describe_value
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
 
@@ -56,7 +57,7 @@ def check_model(
     # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
     entry = folder.manifest.models[model]
     kinds = DelegateKinds()
-    damaged = [CheckRow(model, "", "", "damaged", str(each)) for each in folder.faults(model)]
+    damaged = [CheckRow(model, "", "", "damaged", str(fault)) for fault in folder.faults(model)]
     if damaged:
         yield from damaged
         return
@@ -139,9 +140,9 @@ def check_method(
     return "ok", "", comparison.largest_error
 
 
-def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -> tuple[list[Any], str]:
+def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -> tuple[list[object], str]:
     """Return a method's flat check inputs, or why they are not all there."""
-    leaves: list[Any] = []
+    leaves: list[object] = []
     sizes: dict[str, int] = {}
     found: dict[int, Tensor] = {}
     for index, entry in enumerate(method.inputs):
@@ -156,10 +157,10 @@ def input_leaves(name: str, method: MethodPlan, tensors: Mapping[str, Tensor]) -
     for index, entry in enumerate(method.inputs):
         if isinstance(entry, TensorInput):
             tensor = found[index]
-            known = all(symbols_in(each) <= sizes.keys() for each in entry.stride)
+            known = all(symbols_in(stride) <= sizes.keys() for stride in entry.stride)
             if index in mutated and known and len(entry.stride) == tensor.dim():
                 # what is changed in place must lie in memory as it did where the method was exported
-                strides = [evaluate(each, sizes) for each in entry.stride]
+                strides = [evaluate(stride, sizes) for stride in entry.stride]
                 tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
             leaves.append(tensor)
         elif isinstance(entry, LiteralInput):
@@ -180,24 +181,24 @@ def as_dtype(stored: Tensor, dtype: str) -> Tensor:
     return stored.clone().view(getattr(torch, dtype)).squeeze(-1)
 
 
-def literal_value(literal: Literal) -> Any:
+def literal_value(literal: Literal) -> object:
     if not isinstance(literal, Special):
         return literal
     return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
 
 
-def call_arguments(method: MethodPlan, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+def call_arguments(method: MethodPlan, leaves: list[object]) -> tuple[list[object], dict[str, object]]:
     # a method may change its arguments: each call gets tensors of its own
-    copies = iter([each.clone() if isinstance(each, Tensor) else each for each in leaves])
-    values = [(each, build_tree(each.tree, copies.__next__)) for each in method.parameters]
+    copies = iter([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
     return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
 
 
-def build_tree(tree: Tree, leaf: Callable[[], Any]) -> Any:
+def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:
     if tree is None or isinstance(tree, Leaf):
         return None if tree is None else leaf()
-    children = [build_tree(each, leaf) for each in tree.children]
+    children = [build_tree(child, leaf) for child in tree.children]
     match tree.kind:
         case "list":
             return children
@@ -220,13 +221,13 @@ class Comparison:
         self._expected = [tensors.get(f"{name}/output/{index}") for index in range(len(self._paths))]
         self._tolerance = tolerance
 
-    def difference(self, given: list[Any], call: str) -> str:
+    def difference(self, given: list[object], call: str) -> str:
         for path, expected, leaf in zip(self._paths, self._expected, given, strict=True):
             if found := self._leaf_difference(expected, leaf):
                 return f"`{path}`{call}: {found}"
         return ""
 
-    def _leaf_difference(self, expected: Tensor | None, given: Any) -> str:
+    def _leaf_difference(self, expected: Tensor | None, given: object) -> str:
         if expected is None or not isinstance(given, Tensor):
             is_same = expected is None and not isinstance(given, Tensor)  # numbers are not packaged
             return "" if is_same else f"{kind_text(given)} instead of {kind_text(expected)}"
@@ -238,9 +239,7 @@ class Comparison:
         return difference
 
 
-def kind_text(value: Any) -> str:
-    if value is None:
-        return "no tensor"
-    if not isinstance(value, Tensor):
-        return f"a value of type {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+def kind_text(value: object) -> str:
+    if isinstance(value, Tensor):
+        return describe_value(value)
+    return "no tensor" if value is None else f"a value of type {type(value).__name__}"

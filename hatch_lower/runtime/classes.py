@@ -33,7 +33,7 @@ OUTPUT_METHODS = ("__post_init__", "__setattr__", "__setitem__")  # what they do
 # methods that may run when an object is made and thrown away
 MAKING = ("__new__", "__init__", "__post_init__", "__setattr__", "__setitem__", "__del__")
 
-Maker = Callable[..., Any]
+Maker = Callable[..., object]
 
 
 class NoClassError(Exception):
@@ -85,7 +85,7 @@ def find_class(type_name: str, owner: str) -> type:
     if not modules or not owns(distribution, modules):
         raise NoClassError(f"the distribution `{owner}` has no module `{module}`")
     try:
-        found: Any = importlib.import_module(module)
+        found: object = importlib.import_module(module)
     except Exception as error:  # it may fail in any way of its own
         raise NoClassError(f"`{module}` cannot be imported: {type(error).__name__}") from error
     for part in name.split("."):
@@ -198,7 +198,7 @@ def object_maker(kind: type, keys: list[str]) -> Maker:
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     is_output = is_output_class(kind)
 
-    def make(*children: Any) -> Any:
+    def make(*children: object) -> object:
         made = base.__new__(kind)
         given = dict(zip(keys, children, strict=True))
         for field in fields:
@@ -232,10 +232,10 @@ def has_plain_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory in (list, dict, set, tuple)
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> object:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def is_computed(attribute: Any) -> bool:
+def is_computed(attribute: object) -> bool:
     # setting such an attribute runs code of the class
     return hasattr(type(attribute), "__set__") and not isinstance(attribute, MemberDescriptorType)

@@ -13,6 +13,7 @@ import torch
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import Plan, signature_text
+from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.writer import MethodWriter
 
 
@@ -22,11 +23,7 @@ class MethodCode:
 
     source: str  # of the module that defines the function
     code: CodeType  # `source`, compiled
-    function: str  # the identifier of the method's function
-    objects: Mapping[str, object]  # identifier to what is the same for all instances
-    constants: Mapping[str, str]  # identifier to the constant's name
-    delegates: Mapping[str, int]  # identifier to the delegate's index
-    lock: str  # the identifier of the lock; empty where the method takes none
+    names: Names
     signature: inspect.Signature  # the Python signature that callers see
     text: str  # the signature with dtypes and symbolic shapes
 
@@ -34,7 +31,6 @@ class MethodCode:
 def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bool = False) -> MethodCode:
     writer = MethodWriter(plan, name, is_locked, checks_outputs)
     source = "\n".join(writer.write()) + "\n"
-    names = writer.names
     parameters = [
         inspect.Parameter(
             parameter.name,
@@ -52,29 +48,21 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bo
             hint="install the distribution again; if that does not help, build its wheel again",
         ) from error
     return MethodCode(
-        source,
-        code,
-        names.local("method"),
-        names.objects,
-        {identifier: constant for constant, identifier in names.constants.items()},
-        {identifier: index for index, identifier in names.delegates.items()},
-        names.local("lock") if is_locked else "",
-        inspect.Signature(parameters),
-        signature_text(name, plan.methods[name]),
+        source, code, writer.names, inspect.Signature(parameters), signature_text(name, plan.methods[name])
     )
 
 
 def link_method(
     code: MethodCode, name: str, constants: Mapping[str, torch.Tensor], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
+    names = code.names
     # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there
-    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **code.objects}
-    namespace.update({identifier: constants[constant] for identifier, constant in code.constants.items()})
-    namespace.update({identifier: runs[index] for identifier, index in code.delegates.items()})
-    if code.lock:
-        namespace[code.lock] = lock
+    namespace: dict[str, Any] = {"__builtins__": builtins, "__name__": "hatch_lower.program", **names.objects}
+    namespace.update({identifier: constants[constant] for constant, identifier in names.constants.items()})
+    namespace.update({identifier: runs[index] for index, identifier in names.delegates.items()})
+    namespace[names.local("lock")] = lock
     exec(code.code, namespace)
-    function = namespace[code.function]
+    function = namespace[names.local("method")]
     function.__name__ = function.__qualname__ = name
     function.__doc__ = code.text
     function.__signature__ = code.signature

@@ -17,7 +17,7 @@ class Record(Mapping[str, Any]):
 
     __slots__ = ("_fields", "_type_name")
 
-    def __init__(self, type_name: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, type_name: str, fields: Mapping[str, object]) -> None:
         self._type_name = type_name
         self._fields = dict(fields)
 
@@ -51,15 +51,15 @@ class Builder:
     # the class is looked for when the first object is needed: its module may take long to import
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._build: Callable[..., Any] | None = None
+        self._build: Callable[..., object] | None = None
 
-    def __call__(self, *children: Any) -> Any:
+    def __call__(self, *children: object) -> object:
         if self._build is None:
             self._build = choose_builder(self._container)
         return self._build(*children)
 
 
-def choose_builder(container: Container) -> Callable[..., Any]:
+def choose_builder(container: Container) -> Callable[..., object]:
     # a `Record` or new named tuple stands for an object whose class is not to be had
     try:
         return find_maker(container)
@@ -129,7 +129,7 @@ def take_apart(method: str, tree: Tree, path: str) -> Callable[[object], list[ob
     return leaves_of
 
 
-def children_of(container: Container, value: Any) -> list[Any] | None:
+def children_of(container: Container, value: Any) -> list[object] | None:
     keys = container.keys
     match container.kind:
         case "tuple" | "list":

@@ -32,7 +32,7 @@ class EagerModel:
         self._methods = {name: without_gradients(getattr(*bound)) for name, bound in modules.items()}
 
     @property
-    def methods(self) -> Mapping[str, Callable[..., Any]]:
+    def methods(self) -> Mapping[str, Callable[..., object]]:
         return MappingProxyType(self._methods)
 
     def clone(self) -> "EagerModel":
@@ -87,9 +87,9 @@ def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
     return None
 
 
-def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_gradients(function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with torch.no_grad():
             return function(*args, **kwargs)
 

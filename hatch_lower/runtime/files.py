@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from hatch_lower.canonical import sha256_bytes, sha256_file
+from hatch_lower.canonical import open_file, sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.recorded import Recorded
 
 FOLDER = "_lowered"
 MANIFEST = "manifest.json"
 EAGER = "eager.json"
+
+
+class Recorded(Frozen):
+    """What a RECORD says of the files in one `_lowered` folder."""
+
+    # The manifest lists every file of a model with its sha256, and so does the RECORD that an installer wrote, or that
+    # a wheel brings. The two are compared with each other, so each file is read once.
+
+    owner: str  # whose RECORD it is, for messages
+    digests: Mapping[str, str]  # path in the folder → sha256 in hexadecimal; empty where RECORD has none
+
+    def faults(self, folder: Path, model: str, files: Iterable[FileEntry]) -> Iterator[ProgramError]:
+        """Yield what is wrong with the files of one model, beside the contents of those that the manifest lists."""
+        listed = {entry.path: entry.sha256 for entry in files}
+        if not self.digests.get(MANIFEST):
+            yield self._fault(folder / MANIFEST, "it has no sha256 of this file")
+        for path, sha256 in listed.items():
+            recorded = self.digests.get(path)
+            if recorded is None:
+                yield self._fault(folder / path, "it does not list this file, which the manifest lists")
+            elif recorded != sha256:
+                found = "it has another sha256 than the manifest" if recorded else "it has no sha256 of this file"
+                yield self._fault(folder / path, found)
+        for path, recorded in self.digests.items():
+            if path.startswith(f"{model}/") and path not in listed:
+                found = self._difference(folder / path, recorded)
+                if found:
+                    yield self._fault(folder / path, found)
+
+    def _difference(self, path: Path, recorded: str) -> str:
+        try:
+            if not path.is_file():
+                return "it lists this file, which is missing"
+            return "" if recorded and sha256_file(path) == recorded else "it has another sha256 of this file"
+        except (OSError, ValueError) as error:
+            return f"it lists this file, which cannot be read: {type(error).__name__}: {error}"
+
+    def _fault(self, path: Path, found: str) -> ProgramError:
+        return ProgramError(
+            f"the RECORD of {self.owner} does not vouch for a packaged program file",
+            where=str(path),
+            found=found,
+            hint="install the distribution again; if that does not help, build its wheel again",
+        )
+
+
+def record_digest(text: str) -> str:
+    """Return the hexadecimal sha256 of RECORD's `sha256=<base64 without padding>`; empty for anything else."""
+    algorithm, _, value = text.partition("=")
+    try:
+        digest = base64.urlsafe_b64decode(f"{value}{'=' * (-len(value) % 4)}")
+    except (binascii.Error, ValueError):
+        return ""
+    return digest.hex() if algorithm == "sha256" else ""
 
 
 class PackagedFolder(Frozen):
@@ -64,25 +120,18 @@ class PackagedFolder(Frozen):
             raise refused(path, "another sha256 than the manifest says")
         return data
 
-    def check(self, entry: FileEntry) -> Path:
-        # in pieces: a delegate's file may be larger than memory
+    def check(self, entry: FileEntry, head: Head | None = None) -> None:
+        """Compare a file with its digest; where a `head` is given, only its beginning, and nothing else is read."""
         path = self.locate(entry)
         try:
-            digest = sha256_file(path)
+            # in pieces: a delegate's file may be larger than memory
+            digest = sha256_file(path, head.size if head is not None else None)
         except OSError as error:
             raise unreadable(path, error) from error
-        if digest != entry.sha256:
-            raise refused(path, "another sha256 than the manifest says")
-        return path
-
-    def check_head(self, entry: FileEntry, head: Head) -> None:
-        path = self.locate(entry)
-        try:
-            digest = sha256_file(path, head.size)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        if digest != head.sha256:
+        if head is not None and digest != head.sha256:
             raise refused(path, f"another sha256 of the first {head.size} bytes than the plan says")
+        if head is None and digest != entry.sha256:
+            raise refused(path, "another sha256 than the manifest says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:
         """Refuse delegates that every user may replace, or could between the comparison of digests and the loading."""
@@ -157,13 +206,11 @@ def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        # a pipe in the file's place must not make us wait for it
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise refused(path, "no regular file")
+        with open_file(path) as file:
             return file.read()
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:
+            raise refused(path, "no regular file") from error
         raise unreadable(path, error) from error
 
 

@@ -20,7 +20,7 @@ from hatch_lower.format.inputs import (
     is_contiguous,
 )
 from hatch_lower.format.plan import MethodPlan
-from hatch_lower.runtime.analysis import SIZE, bind_symbols
+from hatch_lower.runtime.analysis import SIZE, Binding
 from hatch_lower.runtime.names import Names, expression_code
 from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 
@@ -28,14 +28,14 @@ from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
 class InputWriter:
     """Writes the checks of one method's leaves, of which `leaves` are the variables."""
 
-    def __init__(self, plan: MethodPlan, names: Names, refusals: Refusals, leaves: Sequence[str]) -> None:
+    def __init__(
+        self, plan: MethodPlan, names: Names, refusals: Refusals, leaves: Sequence[str], bindings: Sequence[Binding]
+    ) -> None:
         self._plan = plan
         self._names = names
         self._refusals = refusals
         self._leaves = leaves
-        self._bindings = {
-            (binding.input, binding.dimension, binding.symbol): binding for binding in bind_symbols(plan.inputs)
-        }
+        self._bindings = {(binding.input, binding.dimension, binding.symbol): binding for binding in bindings}
         self._mutated = frozenset(index for index, _ in plan.input_mutations)
         self.symbols: dict[str, str] = {}  # the variable that holds each symbol's value once the checks are done
 

@@ -13,8 +13,16 @@ from hatch_lower.format.codec import decode_file
 from hatch_lower.format.results import SBOM_FILE
 from hatch_lower.format.values import QualifiedName, RelativePath
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.files import EAGER, FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
-from hatch_lower.runtime.recorded import Recorded, record_digest
+from hatch_lower.runtime.files import (
+    EAGER,
+    FOLDER,
+    MANIFEST,
+    PackagedFolder,
+    Recorded,
+    open_folder,
+    read_bytes,
+    record_digest,
+)
 
 EAGER_SCHEMA = 1
 

@@ -180,7 +180,6 @@ def load_recipe(
         functools.partial(load_recipe, folder, model, constants, kinds),
         MappingProxyType({name: folder.path / asset.path for name, asset in entry.assets.items()}),
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
-        load,
     )
     return LoadedModel(executor, provenance)
 
@@ -198,11 +197,8 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
         if file.path in weights:
             continue
         known = dict.fromkeys(heads.get(file.path, [None]))
-        for head in known:
-            if head is None:
-                folder.check(file)
-            elif None not in known:
-                folder.check_head(file, head)
+        for head in (None,) if None in known else known:
+            folder.check(file, head)
     where = str(folder.path / files.plan.path)
     for entry in plan.delegates:
         for path in (entry.file, *(data.file for data in entry.data.values())):
@@ -225,27 +221,20 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
 
 def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
     model, export = found.model, entry.export
+    not_eagerly = 'install the project editable with `editable = "lower"`, or not editable'
+
+    def refused(what: str, hint: str = not_eagerly) -> ProgramError:
+        return ProgramError(f"model `{model}` runs eagerly and has no {what}", where=export, hint=hint)
+
     if verify:
-        raise ProgramError(
-            f"model `{model}` runs eagerly and has no packaged files to verify",
-            where=export,
-            hint='leave out `verify`, install the project editable with `editable = "lower"`, or not editable',
-        )
+        raise refused("packaged files to verify", f"leave out `verify`, {not_eagerly}")
 
     def refuse_debug() -> NoReturn:
-        raise ProgramError(
-            f"model `{model}` runs eagerly and has no debug map",
-            where=export,
-            hint='install the project editable with `editable = "lower"`, or not editable',
-        )
+        raise refused("debug map")
 
     def load_again(recipe: str | None) -> LoadedModel:
         if recipe not in (None, "eager"):
-            raise ProgramError(
-                f"model `{model}` runs eagerly and has no recipe `{recipe}`",
-                where=export,
-                hint='install the project editable with `editable = "lower"`, or not editable',
-            )
+            raise refused(f"recipe `{recipe}`")
         provenance = Provenance(
             model,
             "eager",
@@ -254,7 +243,6 @@ def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, ver
             load_again,
             MappingProxyType(entry.assets),
             f"{found.distribution}:{model}",
-            load,
         )
         return LoadedModel(make_eager(model, export), provenance)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hatch_lower
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.executor import Runnable
@@ -15,27 +16,15 @@ if TYPE_CHECKING:
 
 
 class Provenance(Frozen):
-    """Where a loaded model comes from.
-
-    Args:
-        name: the model's name.
-        recipe: the recipe's name; `eager` in an editable install that runs the module itself.
-        recipes: of the model, in load order.
-        read_debug: reads the recipe's debug file.
-        load_recipe: loads the same model in another recipe, over the same mapped constants.
-        assets: the files that its project packages with it, by name.
-        source: the installed model, `distribution:model`, or the model's folder.
-        load: loads the model at `source` in a recipe.
-    """
+    """Where a loaded model comes from."""
 
     name: str
-    recipe: str
-    recipes: tuple[str, ...]
+    recipe: str  # `eager` in an editable install that runs the module itself
+    recipes: tuple[str, ...]  # of the model, in load order
     read_debug: Callable[[], DebugMap]
-    load_recipe: Callable[[str], LoadedModel]
+    load_recipe: Callable[[str], LoadedModel]  # the same model in another recipe, over the same mapped constants
     assets: Mapping[str, Path]
-    source: str | Path
-    load: Callable[..., LoadedModel]
+    source: str | Path  # the installed model, `distribution:model`, or the model's folder
 
 
 class LoadedModel:
@@ -70,18 +59,14 @@ class LoadedModel:
         return f"<LoadedModel `{self.name}`, recipe `{self.recipe}`: {', '.join(self.methods)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let another process load the model again, by its name or path.
-
-        Raises:
-            ProgramError: if calls may have changed its state, which stays here.
-        """
+        # another process loads the model again, by its name or path; its state stays here
         if self._runnable.has_changed():
             raise ProgramError(
                 f"model `{self.name}` cannot be sent to another process",
                 found="state that its calls may have changed, and that is not sent along",
                 hint="send it before its first call or after `reset()`, or call `load` in the other process",
             )
-        return load_again, (self._provenance.load, self._provenance.source, self.recipe)
+        return load_again, (self._provenance.source, self.recipe)
 
     def __copy__(self) -> LoadedModel:
         return LoadedModel(self._runnable, self._provenance)
@@ -160,14 +145,13 @@ class LoadedModel:
             )
 
     def _refuse_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for `forward` in a model that has none."""
         self._check_method("forward")
 
 
-def load_again(load: Callable[..., LoadedModel], source: str | Path, recipe: str) -> LoadedModel:
+def load_again(source: str | Path, recipe: str) -> LoadedModel:
     """Return a model that was sent from another process."""
-    return load(source, recipe=recipe)
+    return hatch_lower.load(source, recipe=recipe)
 
 
+# names that a method cannot have, for they are attributes of every loaded model
 RESERVED_METHOD_NAMES: frozenset[str] = frozenset(dir(LoadedModel)) | {"_call", "_provenance", "_runnable"}
-"""Names that a method cannot have, for they are attributes of every loaded model."""

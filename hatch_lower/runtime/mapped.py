@@ -122,7 +122,7 @@ def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
 
 
 # the mapping does not need the file to stay open, and a program may have more data than files may be open
-KEEP_CLOSED: Mapping[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name == "posix" else {}
+KEEP_CLOSED: Mapping[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) and os.name == "posix" else {}
 
 
 def data_files(plan: Plan) -> dict[str, DataFile]:

@@ -21,9 +21,9 @@ class Names:
         self._prefix = "_" * (underscores + 1)
         self._known: dict[Hashable, str] = {}
         self._count = 0
-        self.objects: dict[str, object] = {}
-        self.constants: dict[str, str] = {}
-        self.delegates: dict[int, str] = {}
+        self.objects: dict[str, object] = {}  # by identifier, what is the same for all instances of a program
+        self.constants: dict[str, str] = {}  # the identifiers of constants, by name
+        self.delegates: dict[int, str] = {}  # the identifiers of delegates, by index
 
     def local(self, text: str) -> str:
         # `text` is ASCII letters, digits and underscores

@@ -50,37 +50,26 @@ PYTHON_TEMPLATES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-PYTHON_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+MATH_FUNCTIONS = (
+    *("acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "floor"),
+    *("log", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+)
+PYTHON_FUNCTIONS: Mapping[str, Callable[..., object]] = MappingProxyType(
     {
+        **{name: getattr(math, name) for name in MATH_FUNCTIONS},
         "abs": abs,
-        "acos": math.acos,
-        "asin": math.asin,
-        "atan": math.atan,
-        "ceil": math.ceil,
-        "cos": math.cos,
-        "cosh": math.cosh,
-        "exp": math.exp,
-        "floor": math.floor,
         "item_bool": bool,
         "item_float": float,
         "item_int": int,
-        "log": math.log,
-        "log2": math.log2,
         "max": max,
         "min": min,
         "round": round,
-        "sin": math.sin,
-        "sinh": math.sinh,
-        "sqrt": math.sqrt,
         "sym_bool": bool,
         "sym_float": float,
         "sym_int": int,
         "sym_max": max,
         "sym_min": min,
         "sym_sum": sum,
-        "tan": math.tan,
-        "tanh": math.tanh,
-        "trunc": math.trunc,
     }
 )
 
@@ -194,17 +183,19 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
     return operator
 
 
-def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., Any]:
+def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., object]:
     if name in ALIASING:
         return functools.partial(alias_within_storage, operator._op)
     if SPARSE.fullmatch(name):
         return functools.partial(check_indices, operator._op)
     # the C++ function itself: the overload's own `__call__` only forwards to it
-    function: Callable[..., Any] = operator._op
+    function: Callable[..., object] = operator._op
     return function
 
 
-def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Sequence[int], stride: Sequence[int]) -> Any:
+def alias_within_storage(
+    operator: Callable[..., object], self: Tensor, size: Sequence[int], stride: Sequence[int]
+) -> object:
     ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
     first = self.storage_offset() + sum(min(end, 0) for end in ends)
     last = self.storage_offset() + sum(max(end, 0) for end in ends)
@@ -218,7 +209,7 @@ def alias_within_storage(operator: Callable[..., Any], self: Tensor, size: Seque
     return operator(self, size, stride)
 
 
-def check_indices(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def check_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
     # torch compares the indices of a sparse tensor with its sizes only if it is told to
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return operator(*args, **kwargs)

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def is_within(bounds: str, version: str) -> bool | None:
     found = release(plain[1])  # for these operators, `2.13.0+cpu` is `2.13.0`
     for comparison, text, wildcard in PARTS.findall(bounds):
         bound = release(text)
-        length = max(len(found), len(bound))
-        have, wanted = padded(found, length), padded(bound, length)
+        have, wanted = zip(*zip_longest(found, bound, fillvalue=0), strict=True)  # `2` and `2.0` are the same
         if wildcard and have[: len(bound)] == bound:
             continue
         if wildcard or not COMPARISONS[comparison](have, wanted):
@@ -67,11 +67,6 @@ def is_within(bounds: str, version: str) -> bool | None:
 
 def release(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split("."))
-
-
-def padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
-    # `2` and `2.0` are the same
-    return numbers + (0,) * (length - len(numbers))
 
 
 def general_reason(text: str, where: str) -> str | None:

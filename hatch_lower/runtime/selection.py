@@ -24,21 +24,19 @@ class DelegateKinds:
     def missing_reason(self, backend: str) -> str | None:
         if self._given is None and self._point(backend) is not None:
             return None
-        known = self._names()
+        known = list(self._installed if self._given is None else self._given)
         return None if backend in known else f"the delegate `{backend}` is not installed; {nearest(backend, known)}"
 
     def load(self, backend: str) -> type[Delegate]:
-        reason = self.missing_reason(backend)
-        if reason is not None:
+        if self._given is not None and backend in self._given:
+            return self._given[backend]
+        point = self._point(backend) if self._given is None else None
+        if point is None:
             raise ProgramError(
                 f"the program needs the delegate `{backend}`",
-                found=reason,
+                found=self.missing_reason(backend) or "",
                 hint="install the package that provides it",
             )
-        if self._given is not None:
-            return self._given[backend]
-        point = self._point(backend)
-        assert point is not None
         try:
             kind = point.load()
         except Exception as error:
@@ -54,9 +52,6 @@ class DelegateKinds:
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
         # for those that come with hatch-lower no other distribution is read
         return self._own.get(backend) or self._installed.get(backend)
-
-    def _names(self) -> list[str]:
-        return list(self._given if self._given is not None else self._installed)
 
     @functools.cached_property
     def _own(self) -> dict[str, importlib.metadata.EntryPoint]:

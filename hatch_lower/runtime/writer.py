@@ -69,9 +69,10 @@ class MethodWriter:
     def write(self) -> list[str]:
         method, names = self._method, self.names
         paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
-        refusals = Refusals(self._name, method, paths, bind_symbols(method.inputs))
+        bindings = bind_symbols(method.inputs)
+        refusals = Refusals(self._name, method, paths, bindings)
         opening, leaves = self._open_parameters(refusals)
-        checks = InputWriter(method, names, refusals, leaves)
+        checks = InputWriter(method, names, refusals, leaves, bindings)
         body = checks.write()
         variables = dict(zip(method.graph.inputs, leaves, strict=True))
         specs = dict(zip(method.graph.inputs, method.inputs, strict=True))
