@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from torch.export.graph_signature import ConstantArgument, CustomObjArgument, ExportGraphSignature
+from torch.export.graph_signature import ArgumentSpec, ConstantArgument, CustomObjArgument, ExportGraphSignature
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 
-def output_values(module: GraphModule) -> tuple[Any, ...]:
+def output_values(module: GraphModule) -> tuple[Argument, ...]:
     values = module.graph.output_node().args[0]
     return tuple(values) if isinstance(values, (list, tuple)) else (values,)
 
 
 def _get_updated_graph_signature(old_signature: ExportGraphSignature, new_gm: GraphModule) -> ExportGraphSignature:
-    """Return a signature with the names that a changed graph has for the same inputs and outputs, by their order."""
     placeholders = new_gm.graph.find_nodes(op="placeholder")
+    # by order, not by name: a pass that makes a graph anew names its nodes anew
     return ExportGraphSignature(
         [
             replace(spec, arg=renamed_argument(spec.arg, node))
@@ -29,7 +29,7 @@ def _get_updated_graph_signature(old_signature: ExportGraphSignature, new_gm: Gr
     )
 
 
-def renamed_argument(argument: Any, value: Any) -> Any:
+def renamed_argument(argument: ArgumentSpec, value: Argument) -> ArgumentSpec:
     if isinstance(argument, (ConstantArgument, CustomObjArgument)) or not isinstance(value, Node):
         return argument
     return replace(argument, name=value.name)

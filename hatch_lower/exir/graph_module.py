@@ -17,7 +17,6 @@ WHILE = {higher_order.while_loop: [0, 1]}
 
 
 def _get_submodule(graph_module: GraphModule, node: Node, arg_index: int) -> tuple[str, torch.nn.Module, Node]:
-    """Return the name and the module that an argument of a call stands for, and the call."""
     attribute = node.args[arg_index]
     assert isinstance(attribute, Node)
     name = str(attribute.target)
@@ -29,24 +28,17 @@ def _get_submodule(graph_module: GraphModule, node: Node, arg_index: int) -> tup
 def _get_control_flow_submodules(
     graph_module: GraphModule, op_to_submodule_arg_index: Mapping[HigherOrderOperator, Sequence[int]]
 ) -> list[tuple[str, GraphModule, Node]]:
-    """Return the name, the graph module and the operation of each graph that some operators take as arguments.
-
-    Args:
-        graph_module: those of its own graph, without those nested deeper.
-        op_to_submodule_arg_index: operator to the positions of these arguments.
-    """
-    found = []
+    submodules = []
     for node in graph_module.graph.nodes:
         for index in op_to_submodule_arg_index.get(node.target, ()):
             name, module, operation = _get_submodule(graph_module, node, index)
             assert isinstance(module, GraphModule)
-            found.append((name, module, operation))
-    return found
+            submodules.append((name, module, operation))
+    return submodules
 
 
 def get_control_flow_submodules(graph_module: GraphModule) -> list[tuple[str, GraphModule, Node]]:
-    """Return the name, the graph module and the operation of each branch and body of `cond`, `map`, `scan` and
-    `while_loop` in a graph, without those nested deeper."""
+    """Return the name, the graph module and the operation of each branch and body, without those nested deeper."""
     return _get_control_flow_submodules(graph_module, {**COND, higher_order.map_impl: [0], **SCAN, **WHILE})
 
 
@@ -59,7 +51,6 @@ def get_scan_submodules(graph_module: GraphModule) -> list[tuple[str, GraphModul
 
 
 def bfs_trace_with_node_process(gm: GraphModule, node_op: Callable[[Node], None]) -> None:
-    """Call a function for each node of a graph and of all those nested in it."""
     for module in graph_modules(gm):
         for node in module.graph.nodes:
             node_op(node)

@@ -10,6 +10,7 @@ from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.surgery import flat_signature, graph_modules
@@ -32,17 +33,13 @@ __all__ = [
 ]
 
 
+# torch recognises it by its class name: it must be neither renamed nor derived from
 class LoweredBackendModule(torch.nn.Module):
     """A partition's processed bytes and the program that they came from.
 
     Calling it runs the original program, so a graph that holds it can be traced and executed without the backend.
-    torch recognises it by its class name; it must not be renamed or derived from.
 
     Args:
-        edge_program: the partition, with the real weights.
-        backend_id: the backend that lowered it.
-        processed_bytes: the backend's blob.
-        compile_specs: the options that it was lowered with.
         named_data_store_output: named data beside the blob.
         result: all that the backend returned.
         constants: for a weight-free backend the names (in the owning model) of the constants to bind, in the order of
@@ -56,7 +53,7 @@ class LoweredBackendModule(torch.nn.Module):
         backend_id: str,
         processed_bytes: bytes,
         compile_specs: list[CompileSpec],
-        named_data_store_output: Any = None,
+        named_data_store_output: NamedDataStoreOutput | None = None,
         *,
         result: PreprocessResult | None = None,
         constants: tuple[str, ...] = (),
@@ -68,13 +65,14 @@ class LoweredBackendModule(torch.nn.Module):
         self._processed_bytes = processed_bytes
         self._compile_specs = compile_specs
         self._named_data_store_output = named_data_store_output
-        self._result = result if result is not None else PreprocessResult(processed_bytes)
-        self._constants = constants
-        self._prefix = prefix
+        self.result = result if result is not None else PreprocessResult(processed_bytes)
+        self.constants = constants
+        self.prefix = prefix
         self.meta: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> LoweredBackendModule:
         program = self._original_exported_program
+        # passes copy whole graph modules: the weights and the blob, which never change, must not be copied with them
         copied = ExportedProgram(
             root=copy.deepcopy(program.graph_module),
             graph=copy.deepcopy(program.graph),
@@ -91,25 +89,22 @@ class LoweredBackendModule(torch.nn.Module):
             self._processed_bytes,
             copy.deepcopy(self._compile_specs, memo),
             self._named_data_store_output,
-            result=self._result,
-            constants=self._constants,
-            prefix=self._prefix,
+            result=self.result,
+            constants=self.constants,
+            prefix=self.prefix,
         )
         module.meta = copy.copy(self.meta)
         return module
 
     def adopted(self, above: int, prefix: str) -> LoweredBackendModule:
-        """Return a copy that is a part of another program than it was lowered from.
+        """Return a copy for another program than it was lowered from; it takes and returns flat tuples.
 
         Args:
             above: the debug handle that all of the copy's are higher than.
             prefix: what precedes the names of its constants there.
-
-        Returns:
-            A module that takes and returns flat tuples.
         """
         module = copy.deepcopy(self)
-        module._prefix = prefix + self._prefix
+        module.prefix = prefix + self.prefix
         program = module.original_module
         for graph_module in graph_modules(program.graph_module):
             for node in graph_module.graph.nodes:
@@ -143,33 +138,21 @@ class LoweredBackendModule(torch.nn.Module):
         return self._original_exported_program
 
     @property
-    def named_data_store_output(self) -> Any:
+    def named_data_store_output(self) -> NamedDataStoreOutput | None:
         return self._named_data_store_output
 
-    @property
-    def prefix(self) -> str:
-        return self._prefix
-
-    @property
-    def result(self) -> PreprocessResult:
-        return self._result
-
-    @property
-    def constants(self) -> tuple[str, ...]:
-        return self._constants
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         return executorch_call_delegate(self, *args)
 
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
     """Return the name, the module and the call of each delegate call of a graph, without those of nested graphs."""
-    found = []
+    lowered = []
     for node in graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
         name, module, call = _get_submodule(graph_module, node, 0)
         assert isinstance(module, LoweredBackendModule)
-        found.append((name, module, call))
-    return found
+        lowered.append((name, module, call))
+    return lowered
 
 
 def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:

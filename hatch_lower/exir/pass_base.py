@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._export.pass_base import ExportPassBaseError, _ExportPassBaseDeprecatedDoNotUse
+from torch._export.pass_base import Argument, ExportPassBaseError, _ExportPassBaseDeprecatedDoNotUse
 from torch._export.pass_infra.node_metadata import NodeMetadata
 from torch._export.pass_infra.proxy_value import ProxyValue
 from torch._export.verifier import Verifier
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.node import Target
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from hatch_lower.errors import EdgeError
@@ -25,6 +27,7 @@ from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
 
 __all__ = [
+    "Argument",
     "ExportPass",
     "ExportPassBaseError",
     "ExportedProgramPassBase",
@@ -38,21 +41,20 @@ __all__ = [
     "transform_program",
 ]
 
-Argument = Any
-PassType = Callable[[GraphModule], Any]
-"""Takes a graph module, changes it or not, and returns a `PassResult`, the module, or `None`."""
+# a `PassResult`, the module, or, of a pass that changes it in place, nothing
+PassType = Callable[[GraphModule], object]
 
 
 class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
     """A pass that runs a graph operation by operation and writes down a new one; override what should become of a call.
 
     `call_operator(op, args, kwargs, meta)` and its like are given each call with `ProxyValue`s as arguments; what
-    `super()` returns for a call goes into the new graph. torch has the pass; the calls that only edge programs have are
-    added here.
+    `super()` returns for a call goes into the new graph.
     """
 
+    # torch has the pass; the calls that only edge programs have are added here
     class ExportTracer(_ExportPassBaseDeprecatedDoNotUse.ExportTracer):
-        def create_arg(self, a: Any) -> Any:
+        def create_arg(self, a: Argument) -> Any:
             if is_lowered_module(a):  # torch would number it among the graphs of control flow
                 if a not in self.submodules:
                     self.submodules[a] = get_lowered_module_name(self.root, a)
@@ -62,7 +64,7 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
     class ExportInterpreter(_ExportPassBaseDeprecatedDoNotUse.ExportInterpreter):
         callback: ExportPass
 
-        def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Any:
             meta = NodeMetadata(self.node.meta)
             if isinstance(target, EdgeOpOverload):
                 return self.callback.call_operator(target, args, kwargs, meta)
@@ -77,7 +79,11 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
             return super().call_function(target, args, kwargs)
 
     def call_delegate(
-        self, lowered_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: NodeMetadata
+        self,
+        lowered_module: torch.nn.Module,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        meta: NodeMetadata,
     ) -> ProxyValue[Any]:
         return self._fx("call_function", executorch_call_delegate, (lowered_module, *args), kwargs, meta)
 
@@ -85,8 +91,8 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
         self,
         cond_fn: GraphModule,
         body_fn: GraphModule,
-        carried_inputs: Sequence[Any],
-        additional_inputs: Sequence[Any],
+        carried_inputs: Sequence[Argument],
+        additional_inputs: Sequence[Argument],
         meta: NodeMetadata,
     ) -> ProxyValue[Any]:
         inputs = (*carried_inputs, *additional_inputs)
@@ -97,12 +103,12 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
     def call_scan(
         self,
         combine_fn: GraphModule,
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        additional_inputs: Sequence[Any],
+        init: Sequence[Argument],
+        xs: Sequence[Argument],
+        additional_inputs: Sequence[Argument],
         meta: NodeMetadata,
     ) -> ProxyValue[Any]:
-        slices = [stacked.data[0] for stacked in xs]
+        slices = [stacked.data[0] for stacked in xs]  # its body sees one step of what it goes through
         combine = self.call_submodule(combine_fn, (*init, *slices, *additional_inputs)).graph_module
         args = (combine, list(init), list(xs), tuple(additional_inputs))
         return self._fx("call_function", torch.ops.higher_order.scan, args, {}, meta)
@@ -110,8 +116,6 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
 
 @dataclass(frozen=True)
 class ExportedProgramPassResult:
-    """What a pass over a whole program made, and whether it is another program than before."""
-
     exported_program: ExportedProgram
     modified: bool
 
@@ -139,8 +143,11 @@ AnyPass = PassType | ExportedProgramPassBase
 
 
 def map_args(
-    op: Any, fn: Callable[[Any, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    op: OpOverload | EdgeOpOverload,
+    fn: Callable[[Argument, torch.Argument], Argument],
+    args: tuple[Argument, ...],
+    kwargs: dict[str, Argument],
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """Return the arguments of a call, each replaced by `fn(value, argument of the schema)`."""
     placed, named = list(args), dict(kwargs)
     for index, argument in enumerate(op._schema.arguments):
@@ -157,7 +164,6 @@ def transform_program(
     """Return a program after some passes; the given one is left as it is.
 
     Args:
-        program: an edge program.
         passes: applied in order to its graph module. They keep its inputs and outputs in number and order; operations
             that they add get a debug handle of their own unless they have one.
         verifier: what checks the result; by default the program's own.
@@ -166,7 +172,7 @@ def transform_program(
         EdgeError: if a pass changes the number of inputs or outputs, or breaks a rule of the dialect. What a pass
             itself raises passes through.
     """
-    graph_passes: list[PassType] = []  # of those in a row the program is made once
+    graph_passes: list[PassType] = []  # those in a row share one rebuilt program, for making one verifies it
     for each in passes:
         if isinstance(each, ExportedProgramPassBase):
             program = each(transform_graph(program, graph_passes, verifier)).exported_program
@@ -214,8 +220,7 @@ def transform_graph(
         ) from error
 
 
-def result_module(result: Any, module: GraphModule, name: str) -> GraphModule:
-    """Return the graph module that a pass made; one that returns nothing changed the one that it was given."""
+def result_module(result: object, module: GraphModule, name: str) -> GraphModule:
     made = getattr(result, "graph_module", result)
     if made is None:
         return module

@@ -16,14 +16,7 @@ __all__ = ["PassManager", "PassType"]
 
 
 class PassManager(fx.PassManager):
-    """Runs passes over a graph module.
-
-    Args:
-        passes: passes, or lists of them.
-        run_checks_after_each_pass: check the graph after each of them, not only before.
-        suppress_check_failures: go on after a failed check.
-        steps: how many times all are run.
-    """
+    """Runs passes, or lists of them, over a graph module."""
 
     def __init__(
         self,
@@ -39,8 +32,8 @@ class PassManager(fx.PassManager):
             steps=steps,
         )
 
+    # fx calls it before the first pass, and after each only with `run_checks_after_each_pass`
     def check(self, module: torch.nn.Module) -> None:
-        """Refuse what is no graph module, a graph that is not well formed, and method calls in it."""
         assert isinstance(module, GraphModule)
         module.recompile()
         module.graph.lint()

@@ -6,8 +6,6 @@ import torch
 
 
 class ScalarType(IntEnum):
-    """A dtype; `dtype` is torch's."""
-
     BYTE = 0
     CHAR = 1
     SHORT = 2
@@ -37,6 +35,7 @@ class ScalarType(IntEnum):
 
     @property
     def dtype(self) -> torch.dtype:
+        # `torch.char` does not exist, and `torch.float8_e5m2` has an underscore that ExecuTorch's name leaves out
         name = {"BYTE": "uint8", "CHAR": "int8"}.get(self.name, self.name.lower())
-        found: torch.dtype = getattr(torch, name.replace("float8e", "float8_e"))
-        return found
+        dtype: torch.dtype = getattr(torch, name.replace("float8e", "float8_e"))
+        return dtype

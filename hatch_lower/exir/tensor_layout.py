@@ -21,7 +21,6 @@ class TensorLayout:
 
     Args:
         scalar_type: its dtype, `float32`; a `ScalarType` may be given.
-        sizes: its sizes.
         dim_order: its dimensions from the outermost in memory to the innermost.
     """
 
@@ -37,7 +36,7 @@ class TensorLayout:
 
     @classmethod
     def of_bytes(cls, size: int) -> TensorLayout:
-        """Return the layout of weights that an engine has laid out itself; so they are compared on demand, too."""
+        # of weights that an engine has laid out itself; with a layout they too are compared on demand
         return cls("uint8", (size,), (0,))
 
     @classmethod
@@ -59,5 +58,6 @@ class TensorLayout:
         if tensor.is_contiguous():
             order = tuple(range(tensor.dim()))
         else:
+            # a dimension of size 1 has any stride: its place among equals is its own
             order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
         return cls(dtype_name(tensor.dtype), tuple(tensor.shape), order)

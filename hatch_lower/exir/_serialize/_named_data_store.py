@@ -16,13 +16,7 @@ from hatch_lower.exir.tensor_layout import NamedDataError, TensorLayout
 
 @dataclass(frozen=True, slots=True)
 class NamedDataStoreOutput:
-    """What a store holds.
-
-    Args:
-        buffers: blobs, each content once.
-        pte_data: name to entry, of data that goes with the program.
-        external_data: file tag to name to entry, of data that goes into files of its own.
-    """
+    """What a store holds: blobs, each content once, and name to entry, of external files by their tags."""
 
     buffers: Sequence[bytes]
     pte_data: Mapping[str, DataEntry]
@@ -46,17 +40,15 @@ class NamedDataStore:
         external_tag: str | None = None,
         tensor_layout: TensorLayout | None = None,
     ) -> None:
-        """Add data under a name.
+        """Add data under a name, which is unique over the program's data and all external files.
 
         The same data under the same name again changes nothing, but that the entry's alignment then satisfies both
         calls; it stays where it was put first.
 
         Args:
-            key: the name, unique over the program's data and all external files.
             data: bytes, or a tensor, whose memory and layout are taken.
             alignment: the multiple of bytes at which it must lie; `None` is 1.
             external_tag: the file that it goes into; `None`: with the program.
-            tensor_layout: how the bytes are a tensor.
 
         Raises:
             ValueError: as `NamedDataError`, for a name with other data or another layout, an alignment below 1, or a
@@ -99,21 +91,18 @@ class NamedDataStore:
 
     @property
     def buffers(self) -> list[bytes]:
-        """The blobs so far, each content once."""
         return self._buffers
 
     @property
     def pte_data(self) -> dict[str, DataEntry]:
-        """Name to entry, of data that goes with the program."""
         return self._entries[None]
 
     @property
     def external_data(self) -> dict[str, dict[str, DataEntry]]:
-        """File tag to name to entry, of data that goes into files of its own."""
         return {tag: entries for tag, entries in self._entries.items() if tag is not None and entries}
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
-        """Return what was added so far; external files without data are not in it."""
+        # copies: what is added to the store later is not in it
         external = {tag: dict(entries) for tag, entries in self.external_data.items()}
         return NamedDataStoreOutput(tuple(self._buffers), dict(self.pte_data), external)
 
@@ -131,7 +120,6 @@ class NamedDataStore:
 
 
 def blob_of(data: bytes | torch.Tensor) -> bytes:
-    """Return the bytes of data; a tensor's as they lie in memory."""
     if not isinstance(data, torch.Tensor):
         return bytes(data)
     local = data.detach().cpu()  # named, for the span does not keep it alive
@@ -139,11 +127,6 @@ def blob_of(data: bytes | torch.Tensor) -> bytes:
 
 
 def merge_layouts(key: str, one: TensorLayout | None, other: TensorLayout | None) -> TensorLayout | None:
-    """Return the layout that two descriptions of one blob agree on.
-
-    Raises:
-        NamedDataError: if they do not.
-    """
     if one is not None and other is not None and one != other:
         raise NamedDataError(
             "the layouts of one blob differ",

@@ -10,16 +10,14 @@ from torch._ops import OpOverload
 
 @dataclass(frozen=True, slots=True)
 class EdgeCompileConfig:
-    """How programs are converted and checked."""
+    """How programs are converted and checked; the names are ExecuTorch's."""
 
-    _check_ir_validity: bool = True
-    """Whether finished programs are checked against the rules of the dialect."""
-    _skip_dim_order: bool = False
-    """Without effect: there are no dim-order operators here, memory formats stay arguments of ATen's operators."""
-    _core_aten_ops_exception_list: list[OpOverload] | None = field(default_factory=list)
-    """Operators that may stand in the programs although they are not core ATen."""
-    preserve_ops: list[OpOverload] = field(default_factory=list)
-    """Operators that are left whole in all programs, whether a backend takes them or not."""
+    _check_ir_validity: bool = True  # against the rules of the dialect, when programs are finished
+    _skip_dim_order: bool = False  # without effect: memory formats stay arguments of ATen's operators here
+    _core_aten_ops_exception_list: list[OpOverload] | None = field(
+        default_factory=list
+    )  # may stay though not core ATen
+    preserve_ops: list[OpOverload] = field(default_factory=list)  # stay whole, whether a backend takes them or not
 
     def exempt(self) -> frozenset[OpOverload]:
         return frozenset((*(self._core_aten_ops_exception_list or ()), *self.preserve_ops))

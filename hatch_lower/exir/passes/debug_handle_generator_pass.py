@@ -19,9 +19,5 @@ class DebugHandleGeneratorPass(ExportPass):
 
 
 def generate_missing_debug_handles(ep: ExportedProgram) -> None:
-    """Give every node without a debug handle, or with 0, one of its own after the highest, in place.
-
-    Args:
-        ep: a program; its inputs and outputs get handles too.
-    """
+    """Give every node without a debug handle, or with 0, one of its own after the highest, in place."""
     fill_debug_handles(ep.graph_module, lambda node: True)
