@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 
 from hatch_lower import BACKEND_GROUP
@@ -19,21 +18,15 @@ from hatch_lower.format.record import BackendRecord
 
 
 def find_backend(backend_id: str) -> type[BackendDetails]:
-    """Return a backend's compile half.
-
-    An entry point of the group `hatch_lower.backends` gives the id of an installed backend. A backend that is defined
-    in this process is also found under its class name.
+    """Return a backend's compile half, by the name of an entry point or of a class that is defined in this process.
 
     Raises:
         BackendError: if there is none or more than one of that id, or it cannot be imported.
     """
-    declared: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=BACKEND_GROUP):
-        declared.setdefault(entry_point.name, []).append(entry_point)
-    defined: dict[str, list[type[BackendDetails]]] = {}
-    for backend in BackendDetails.__subclasses__():
-        defined.setdefault(backend.__name__, []).append(backend)
-    targets = sorted({entry_point.value for entry_point in declared.get(backend_id, [])})
+    declared = entry_points(group=BACKEND_GROUP)
+    named = [entry_point for entry_point in declared if entry_point.name == backend_id]
+    # values, for a distribution that is found in two folders of `sys.path` declares its backend twice
+    targets = sorted({entry_point.value for entry_point in named})
     if len(targets) > 1:
         raise BackendError(
             f"two backends have the id `{backend_id}`",
@@ -41,23 +34,24 @@ def find_backend(backend_id: str) -> type[BackendDetails]:
             found=", ".join(f"`{target}`" for target in targets),
             hint="uninstall one of them",
         )
-    if targets:
-        return load_backend(declared[backend_id][0])
-    found = defined.get(backend_id, [])
-    if len(found) > 1:
+    if named:
+        return load_backend(named[0])
+    defined = BackendDetails.__subclasses__()
+    classes = [backend for backend in defined if backend.__name__ == backend_id]
+    if len(classes) > 1:
         raise BackendError(
             f"two backends have the id `{backend_id}`",
             where="classes defined in this process",
-            found=", ".join(f"`{each.__module__}.{each.__qualname__}`" for each in found),
+            found=", ".join(f"`{backend.__module__}.{backend.__qualname__}`" for backend in classes),
             hint="rename one of the classes",
         )
-    if not found:
+    if not classes:
         raise BackendError(
             f"there is no backend `{backend_id}`",
-            found=nearest(backend_id, [*declared, *defined]),
+            found=nearest(backend_id, {point.name for point in declared} | {backend.__name__ for backend in defined}),
             hint="install the distribution that provides it, or correct the name",
         )
-    return found[0]
+    return classes[0]
 
 
 def load_backend(entry_point: EntryPoint) -> type[BackendDetails]:
@@ -78,42 +72,42 @@ def load_backend(entry_point: EntryPoint) -> type[BackendDetails]:
     return loaded
 
 
+# what a program says to `--version`: `g++ (Debian 12.2.0-14) 12.2.0`, `GNU ld (GNU Binutils for Debian) 2.40`
 VERSION_LINE = re.compile(r"(?P<name>[^\d\s(][^(]*?)(?: \(.*?\))?(?: version)? (?P<version>\d+(\.\d+)+[^\s,]*)(?=\s|$)")
-"""What a program says to `--version`: `g++ (Debian 12.2.0-14) 12.2.0`, `GNU ld (GNU Binutils for Debian) 2.40`."""
 VERSION = re.compile(r"\d+(\.\d+)+\S*")
+
+
+def distribution_of(name: str) -> Distribution | None:
+    declared = entry_points(group=BACKEND_GROUP)
+    return next((point.dist for point in declared if point.name == name and point.dist is not None), None)
 
 
 def code_of(name: str, backend: type[BackendDetails], known: dict[Path, str]) -> str:
     """Return what identifies a backend's code: of its distribution the version and the sha256 of RECORD.
 
     Where that does not list the code, as for an editable install or a class that is defined in this process, it is the
-    sha256 of the files of the package that defines the class.
-
-    Args:
-        name: the backend's id.
-        backend: its class.
-        known: digests of packages by where they are; extended.
+    sha256 of the files of the package that defines the class. `known` has the digests of packages by where they are.
     """
     path = top_file(backend)
-    for entry_point in importlib.metadata.entry_points(group=BACKEND_GROUP):
-        distribution = entry_point.dist
-        if entry_point.name == name and distribution is not None:
-            record = distribution.read_text("RECORD") or ""
-            root = Path(str(distribution.locate_file("")))
-            listed = path.is_relative_to(root) and f"{path.relative_to(root).as_posix()}," in record
-            mark = (
-                sha256_bytes(installed_rows(record.encode())) if listed else known.setdefault(path, code_digest(path))
-            )
-            return f"{distribution.name} {distribution.version} {mark}"
-    return known.setdefault(path, code_digest(path))
+    distribution = distribution_of(name)
+    mark = "" if distribution is None else record_digest(distribution, path)
+    if not mark:
+        if path not in known:
+            known[path] = code_digest(path)
+        mark = known[path]
+    return mark if distribution is None else f"{distribution.name} {distribution.version} {mark}"
+
+
+def record_digest(distribution: Distribution, path: Path) -> str:
+    """Return the digest of a distribution's RECORD, or nothing if it does not list a file."""
+    record = distribution.read_text("RECORD") or ""
+    root = Path(str(distribution.locate_file("")))
+    listed = path.is_relative_to(root) and f"{path.relative_to(root).as_posix()}," in record
+    return sha256_bytes(installed_rows(record.encode())) if listed else ""
 
 
 def top_file(backend: type[BackendDetails]) -> Path:
-    """Return the file of the outermost package, or module, that holds a class.
-
-    Raises:
-        NoKeyError: if it is in no file.
-    """
+    # the outermost package: a backend's code is all that it imports of its own, not the one module of the class
     parts = backend.__module__.split(".")
     for count in range(1, len(parts) + 1):
         path = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
@@ -124,7 +118,6 @@ def top_file(backend: type[BackendDetails]) -> Path:
 
 
 def code_digest(path: Path) -> str:
-    """Return the sha256 of a module's file, or of all files of a package whose `__init__.py` it is."""
     if path.name != "__init__.py":
         return sha256_file(path)
     files = sorted(file for file in path.parent.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
@@ -132,16 +125,10 @@ def code_digest(path: Path) -> str:
 
 
 def backend_record(name: str, fingerprint: Mapping[str, str]) -> BackendRecord:
-    """Return what is recorded of a backend.
-
-    Args:
-        name: its id.
-        fingerprint: of what it lowered; empty if it took nothing.
-    """
-    for entry_point in importlib.metadata.entry_points(group=BACKEND_GROUP):
-        if entry_point.name == name and entry_point.dist is not None:
-            return BackendRecord(name, entry_point.dist.name, entry_point.dist.version, dict(fingerprint))
-    return BackendRecord(name, "", "", dict(fingerprint))
+    distribution = distribution_of(name)
+    if distribution is None:
+        return BackendRecord(name, "", "", dict(fingerprint))
+    return BackendRecord(name, distribution.name, distribution.version, dict(fingerprint))
 
 
 def tools_named(backends: Iterable[BackendRecord]) -> dict[str, str]:
