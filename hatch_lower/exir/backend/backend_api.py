@@ -1,7 +1,6 @@
-"""The one lowering flow, and `to_backend` over it.
+"""The one lowering flow, and `to_backend` over it: tag → plan → extract → preprocess → splice.
 
-tag → plan → extract → preprocess → splice, for all methods of a model at once; a single program is a model with one
-method.
+All methods of a model pass it at once; a single program is a model with one method.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch.export import ExportedProgram
@@ -34,15 +33,6 @@ from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_a
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
 
-__all__ = [
-    "Lowered",
-    "MethodProgramsPartitionerSpec",
-    "disable_validation",
-    "lower_methods",
-    "to_backend",
-    "validation_disabled",
-]
-
 _validation: ContextVar[bool] = ContextVar("hatch_lower_validation", default=True)
 
 
@@ -56,23 +46,14 @@ class MethodProgramsPartitionerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """One method after lowering.
-
-    Args:
-        program: calls lowered modules where partitions were.
-        partitions: how many partitions were lowered.
-        reused: how many of them needed no `preprocess` call.
-        delegated: how many operations went into partitions.
-        reasons: node name to the reason why the partitioner did not take it.
-        keys: under which the cache has the partitions' results; whether they were taken from there.
-    """
+    """One method after lowering."""
 
     program: ExportedProgram
     partitions: int = 0
-    reused: int = 0
-    delegated: int = 0
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, bool] = field(default_factory=dict)
+    reused: int = 0  # partitions that needed no `preprocess` call
+    delegated: int = 0  # operations that went into partitions
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by the name of the node that was not taken
+    keys: Mapping[str, bool] = field(default_factory=dict)  # of results in the cache; whether they were there before
 
     def then(self, later: Lowered, name: str = "") -> Lowered:
         """Return what this and a later partitioner came to together."""
@@ -91,7 +72,7 @@ class Lowered:
 
 
 def merged_keys(keys: Iterable[Mapping[str, bool]]) -> dict[str, bool]:
-    """Return the keys of results; a result counts as taken from the cache if nobody made it."""
+    # equal partitions share a key: the second one finds what the first has just made, which was not in the cache
     merged: dict[str, bool] = {}
     for several in keys:
         for key, from_cache in several.items():
@@ -106,13 +87,7 @@ def lower_methods(
     store: Store | None = None,
     validate: bool = True,
 ) -> dict[str, Lowered]:
-    """Lower all methods of a model with one partitioner each.
-
-    Args:
-        programs: method name to edge program; they are not changed.
-        partitioners: method name to partitioner; methods without one are returned as they are.
-        store: the cache.
-        validate: compare each program before and after its partitioner ran.
+    """Lower all methods of a model with one partitioner each; methods without one are returned as they are.
 
     Raises:
         PartitionError: if a partitioner changes its program, or tags nodes that do not form partitions.
@@ -130,8 +105,10 @@ def lower_methods(
     before = storage_checksums(tensor for _, tensor in weights.values())
     tagged = {method: tag_program(programs[method], partitioners[method], validate) for method in partitioners}
     refuse_changed_weights(weights, before)
+    # a declared tag that no operation carries means nothing: its backend need not be installed
     used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
+    # a blob that holds its state cannot share it with other methods; constants that are bound when it is loaded can
     shared = shared_state(programs.values())
     plans = {
         method: plan_partitions(
@@ -170,7 +147,6 @@ def lower_methods(
 
 
 def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bool) -> PartitionResult:
-    """Let a partitioner tag a copy of a program, and see that it did nothing else."""
     with process_restored():
         result = partitioner(copy_program(program))
     name = type(partitioner).__name__
@@ -192,10 +168,11 @@ def tag_program(program: ExportedProgram, partitioner: Partitioner, validate: bo
 
 
 def first_change(tagged: ExportedProgram, program: ExportedProgram) -> str:
-    """Return what a program is no more that it was, but for the contents of its tensors; empty: it is the same."""
     if not has_structure_of(tagged, program):
         return "another graph than before: an operation, an argument, a literal or a signature differs"
-    if tagged.graph_signature != program.graph_signature or node_names(tagged) != node_names(program):
+    # the canonical form, which the structure is, knows no names; what follows finds nodes by them
+    names, names_before = ([node.name for node in each.graph.nodes] for each in (tagged, program))
+    if tagged.graph_signature != program.graph_signature or names != names_before:
         return "other names in the graph or its signature than before"
     if tagged.module_call_graph != program.module_call_graph or tagged.range_constraints != program.range_constraints:
         return "another way to be called, or other ranges of sizes, than before"
@@ -210,7 +187,7 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
     expected = structure_digest(program)
     try:
         return structure_digest(tagged) == expected
-    except Exception:
+    except Exception:  # a graph that a partitioner has broken has no canonical form
         return False
 
 
@@ -219,10 +196,6 @@ def used_tags(result: PartitionResult) -> list[str]:
     nodes = (node for module in modules for node in module.graph.nodes if node.op != "placeholder")
     tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
     return [tag for tag in result.partition_tags if tag in tags]
-
-
-def node_names(program: ExportedProgram) -> list[str]:
-    return [node.name for node in program.graph.nodes]
 
 
 def weights_of(programs: Iterable[ExportedProgram]) -> dict[int, tuple[str, torch.Tensor]]:
@@ -247,13 +220,13 @@ def make_request(method: str, spec: DelegationSpec, backend: type[BackendDetails
 
 
 def make_module(program: ExportedProgram, request: Request, response: Response) -> LoweredBackendModule:
-    """Return the lowered module of a partition, with its debug handles in the owner's numbers."""
     result, spec = response.result, request.spec
     names: list[str] = []
     if request.backend.weight_free:
         for constant in program.graph_signature.input_specs:
             if constant.kind in CONSTANT_KINDS:
                 target = str(constant.target)
+                # of lifted constants two methods may use one name for different tensors
                 names.append(f"{request.method}:{target}" if constant.kind is InputKind.CONSTANT_TENSOR else target)
     module = LoweredBackendModule(
         program,
@@ -265,6 +238,7 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
         constants=tuple(names),
     )
     debug = result.debug_handle_map
+    # a partition's handles are numbered from its own start; here they become the model's again
     module.meta = {
         "debug_handle_map": None
         if debug is None
@@ -282,7 +256,7 @@ def count_operations(plan: Plan) -> int:
 
 
 def disable_validation() -> None:
-    """Stop checking, in this context, that partitioners leave programs as they are."""
+    """Do not check, in this context from now on, that partitioners leave programs as they are."""
     _validation.set(False)
 
 
@@ -302,12 +276,12 @@ def to_backend(args: str, edge_program: ExportedProgram, compile_specs: list[Com
 def to_backend(args: ExportedProgram, edge_program: Partitioner, /) -> ExportedProgram: ...
 @overload
 def to_backend(args: MethodProgramsPartitionerSpec, /) -> dict[str, ExportedProgram]: ...
-def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -> Any:
+def to_backend(
+    args: str | ExportedProgram | MethodProgramsPartitionerSpec,
+    edge_program: ExportedProgram | Partitioner | None = None,
+    compile_specs: list[CompileSpec] | None = None,
+) -> LoweredBackendModule | ExportedProgram | dict[str, ExportedProgram]:
     """Lower a whole program for one backend, a program by a partitioner, or all methods of a model.
-
-    Three shapes: `to_backend(backend_id, edge_program, compile_specs)` returns a `LoweredBackendModule`;
-    `to_backend(edge_program, partitioner)` returns a program; `to_backend(MethodProgramsPartitionerSpec(...))` returns
-    a program for each method.
 
     Raises:
         TypeError: for any other arguments.
@@ -321,11 +295,10 @@ def to_backend(args: Any, edge_program: Any = None, compile_specs: Any = None) -
         methods = lower_methods(args.method_to_edge_program, args.method_to_partitioner)
         return {name: lowered.program for name, lowered in methods.items()}
     given = ", ".join(type(value).__name__ for value in (args, edge_program, compile_specs) if value is not None)
-    msg = (
+    raise TypeError(
         f"to_backend takes (backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner) or "
         f"(MethodProgramsPartitionerSpec); it was given ({given})"
     )
-    raise TypeError(msg)
 
 
 def lower_whole(backend_id: str, program: ExportedProgram, compile_specs: list[CompileSpec]) -> LoweredBackendModule:

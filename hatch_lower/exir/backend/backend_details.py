@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.delegates import BLOB_SUFFIX
@@ -54,7 +55,7 @@ class PreprocessResult:
 
     processed_bytes: bytes = b""
     debug_handle_map: DebugHandleMap | None = None
-    data_store_output: Any = None
+    data_store_output: NamedDataStoreOutput | None = None
     _delegate_info_meta: Any = None
     suffix: str = BLOB_SUFFIX
     requirements: tuple[str, ...] = ()
@@ -71,8 +72,9 @@ class BackendDetails(ABC):
     layout and ties, state is left out of the cache key, and the run half is given the constants at load, in the order
     of the program's parameter, buffer and constant placeholders."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        # backends are found as `BackendDetails.__subclasses__()`, which has direct ones only
         if [base for base in cls.__bases__ if issubclass(base, BackendDetails)] != [BackendDetails]:
             parents = ", ".join(base.__name__ for base in cls.__bases__)
             msg = f"backend {cls.__name__} derives from {parents}; derive it from BackendDetails directly"

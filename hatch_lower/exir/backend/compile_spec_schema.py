@@ -9,17 +9,13 @@ from hatch_lower.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
-    """One option of a backend, as bytes.
-
-    Raises:
-        BackendError: if the value is something else.
-    """
+    """One option of a backend; a value that is not bytes is a `BackendError`."""
 
     key: str
     value: bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.value, bytes):
+        if not isinstance(self.value, bytes):  # it goes into the cache key as it is
             raise BackendError(
                 f"the value of the compile spec `{self.key}` is not bytes",
                 found=f"{self.value!r:.200}",

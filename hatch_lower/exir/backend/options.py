@@ -10,14 +10,12 @@ from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.backend_details import CompileSpec
 
-__all__ = ["GivenOptions", "extra_hint", "is_list_of_strings", "is_number_from", "json_specs", "spec_values"]
-
 Value = TypeVar("Value")
 
 
 def extra_hint(extra: str) -> str:
-    """Return how a build gets the libraries of an extra; most builds have an environment of their own."""
     name = f'"hatch-lower[{extra}]"'
+    # most builds have an environment of their own, where `pip install` would be of no use
     return f"let `[build-system] requires` name {name}; for a build without isolation: pip install {name}"
 
 
@@ -25,7 +23,6 @@ class GivenOptions:
     """What a recipe gives a backend; `check` says what was wrong with it, once all of it has been read.
 
     Args:
-        backend_id: the backend.
         options: as TOML values.
         known: the names of the options that there are.
     """
@@ -39,9 +36,7 @@ class GivenOptions:
         """Return an option's value, or the default if it is not given or wrong.
 
         Args:
-            name: the option.
-            default: what it is if it is not given; not asked about.
-            fits: says of another value whether it is right.
+            fits: says of a value that is given whether it is right.
             wanted: what it must be, in words.
         """
         value: Value = self._options.get(name, default)
@@ -54,24 +49,13 @@ class GivenOptions:
         return self.read(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def excluded(self, example: str) -> tuple[str, ...]:
-        """Return the names of the overloads that the option `exclude` leaves to others, sorted.
-
-        Args:
-            example: such a name, for whoever writes something else.
-        """
+        """Return the names of the overloads that the option `exclude` leaves to others."""
         none: list[str] = []
-        found = self.read("exclude", none, is_list_of_strings, f"a list of strings such as `{example}`")
-        return tuple(sorted(set(found)))
+        names = self.read("exclude", none, is_list_of_strings, f"a list of strings such as `{example}`")
+        return tuple(sorted(set(names)))  # their order means nothing, and must not change a key
 
     def check(self, hint: str = "") -> None:
-        """Refuse the options if any that was read is wrong, or there is none of that name.
-
-        Args:
-            hint: what to do about it, if there is more to say than where to correct them.
-
-        Raises:
-            BackendError: naming them all.
-        """
+        """Raise a `BackendError` that names all options that were wrong or do not exist."""
         if self.problems:
             raise BackendError(
                 f"the options of the backend `{self._backend_id}` are wrong",
@@ -80,26 +64,21 @@ class GivenOptions:
             )
 
 
-def is_list_of_strings(value: Any) -> bool:
+def is_list_of_strings(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
 
-def is_number_from(least: int) -> Callable[[Any], bool]:
-    """Return what says whether a TOML value is a whole number that is not smaller; true and false are none."""
+def is_number_from(least: int) -> Callable[[object], bool]:
+    # Python takes true and false for numbers
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def json_specs(values: Mapping[str, Any]) -> list[CompileSpec]:
-    """Return compile specs with the values as JSON."""
+def json_specs(values: Mapping[str, object]) -> list[CompileSpec]:
     return [CompileSpec(name, canonical_json(value)) for name, value in values.items()]
 
 
 def spec_values(backend_id: str, specs: Iterable[CompileSpec]) -> dict[str, Any]:
-    """Return what `json_specs` was given.
-
-    Raises:
-        BackendError: for a spec that is no JSON.
-    """
+    """Return what `json_specs` was given; raise a `BackendError` for a spec that is no JSON."""
     try:
         return {spec.key: json.loads(spec.value) for spec in specs}
     except ValueError as error:

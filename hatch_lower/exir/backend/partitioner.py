@@ -14,10 +14,7 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 
-DELEGATION_TAG = "delegation_tag"
-"""The key of `node.meta` under which a partitioner writes a node's tag."""
-SHARED_TAGS = "shared_delegation_tags"
-"""The key of `node.meta` under which a constant has the tags of all partitions that own it, where they are several."""
+DELEGATION_TAG = "delegation_tag"  # the key of `node.meta` under which a partitioner writes a node's tag
 
 
 class DelegationSpec(NamedTuple):
@@ -38,7 +35,6 @@ class Partitioner(ABC):
 
     @property
     def spec(self) -> Mapping[Any, Any]:
-        """The immutable specification that the partitioner was made with."""
         return self._spec
 
     @abstractmethod
@@ -56,5 +52,4 @@ class PartitionResult:
 
     tagged_exported_program: ExportedProgram
     partition_tags: dict[str, DelegationSpec]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Node name to the reason why it was not taken."""
+    reasons: Mapping[str, str] = field(default_factory=dict)  # node name to the reason why it was not taken

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import getitem
-from typing import Any
 
 import torch
 from torch._higher_order_ops import executorch_call_delegate
@@ -28,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 def get_delegates(graph: Graph) -> list[Node]:
     """Return the nodes of a graph that stand for lowered modules, known by their calls and not by their names."""
+    # ExecuTorch goes by the name `lowered_module_0`, which a model's own attribute may have too
     return [
         node
         for node in graph.nodes
@@ -37,7 +36,6 @@ def get_delegates(graph: Graph) -> list[Node]:
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
-    """Return the calls of a graph that are no delegate calls and do not take one's results apart."""
     return [
         node
         for node in graph.nodes
@@ -53,24 +51,17 @@ def is_delegate_result(node: Node) -> bool:
 
 
 def is_identical_graph(graph_left: GraphModule, graph_right: GraphModule) -> bool:
-    """Return whether two graphs have the same canonical form: operators, edges, literals, values and nested graphs.
-
-    Names of nodes and metadata without influence on results are not in it; the order of nodes is.
-    """
-    if len(graph_left.graph.nodes) != len(graph_right.graph.nodes):
-        return False
+    """Return whether two graphs are the same in operators, edges, literals, values, nested graphs and nodes' order."""
     return encode_graph(graph_left, SymbolNames()) == encode_graph(graph_right, SymbolNames())
 
 
 def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[Node]) -> bool:
-    """Return whether two nodes, or nodes in pairs, are computed in the same way from the same inputs on.
-
-    Operators, edges and literals count. Nothing is remembered after the call.
-    """
+    """Return whether two nodes, or nodes in pairs, are computed in the same way from the same inputs on."""
     left = [node_left] if isinstance(node_left, Node) else list(node_left)
     right = [node_right] if isinstance(node_right, Node) else list(node_right)
     if len(left) != len(right):
         return False
+    # no recursion from node to node: graphs are deeper than Python's stack
     pending = list(zip(left, right, strict=True))
     seen = set(pending)
     while pending:
@@ -86,7 +77,7 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
     return True
 
 
-def pair_nodes(left: Any, right: Any, pairs: list[tuple[Node, Node]]) -> bool:
+def pair_nodes(left: object, right: object, pairs: list[tuple[Node, Node]]) -> bool:
     if isinstance(left, Node) and isinstance(right, Node):
         pairs.append((left, right))
         return True
@@ -100,6 +91,7 @@ def pair_nodes(left: Any, right: Any, pairs: list[tuple[Node, Node]]) -> bool:
         return pair_nodes((left.start, left.stop, left.step), (right.start, right.stop, right.step), pairs)
     if isinstance(left, Node) or isinstance(right, Node):
         return False
+    # encoded, for Python takes 1, 1.0 and True for each other
     return bool(encode_literal(left, SymbolNames()) == encode_literal(right, SymbolNames()))
 
 
@@ -124,16 +116,12 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
 
 def format_nodes(graph_module: GraphModule, lowered: dict[str, LoweredBackendModule]) -> Iterator[str]:
     for node in graph_module.graph.nodes:
-        yield f"  {text_of(node)}"
+        yield f"  {node.format_node()}"
         if node.op == "get_attr" and node.target in lowered:
             module = lowered[node.target]
             yield f"    backend_id: {module.backend_id}"
             yield "    lowered graph():"
-            yield from (f"      {text_of(inner)}" for inner in module.original_module.graph.nodes)
-
-
-def text_of(node: Node) -> Any:
-    return node.format_node()
+            yield from (f"      {inner.format_node()}" for inner in module.original_module.graph.nodes)
 
 
 def print_delegated_graph(graph_module: GraphModule) -> None:
@@ -144,8 +132,7 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
     """Tag the constants that tagged operations use, for their partitions to own; call it after tagging operations.
 
     These are parameters, lifted tensors, and buffers that the program does not change. Each gets the smallest tag of
-    its users, in the order of text; where users have several tags, every one of those partitions owns the constant, and
-    all share its memory. With `meta["no_copy"]` on the placeholder that is an error when the program is lowered.
+    its users; where these have several, every partition owns it, unless its `meta["no_copy"]` forbids that.
     """
     tag_placeholders(edge_program, mutated=False)
 
@@ -161,45 +148,34 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
 
 def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
     changed = mutated_targets(program)
-    for node, spec in zip(placeholders_of(program), program.graph_signature.input_specs, strict=True):
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind not in CONSTANT_KINDS or (spec.target in changed) is not mutated:
             continue
         tags = sorted({tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None})
         if tags:
+            # one tag says that it is owned; lowering finds all owners by the users' tags
             node.meta[DELEGATION_TAG] = tags[0]
         if len(tags) > 1:
             logger.info("the constant `%s` is used in the partitions %s", spec.target, ", ".join(tags))
 
 
 def unchanged_constants(program: ExportedProgram) -> frozenset[Node]:
-    """Return the placeholders of parameters, lifted tensors, and buffers that the program does not change."""
     changed = mutated_targets(program)
-    specs = zip(placeholders_of(program), program.graph_signature.input_specs, strict=True)
+    specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
     return frozenset(node for node, spec in specs if spec.kind in CONSTANT_KINDS and spec.target not in changed)
-
-
-def placeholders_of(program: ExportedProgram) -> list[Node]:
-    return list(program.graph.find_nodes(op="placeholder"))
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One reason against one node, without a reference to its graph."""
-
-    node: str
-    operator: str
-    reason: str
 
 
 class WhyNoPartitionReporter:
     """Collects the reasons of one run of a partitioner; a node may have several."""
 
     def __init__(self) -> None:
-        self._refusals: dict[Refusal, None] = {}
+        # node, operator and reason: by names, so that a reporter keeps no graph alive; once each, in order
+        self._refusals: dict[tuple[str, str, str], None] = {}
 
     def report_reject(self, node: Node, reason: str) -> None:
         operator = operator_name(node.target) if node.op == "call_function" else node.op
-        self._refusals[Refusal(node.name, operator, reason.strip())] = None
+        self._refusals[node.name, operator, reason.strip()] = None
 
     def wrap_check(self, operator_support: OperatorSupportBase, message: str) -> OperatorSupportBase:
         """Return a support object that also reports what this one refuses, with one reason for all."""
@@ -211,27 +187,21 @@ class WhyNoPartitionReporter:
     @property
     def reasons(self) -> dict[str, str]:
         """Node name to its reasons, as `PartitionResult.reasons` wants them."""
-        found: dict[str, str] = {}
-        for refusal in self._refusals:
-            before = found.get(refusal.node)
-            found[refusal.node] = refusal.reason if before is None else f"{before}; {refusal.reason}"
-        return found
+        reasons: dict[str, str] = {}
+        for node, _, reason in self._refusals:
+            reasons[node] = f"{reasons[node]}; {reason}" if node in reasons else reason
+        return reasons
 
     def get_table_report(self) -> str:
         """Return all reasons as a table in text, in the order in which they were reported."""
         if not self._refusals:
             return "No node was rejected."
-        rows = [
-            ("node", "operator", "reason"),
-            *((refusal.node, refusal.operator, refusal.reason) for refusal in self._refusals),
-        ]
+        rows = [("node", "operator", "reason"), *self._refusals]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows)
 
 
 class ReportRejected(OperatorSupportBase):
-    """A support object whose refusals are reported."""
-
     def __init__(self, operator_support: OperatorSupportBase, reporter: WhyNoPartitionReporter, message: str) -> None:
         self.operator_support = operator_support
         self.reporter = reporter
@@ -245,12 +215,7 @@ class ReportRejected(OperatorSupportBase):
 
 
 class WhyNoPartition:
-    """Logs, where a partitioner refuses a node, why.
-
-    Args:
-        logger: gets each reason as a debug message.
-        reporter: gets it too.
-    """
+    """Logs, where a partitioner refuses a node, why; tells a reporter, too."""
 
     def __init__(self, logger: logging.Logger, reporter: WhyNoPartitionReporter | None = None) -> None:
         self.logger = logger
@@ -322,7 +287,7 @@ class DelegateMappingBuilder:
                 hint="pass nodes of the edge program, whose `meta` has a `debug_handle`",
             )
         self._handles[key] = tuple(kept)
-        if self._generated_identifiers:
+        if self._generated_identifiers:  # an entry that was refused takes no number
             self._next_identifier += 1
         return key
 
