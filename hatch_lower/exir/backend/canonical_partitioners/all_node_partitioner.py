@@ -10,12 +10,7 @@ from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
 
 class AllNodePartitioner(Partitioner):
-    """Tags every operation and every constant of a program with one tag, the backend's id.
-
-    Args:
-        backend_id: the backend.
-        compile_specs: its options.
-    """
+    """Tags every operation and every constant of a program with one tag, the backend's id."""
 
     def __init__(self, backend_id: str, compile_specs: list[CompileSpec]) -> None:
         super().__init__()

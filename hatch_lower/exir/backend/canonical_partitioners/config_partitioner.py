@@ -18,11 +18,8 @@ from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner impo
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.graph.state import CONSTANT_KINDS
 
-__all__ = ["ConfigerationBasedPartitioner", "PartitionerConfig", "format_target_name", "is_constant_data"]
-
 
 def is_constant_data(ep: ExportedProgram, node: Node) -> bool:
-    """Return whether a node is a parameter, a buffer or a lifted tensor of a program."""
     return any(spec.arg.name == node.name and spec.kind in CONSTANT_KINDS for spec in ep.graph_signature.input_specs)
 
 
@@ -56,12 +53,7 @@ class PartitionerConfig(ABC):
 class ConfigerationBasedPartitioner(Partitioner):
     """Takes what its configurations accept; nodes that are taken with the same node are in one partition.
 
-    Args:
-        delegation_spec: of all partitions.
-        partitioner_configs: one for each operator.
-
-    Raises:
-        PartitionError: a `RuntimeError`, if two are for the same operator.
+    Two configurations for the same operator are a `PartitionError`.
     """
 
     def __init__(self, delegation_spec: DelegationSpec, partitioner_configs: Iterable[PartitionerConfig]) -> None:
@@ -100,9 +92,9 @@ class ConfigerationBasedPartitioner(Partitioner):
                 continue
             # a constant of an earlier group does not join the two: every partition may own it
             taken = [
-                each
-                for each in config.get_partition(node, ep)
-                if each not in group_of or not is_constant_data(ep, each)
+                member
+                for member in config.get_partition(node, ep)
+                if member not in group_of or not is_constant_data(ep, member)
             ]
             joined = list(
                 dict.fromkeys(member for neighbour in taken for member in (*group_of.get(neighbour, ()), neighbour))

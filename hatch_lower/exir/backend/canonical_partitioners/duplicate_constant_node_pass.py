@@ -10,7 +10,6 @@ from torch.export.graph_signature import ExportGraphSignature, InputSpec, Tensor
 from torch.fx import Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.backend.utils import placeholders_of
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
 
 logger = logging.getLogger(__name__)
@@ -24,16 +23,8 @@ def duplicate_constant_node(exported_program: ExportedProgram, candidate_node: s
 def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iterable[str]) -> set[str]:
     """Give each user of some constants but the first a placeholder of its own, in place.
 
-    The new placeholders are `<name>_copy_0`, … before the original, with its metadata, and stand for the same
-    parameter, buffer or lifted tensor: its memory is shared, and the state of the program does not grow. A constant
-    that the program returns keeps its own placeholder there.
-
-    Args:
-        exported_program: is changed.
-        candidates: names of placeholders; those that do not exist are ignored.
-
-    Returns:
-        The names of the new placeholders.
+    Returns the names of the new placeholders, `<name>_copy_0`, …, which stand for the same parameter, buffer or lifted
+    tensor. Candidates that do not exist are ignored.
 
     Raises:
         PartitionError: for a placeholder that is no constant, or one whose value the program changes.
@@ -43,7 +34,8 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
     specs: list[InputSpec] = []
     created: set[str] = set()
     signature = exported_program.graph_signature
-    for node, spec in zip(placeholders_of(exported_program), signature.input_specs, strict=True):
+    placeholders = list(exported_program.graph.find_nodes(op="placeholder"))  # the graph gets more of them on the way
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
         if node.name in names:
             if spec.kind not in CONSTANT_KINDS or spec.target in changed:
                 raise PartitionError(
@@ -63,7 +55,7 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
 
 
 def copy_for_users(node: Node) -> list[str]:
-    """Give each user of a placeholder but the first, or but the output, a copy of it; return the copies' names."""
+    # the first user keeps the placeholder: the output, if it is one, whose value the signature has by that name
     users = sorted(node.users, key=lambda user: user.op != "output")
     names = []
     for index, user in enumerate(users[1:]):

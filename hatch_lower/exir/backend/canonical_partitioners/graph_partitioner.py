@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.partitioner import Partition
 
 from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
-    Partition,
     Support,
     predicate,
 )
@@ -32,15 +32,12 @@ class GraphPartitioner(Partitioner):
     """What the partitioners by support, patterns and groups share: tags, constants, branches of control flow, reasons.
 
     Args:
-        backend_id: the backend.
-        compile_specs: its options.
         keep: operators that are not decomposed.
         keep_filter: says of a call of one of them whether it is kept.
-        spec: what the partitioner was made with, for `spec`.
     """
 
+    # why an operation is in no partition, if nothing else is known, with `{operator}` and `{backend}`
     refusal: ClassVar[str]
-    """Why an operation is in no partition, if nothing else is known, with `{operator}` and `{backend}`."""
 
     def __init__(
         self,
@@ -60,10 +57,6 @@ class GraphPartitioner(Partitioner):
         """Return the partitions of one graph, and say of the other operations why they are in none."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the operations to take, in the graphs of control flow that is not taken whole too, and their constants.
-
-        `reasons` holds a reason for each operation that is not taken.
-        """
         tags: dict[str, DelegationSpec] = {}
         reasons = WhyNoPartitionReporter()
         self.tag_graph(exported_program.graph_module, tags, reasons)
@@ -77,13 +70,10 @@ class GraphPartitioner(Partitioner):
         reasons: WhyNoPartitionReporter,
         reporter: WhyNoPartitionReporter | None = None,
     ) -> list[Partition]:
-        """Return what is proposed, and report a reason for each other operation; results of one count with it.
-
-        Args:
-            reporter: has the reasons that the support predicate gives when it is asked.
-        """
+        """Return what is proposed, and report a reason for each other operation."""
         partitions = proposer.propose_partitions()
         taken = {node for partition in partitions for node in partition.nodes}
+        # only now: the support predicate tells its reporter while it is asked
         known = {**proposer.refusals, **({} if reporter is None else reporter.reasons)}
         for node in proposer.graph_module.graph.nodes:
             if node.op == "call_function" and node not in taken:
@@ -95,13 +85,13 @@ class GraphPartitioner(Partitioner):
     def tag_graph(
         self, graph_module: GraphModule, tags: dict[str, DelegationSpec], reasons: WhyNoPartitionReporter
     ) -> None:
-        """Tag one graph and those nested in it; each partition of each graph has a tag of its own."""
+        # reversed: the last partition to run is proposed first, and tags count in the order in which they run
         for partition in reversed(self.propose(graph_module, reasons)):
             tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
             tags[tag] = self.delegation_spec
             for node in partition.nodes:
                 node.meta[DELEGATION_TAG] = tag
-        taken = {
+        taken = {  # branches of control flow that is taken whole belong to its partition
             node.target
             for node in graph_module.graph.find_nodes(op="get_attr")
             if any(DELEGATION_TAG in user.meta for user in node.users)
@@ -118,8 +108,6 @@ class SupportPartitioner(GraphPartitioner):
     """Takes the operations that a predicate supports, in as few partitions as there can be.
 
     Args:
-        backend_id: the backend.
-        compile_specs: its options.
         support: torch's or ExecuTorch's operator support object, or a function of a node.
         reporter: where `support` reports why it refuses nodes; its reasons go into the result.
         allows_single_node_partition: take partitions in which only one operation computes something.
@@ -164,11 +152,7 @@ class OperatorListPartitioner(SupportPartitioner):
     """Takes the calls of listed operators, and keeps those of them that would be decomposed.
 
     Args:
-        backend_id: the backend.
-        compile_specs: its options.
         operators: overloads or packets of any dialect, functions, or names (`aten.add.Tensor`, `aten.add`).
-        allows_single_node_partition: take partitions in which only one operation computes something.
-        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
     """
 
     refusal = "`{operator}` is not among the operators of the backend `{backend}`"
@@ -177,7 +161,7 @@ class OperatorListPartitioner(SupportPartitioner):
         self,
         backend_id: str,
         compile_specs: list[CompileSpec],
-        operators: Iterable[Any],
+        operators: Iterable[object],
         *,
         allows_single_node_partition: bool = True,
         non_compute_ops: Sequence[str] = (),
@@ -198,12 +182,8 @@ class GroupPartitioner(GraphPartitioner):
     """Takes groups of operations, each whole or not at all, and what a predicate supports beside them.
 
     Args:
-        backend_id: the backend.
-        compile_specs: its options.
         find_groups: returns the groups of a graph; groups that overlap are taken together.
         support: what is taken beside the groups.
-        keep: operators that are not decomposed.
-        keep_filter: says of a call of one of them whether it is kept.
     """
 
     refusal = "this call of `{operator}` is in no group that `{backend}` takes"
@@ -236,13 +216,9 @@ class PatternPartitioner(GroupPartitioner):
     """Takes the places of patterns, each whole or not at all, and what a predicate supports beside them.
 
     Args:
-        backend_id: the backend.
-        compile_specs: its options.
         patterns: graphs in the edge dialect, of a pattern's edge program, say.
         support: what is taken beside them.
         ignore_literals: let literals of the patterns stand for any value.
-        keep: operators that are not decomposed.
-        keep_filter: says of a call of one of them whether it is kept.
     """
 
     refusal = "no pattern of the backend `{backend}` covers this call of `{operator}`"

@@ -13,17 +13,6 @@ from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet
 
-__all__ = [
-    "CapabilityBasedPartitioner",
-    "GroupBasedPartitioner",
-    "GroupError",
-    "Partition",
-    "Support",
-    "predicate",
-    "refuse_overlaps",
-    "supported_leaves",
-]
-
 Support = OperatorSupportBase | Callable[[Node], bool]
 
 NON_COMPUTE_OPERATORS = ("aten.view", "_operator.getitem")
@@ -35,7 +24,6 @@ class GroupError(PartitionError, ValueError):
 
 
 def predicate(graph_module: GraphModule, support: Support | None) -> Callable[[Node], bool]:
-    """Return a support object as a function of a node; without one, nothing is supported."""
     if support is None:
         return lambda node: False
     if isinstance(support, OperatorSupportBase):
@@ -45,7 +33,7 @@ def predicate(graph_module: GraphModule, support: Support | None) -> Callable[[N
 
 
 def supported_leaves(graph_module: GraphModule, support: Support | None) -> list[Node]:
-    """Return the placeholders and graph attributes that a support object accepts; a function is not asked."""
+    # a function is written for operations: it may not expect a placeholder
     if not isinstance(support, OperatorSupportBase):
         return []
     supports = predicate(graph_module, support)
@@ -58,7 +46,6 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
     It takes the place of torch's class of this name, whose time grows with the third power of the graph.
 
     Args:
-        graph_module: its graph is partitioned; it is not changed.
         operator_support: what is supported. An `OperatorSupportBase` is asked about placeholders and graph attributes
             too; those that it accepts are where their first user is.
         allows_single_node_partition: keep partitions in which only one operation computes something.
@@ -85,8 +72,7 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         self.skip_horizontal_fusion = skip_horizontal_fusion
         self.node_groups: Sequence[Collection[Node]] = ()
         self.leaves: Iterable[Node] = ()
-        self.refusals: dict[str, str] = {}
-        """Node name to the reason why a supported or grouped node is in no proposed partition."""
+        self.refusals: dict[str, str] = {}  # of supported and grouped nodes in no proposed partition, by name
 
     def propose_partitions(self) -> list[Partition]:
         """Return the partitions, the last that runs first, as torch does; their nodes are in graph order."""
@@ -110,9 +96,9 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
         return proposed
 
     def count_computing(self) -> Callable[[Node], int]:
-        """Return a function that counts a node as 0 if it computes nothing, as 2 if it may be alone, else as 1."""
         idle = OperatorSet([*NON_COMPUTE_OPERATORS, *self.non_compute_ops])
         single = OperatorSet(self.allowed_single_node_partition_ops)
+        # an operation that may be alone counts as two, so that a partition of it has more than one
         return lambda node: (node not in idle) + (node in single) if node.op == "call_function" else 0
 
 
@@ -123,11 +109,7 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
     its nodes are partitioned one by one, as far as they are supported.
 
     Args:
-        graph_module: its graph is partitioned; it is not changed.
         operator_support: what is supported; nodes of groups that are not supported are left out of them.
-        allows_single_node_partition: keep partitions in which only one operation computes something.
-        non_compute_ops: names of operators that compute nothing, besides views and `getitem`.
-        allowed_single_node_partition_ops: names of operators that may be alone in a partition.
         node_groups: lists of nodes to keep together.
 
     Raises:

@@ -17,20 +17,11 @@ from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
 
-__all__ = ["Grouping", "group_nodes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Partitions and the groups that cannot be in one.
-
-    Args:
-        partitions: nodes in graph order; a partition needs results of earlier ones only.
-        given_up: members of groups that cannot be in one partition, to the reason.
-    """
-
-    partitions: tuple[tuple[Node, ...], ...]
-    given_up: dict[Node, str] = field(default_factory=dict)
+    partitions: tuple[tuple[Node, ...], ...]  # nodes in graph order; a partition needs results of earlier ones only
+    given_up: dict[Node, str] = field(default_factory=dict)  # members of groups that cannot be in one, to the reason
 
 
 def group_nodes(
@@ -43,17 +34,15 @@ def group_nodes(
 ) -> Grouping:
     """Divide the supported operations of a graph into as few partitions as possible.
 
-    The time is linear in the graph's edges. Only groups that a path leaves through an unsupported operation and comes
-    back to cost more: a pass over what is entangled with them for each group that has to be given up.
-
     Args:
-        graph: in topological order; it is not changed.
         supports: says of an operation whether it can be taken by itself. It is asked once of each operation; a
             `getitem` goes where the operation with several results goes, whatever it says.
         groups: operations that are taken together or, unless supported, not at all. Groups that overlap are one.
         leaves: placeholders and graph attributes to put where their first user is; others are left out.
         connected: make a partition of each connected part, where independent parts would else share one.
     """
+    # Linear in the graph's edges. Only groups that a path leaves through an unsupported operation and comes back to
+    # cost more: a pass over what is entangled with them for each group that has to be given up.
     atoms = find_atoms(graph, supports, groups)
     levels = atoms.levels()
     part_of = {node: part for node, atom in atoms.of.items() if (part := levels[atom]) is not None}
@@ -68,9 +57,12 @@ def group_nodes(
     for node in graph.nodes:
         if node in part_of:
             parts.setdefault(part_of[node], []).append(node)
-    given_up = {node: atoms.reasons[atom] for node, atom in atoms.of.items() if atom in atoms.reasons}
-    kept = {node: reason for node, reason in given_up.items() if node not in part_of}
-    return Grouping(tuple(tuple(parts[number]) for number in sorted(parts)), kept)
+    given_up = {
+        node: atoms.reasons[atom]
+        for node, atom in atoms.of.items()
+        if atom in atoms.reasons and node not in part_of  # some members are taken by themselves
+    }
+    return Grouping(tuple(tuple(parts[number]) for number in sorted(parts)), given_up)
 
 
 class Atoms:
@@ -93,7 +85,7 @@ class Atoms:
     def settle(self) -> Iterator[list[int]]:
         """Decide which groups are taken; yield units in topological order. Atoms of entangled groups are one unit."""
         count = len(self.heads)
-        if not self.members:
+        if not self.members:  # no groups: the graph's own order is topological
             yield from ([atom] for atom in range(count))
             return
         pending = [self.components(range(len(self.followers)))]
@@ -109,7 +101,8 @@ class Atoms:
                 yield [vertex for vertex in unit if vertex < count]
 
     def components(self, vertices: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the strongly connected components among `vertices` in topological order (Tarjan's algorithm)."""
+        """Yield the strongly connected components among `vertices` in topological order."""
+        # Tarjan's algorithm, with a stack of its own: graphs are deeper than Python's
         inside = set(vertices)
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
@@ -148,11 +141,9 @@ class Atoms:
             end = start
 
     def misfit(self, unit: Sequence[int]) -> int | None:
-        """Return a group that makes it impossible to take a strongly connected unit whole, or `None`.
-
-        A unit that holds an atom that is not taken holds a circle through it. The group is one on a circle with as few
-        groups as possible, so that a group is given up for its own sake before it is for another's.
-        """
+        """Return a group that makes it impossible to take a strongly connected unit whole, or `None`."""
+        # A unit that holds an atom that is not taken holds a circle through it. The group is one on a circle with as
+        # few groups as possible, so that a group is given up for its own sake before it is for another's.
         count = len(self.heads)
         outside = next((vertex for vertex in unit if vertex < count and not self.taken[vertex]), None)
         if outside is None:
@@ -166,7 +157,6 @@ class Atoms:
         return group
 
     def give_up(self, group: int, reason: str) -> None:
-        """Take the members of a group only if they are supported by themselves."""
         for atom in self.members[group - len(self.heads)]:
             self.taken[atom] = self.alone[atom]
             self.reasons[atom] = reason
@@ -177,7 +167,7 @@ class Atoms:
         count = len(self.heads)
         before: dict[int, int] = {}
         cost = {start: 0}
-        queue = deque([(0, start)])
+        queue = deque([(0, start)])  # steps cost 0 or 1, so a queue with two ends keeps it in order
         while queue:
             spent, vertex = queue.popleft()
             if spent > cost[vertex]:
@@ -200,6 +190,7 @@ class Atoms:
 
     def levels(self) -> list[int | None]:
         """Return the number of each atom's partition, in an order in which they can run; `None`: it is not taken."""
+        # the module's text says why these levels are partitions, and why there are no fewer
         count = len(self.heads)
         reached = [-1] * count  # the highest level, counted from the end, at or after each atom
         levels: list[int | None] = [None] * count
@@ -220,7 +211,6 @@ class Atoms:
 
 
 def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[Collection[Node]]) -> Atoms:
-    """Return the atoms of a graph, which of them are taken, and the groups as far as all their members can be."""
     atoms = Atoms()
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
@@ -241,6 +231,7 @@ def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[
     atoms.taken = list(atoms.alone)
     listed = {node for group in groups for node in group}
     for members in merge_groups([{atoms.of[node] for node in group if node in atoms.of} for group in groups]):
+        # a `getitem` that is listed without its operation would take that along
         headless = [atoms.heads[atom] for atom in members if not atoms.alone[atom] and atoms.heads[atom] not in listed]
         if headless:
             reason = f"its group holds a result of `{headless[0].name}` without the operation"
@@ -276,13 +267,7 @@ def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
 
 
 def connected_parts(graph: Graph, part_of: dict[Node, int], together: Sequence[Sequence[Node]]) -> dict[Node, int]:
-    """Return partitions split into their connected parts, still in an order in which they can run.
-
-    Args:
-        graph: what they are of.
-        part_of: node to the number of its partition.
-        together: nodes of one partition that count as connected.
-    """
+    """Return partitions split into their connected parts; nodes of a list in `together` count as connected."""
     parent = {node: node for node in part_of}
 
     def root(node: Node) -> Node:
@@ -298,7 +283,7 @@ def connected_parts(graph: Graph, part_of: dict[Node, int], together: Sequence[S
     for nodes in together:
         for node in nodes[1:]:
             parent[root(node)] = root(nodes[0])
-    first: dict[Node, tuple[int, int]] = {}
+    first: dict[Node, tuple[int, int]] = {}  # by partition first: the parts must still be able to run in order
     for position, node in enumerate(graph.nodes):
         if node in part_of:
             first.setdefault(root(node), (part_of[node], position))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import sympy
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 
-__all__ = ["MAY_BE_ZERO", "VIEWS", "Ranges", "is_view", "may_be_zero", "producer_of", "tensors_of"]
-
+# ATen operators that compute nothing: a partition of these alone costs more to call than to leave
 VIEWS = frozenset(
     {
         "_unsafe_view",
@@ -35,27 +34,15 @@ VIEWS = frozenset(
         "view",
     }
 )
-"""ATen operators that compute nothing: a partition of these alone costs more to call than to leave."""
 
-
-Ranges = Mapping[Any, Any]
-"""Symbol → range of its values: `ExportedProgram.range_constraints`."""
-
-MAY_BE_ZERO = "a dynamic size may be 0"
-"""Part of a reason that a `min=1` in the size's `Dim` takes away."""
+Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]  # `ExportedProgram.range_constraints`
+MAY_BE_ZERO = "a dynamic size may be 0"  # part of a reason that a `min=1` in the size's `Dim` takes away
 
 
 def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
-    """Return whether a size may be 0.
-
-    torch's own bounds of a symbol say nothing here: the exporter lets sizes be 0, and reasons as if all were 2 or more.
-
-    Args:
-        size: a number, or an expression of symbols.
-        ranges: of the program's symbols; one that is missing may have any value.
-    """
     if isinstance(size, int):
         return size == 0
+    # torch's own bounds of a symbol say nothing: the exporter lets sizes be 0, and reasons as if all were 2 or more
     expression = size.node.expr
     if not expression.free_symbols <= ranges.keys():
         return True
@@ -70,7 +57,6 @@ def is_view(node: Node) -> bool:
 
 
 def producer_of(node: Node) -> Node:
-    """Return the operation whose result a `getitem` takes, or the node itself."""
     while node.target is operator.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

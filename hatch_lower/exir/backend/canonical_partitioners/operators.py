@@ -11,25 +11,27 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 from torch.fx.node import _get_qualified_name
 
+from hatch_lower.exir.dialects.edge._ops import dotted_name
+
 
 def torch_operator(target: Any) -> Any:
     """Return the torch overload behind an operator of the edge or a backend's dialect, or the target itself."""
-    found = getattr(target, "_op", None)  # torch's own overloads have one too, which is none
-    return found if isinstance(found, OpOverload) else target
+    op = getattr(target, "_op", None)  # torch's own overloads have one too, which is none
+    return op if isinstance(op, OpOverload) else target
 
 
-def operator_name(target: Any) -> str:
+def operator_name(target: object) -> str:
     """Return `aten.add.Tensor` for an overload of any dialect, `aten.add` for a packet, `_operator.getitem` for a
     function; a name loses the module that holds it."""
-    found = torch_operator(target)
-    if isinstance(found, OpOverload):
-        return f"{found._schema.name.replace('::', '.')}.{found._schema.overload_name or 'default'}"
-    if isinstance(found, OpOverloadPacket):
-        return found._qualified_op_name.replace("::", ".")
-    if isinstance(found, str):
-        return strip_module(found)
-    name = str(getattr(found, "__name__", found))
-    return name if "." in name else strip_module(_get_qualified_name(found))
+    operator = torch_operator(target)
+    if isinstance(operator, OpOverload):
+        return dotted_name(operator)
+    if isinstance(operator, OpOverloadPacket):
+        return operator._qualified_op_name.replace("::", ".")
+    if isinstance(operator, str):
+        return strip_module(operator)
+    name = str(getattr(operator, "__name__", operator))
+    return name if "." in name else strip_module(_get_qualified_name(operator))
 
 
 def strip_module(name: str) -> str:
@@ -41,7 +43,6 @@ def strip_module(name: str) -> str:
 
 
 def named_arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments that a call of an overload is given, by name; none for another operator."""
     target = torch_operator(node.target)
     if not isinstance(target, OpOverload):
         return {}
@@ -50,13 +51,9 @@ def named_arguments(node: Node) -> dict[str, Any]:
 
 
 class OperatorSet:
-    """Operators, to ask whether a node calls one of them.
+    """Overloads, packets and functions of any dialect, or names, to ask whether a node calls one of them."""
 
-    Args:
-        operators: overloads or packets of any dialect, functions, or names; a packet stands for all its overloads.
-    """
-
-    def __init__(self, operators: Iterable[Any]) -> None:
+    def __init__(self, operators: Iterable[object]) -> None:
         self.operators = tuple(operators)
         self._names = frozenset(operator_name(operator) for operator in self.operators)
 
@@ -66,17 +63,19 @@ class OperatorSet:
         name = operator_name(node.target)
         if name in self._names:
             return True
+        # a packet stands for all its overloads
         return isinstance(torch_operator(node.target), OpOverload) and name.rpartition(".")[0] in self._names
 
     def __bool__(self) -> bool:
         return bool(self._names)
 
     def overloads(self) -> list[OpOverload]:
-        found = (torch_operator(operator) for operator in self.operators)
-        return [target for target in found if isinstance(target, OpOverload)]
+        targets = (torch_operator(operator) for operator in self.operators)
+        return [target for target in targets if isinstance(target, OpOverload)]
 
 
 aten = torch.ops.aten
+# operators that take no negative index, and the position of their indices
 INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
     {
         aten.embedding.default: 1,
@@ -88,10 +87,10 @@ INDEX_POSITIONS: Mapping[OpOverload, int] = MappingProxyType(
         aten.scatter_reduce.two: 2,
     }
 )
-"""Operators that take no negative index, and the position of their indices."""
 
 
 def without_negatives(index: Node) -> tuple[tuple[OpOverload, int], ...]:
     """Return the operators, each with its number, that make a negative index larger than any size, and thus refused."""
-    value: Any = index.meta["val"]
+    # engines count negative indices from the end, where eager raises: the same model must not answer instead
+    value: torch.Tensor = index.meta["val"]
     return (aten.clamp.default, -1), (aten.bitwise_and.Scalar, torch.iinfo(value.dtype).max)

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.partitioner import Partition
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
-    Partition,
     Support,
     predicate,
     refuse_overlaps,
     supported_leaves,
 )
 from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
-
-__all__ = [
-    "generate_grouped_partitions_from_list_of_nodes",
-    "generate_partitions_from_list_of_nodes",
-    "generate_pattern_op_partitions",
-]
 
 
 def generate_pattern_op_partitions(
@@ -37,22 +31,19 @@ def generate_pattern_op_partitions(
     A place of a pattern is taken whole or, apart from nodes that are supported by themselves, not at all.
 
     Args:
-        graph_module: what to partition; it is not changed.
-        patterns: graphs in the dialect of `graph_module`.
-        partitions_list: lists of nodes to take beside them.
-        op_support: what else is supported.
+        partitions_list: lists of nodes to take beside the patterns.
         ignore_literals: let literals of the patterns stand for any value.
         skip_horizontal_fusion: make independent nodes partitions of their own.
 
     Raises:
         PartitionError: for a pattern without operations, or whose parts share nothing.
     """
-    found = [
+    places = [
         list(place.values())
         for pattern in patterns or ()
         for place in find_pattern(graph_module.graph, pattern, ignore_literals)
     ]
-    return partition_listed(graph_module, found, partitions_list, op_support, skip_horizontal_fusion)
+    return partition_listed(graph_module, places, partitions_list, op_support, skip_horizontal_fusion)
 
 
 def generate_partitions_from_list_of_nodes(
@@ -60,16 +51,7 @@ def generate_partitions_from_list_of_nodes(
     pattern_list: Sequence[Sequence[Node]] | None = None,
     op_support: Support | None = None,
 ) -> list[Partition]:
-    """Return the largest partitions of listed and supported nodes.
-
-    Args:
-        graph_module: what to partition; it is not changed.
-        pattern_list: lists of nodes; which list one is in means nothing.
-        op_support: what else is supported.
-
-    Raises:
-        PartitionError: if there is neither a list nor a support object.
-    """
+    """Return the largest partitions of listed and supported nodes; which list one is in means nothing."""
     require_either(pattern_list, op_support)
     return partition_listed(graph_module, [], pattern_list, op_support)
 
@@ -81,16 +63,8 @@ def generate_grouped_partitions_from_list_of_nodes(
 ) -> list[Partition]:
     """Return the largest partitions of listed and supported nodes in which the nodes of each list are together.
 
-    A list that cannot be in one partition is left out, but for its nodes that are supported by themselves.
-
-    Args:
-        graph_module: what to partition; it is not changed.
-        pattern_list: lists of nodes; a node is in one of them only.
-        op_support: what else is supported.
-
-    Raises:
-        PartitionError: if there is neither a list nor a support object.
-        ValueError: as `GroupError`, if a node is in two lists.
+    A list that cannot be in one partition is left out, but for its nodes that are supported by themselves. A node in
+    two lists is a `GroupError`, which is a `ValueError`.
     """
     require_either(pattern_list, op_support)
     groups = [list(dict.fromkeys(group)) for group in pattern_list or ()]

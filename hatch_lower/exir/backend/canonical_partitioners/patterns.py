@@ -3,54 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
-
-__all__ = ["find_pattern"]
 
 
 def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) -> list[dict[Node, Node]]:
     """Return the places of a pattern in a graph, those that overlap an earlier one left out.
 
-    Args:
-        graph: where to look.
-        pattern: a placeholder stands for any value, the same wherever it is used; two may stand for the same. Other
-            nodes stand for a call of the same operator with the same arguments. Results that the pattern does not
-            return are used nowhere else.
-        ignore_literals: let arguments of the pattern that are no nodes stand for any value.
+    In a pattern a placeholder stands for any value, the same wherever it is used; two may stand for the same. Other
+    nodes stand for a call of the same operator with the same arguments. Results that it does not return are used
+    nowhere else. Of each place, in graph order, the pattern's operations and what they stand for are returned.
 
-    Returns:
-        For each place, in graph order, the pattern's operations and the nodes that they stand for.
+    Args:
+        ignore_literals: let arguments of the pattern that are no nodes stand for any value.
 
     Raises:
         PartitionError: if the pattern holds no operation, or falls into parts that share nothing.
     """
     matcher = Matcher(pattern, ignore_literals)
     taken: set[Node] = set()
-    found = []
+    places = []
     first = matcher.anchors[0]
     for node in graph.nodes:
         if node.op == first.op and node.target == first.target and node not in taken:
             match = matcher.match_at(node)
             if match is not None and taken.isdisjoint(match.values()):
                 taken.update(match.values())
-                found.append(match)
-    return found
+                places.append(match)
+    return places
 
 
 class Matcher:
-    """A pattern, prepared.
-
-    Args:
-        pattern: the pattern's graph.
-        ignore_literals: whether its literals stand for any value.
-    """
-
     def __init__(self, pattern: Graph, ignore_literals: bool) -> None:
         self.ignore_literals = ignore_literals
         self.returned = set(pattern.output_node().all_input_nodes)
@@ -63,16 +51,18 @@ class Matcher:
         self.anchors, self.ways = order_anchors(sinks, pattern)
 
     def match_at(self, node: Node) -> dict[Node, Node] | None:
-        """Return the match in which `node` stands for the first anchor, or `None`."""
         for match in self.extend({}, 0, node):
-            places = {key: value for key, value in match.items() if key.op not in ("placeholder", "get_attr")}
+            places = {
+                key: value
+                for key, value in match.items()
+                if isinstance(value, Node) and key.op not in ("placeholder", "get_attr")
+            }
             if self.is_contained(places):
                 return places
         return None
 
-    def extend(self, match: dict[Node, Any], number: int, node: Node) -> Iterator[dict[Node, Any]]:
-        """Yield the matches in which `node` stands for the anchor with that number, and later anchors for others."""
-        extended = dict(match)
+    def extend(self, match: dict[Node, Argument], number: int, node: Node) -> Iterator[dict[Node, Argument]]:
+        extended = dict(match)  # a candidate that fails must leave nothing behind for the next one
         if not self.match_node(self.anchors[number], node, extended):
             return
         if number + 1 == len(self.anchors):
@@ -82,7 +72,7 @@ class Matcher:
         for candidate in follow(extended[start], way):
             yield from self.extend(extended, number + 1, candidate)
 
-    def match_node(self, wanted: Node, given: Any, match: dict[Node, Any]) -> bool:
+    def match_node(self, wanted: Node, given: Argument, match: dict[Node, Argument]) -> bool:
         """Return whether a value can stand for a node of the pattern; extend `match` with it and what it uses."""
         if wanted in match:
             return same_literal(match[wanted], given)
@@ -99,7 +89,7 @@ class Matcher:
         match[wanted] = given
         return self.match_arguments(arguments_of(wanted), arguments_of(given), match)
 
-    def match_arguments(self, wanted: Any, given: Any, match: dict[Node, Any]) -> bool:
+    def match_arguments(self, wanted: Argument, given: Argument, match: dict[Node, Argument]) -> bool:
         if isinstance(wanted, Node):
             return self.match_node(wanted, given, match)
         if isinstance(wanted, (list, tuple)) and isinstance(given, (list, tuple)):
@@ -116,8 +106,7 @@ class Matcher:
 def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[list[Node]]]:
     """Return a pattern's sinks in an order in which each hangs together with those before it, and how.
 
-    The way to a sink leads from a node that the earlier sinks use down to it; ways from operations come first, for a
-    placeholder may stand for something with many users.
+    The way to a sink leads from a node that the earlier sinks use down to it.
     """
     anchors, ways = [sinks[0]], [[sinks[0]]]
     left = sinks[1:]
@@ -130,6 +119,7 @@ def order_anchors(sinks: list[Node], pattern: Graph) -> tuple[list[Node], list[l
                 found=", ".join(f"`{node.name}`" for node in (anchors[0], left[0])),
                 hint="give each part as a pattern of its own",
             )
+        # from an operation if there is one: a placeholder may stand for something with many users
         best = min(found, key=lambda way: (way[0].op == "placeholder", len(way)))
         anchors.append(best[-1])
         ways.append(best)
@@ -148,7 +138,6 @@ def cone_of(anchors: list[Node]) -> set[Node]:
 
 
 def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
-    """Return a shortest way from one of `known` down to `sink`, from an operation if there is one."""
     ways, place = [[sink]], 0
     seen = {sink}
     while place < len(ways):
@@ -161,30 +150,31 @@ def way_to(sink: Node, known: set[Node]) -> list[Node] | None:
     return min(reached, key=lambda way: (way[0].op == "placeholder", len(way)), default=None)
 
 
-def follow(start: Any, way: list[Node]) -> Iterator[Node]:
+def follow(start: Argument, way: list[Node]) -> Iterator[Node]:
     """Yield the nodes that are reached from `start` along users that call the operators of `way`."""
+    if not isinstance(start, Node):
+        return
     if not way:
         yield start
-    elif isinstance(start, Node):
+    else:
         for user in start.users:
             if user.op == way[0].op and user.target == way[0].target:
                 yield from follow(user, way[1:])
 
 
-def arguments_of(node: Node) -> list[Any]:
-    """Return all arguments of a call; those of an operator in the order of its schema, defaults included."""
+def arguments_of(node: Node) -> list[Argument]:
     operator = torch_operator(node.target)
     if not isinstance(operator, OpOverload):
         return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
+    # one form for calls that say the same: by position, by name, or with a default left out
     schema = operator._schema.arguments
     given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
     return [given.get(argument.name, argument.default_value) for argument in schema]
 
 
-def same_literal(one: Any, other: Any) -> bool:
-    """Return whether two arguments are the same, without taking 1, 1.0 and True for each other."""
+def same_literal(one: object, other: object) -> bool:
     if isinstance(one, Node) or isinstance(other, Node):
         return one is other
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same_literal, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and bool(one == other)  # Python takes 1, 1.0 and True for each other
