@@ -26,8 +26,8 @@ __all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
 )
+# the torch namespaces of the backend dialect; `bind_pattern_to_op` and ExecuTorch's backends add to them
 _BACKEND_OP_LIB = ["executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY"]
-"""The torch namespaces of the backend dialect; `bind_pattern_to_op` adds to them."""
 
 Pattern = TypeVar("Pattern", bound=Callable[..., Any])
 
@@ -37,12 +37,7 @@ class LibraryError(EdgeError, RuntimeError):
 
 
 class _OpNamespace:
-    """The operators of one torch namespace in one dialect.
-
-    Args:
-        dialect: the dialect's name.
-        name: the namespace's name.
-    """
+    """The operators of one torch namespace in one dialect."""
 
     def __init__(self, dialect: str, name: str) -> None:
         self._dialect = dialect
@@ -53,7 +48,7 @@ class _OpNamespace:
     def __getattr__(self, name: str) -> Any:
         if name == "__file__":
             return SOURCE
-        if name in ("_dialect", "_name", "_made", "_dir"):
+        if name in ("_dialect", "_name", "_made", "_dir"):  # asked for by `copy`, before there are any
             raise AttributeError(name)
         # not refused by its underscores: ATen has operators named `__and__`
         found = getattr(getattr(torch.ops, self._name), name)
@@ -73,12 +68,7 @@ class _OpNamespace:
 
 
 class _DialectNamespace:
-    """The torch namespaces in one dialect.
-
-    Args:
-        name: the dialect's name.
-        libraries: the namespaces that it has; `None`: all.
-    """
+    """The torch namespaces in one dialect; without `libraries` it has all."""
 
     def __init__(self, name: str, libraries: list[str] | None = None) -> None:
         self._name = name
@@ -96,7 +86,7 @@ class _DialectNamespace:
                 found=", ".join(f"`{library}`" for library in self._libraries),
                 hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
             )
-        if name in TORCH_LIBRARIES:
+        if name in TORCH_LIBRARIES:  # torch registers these operators when the module that has them is imported
             importlib.import_module(TORCH_LIBRARIES[name])
         made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
         self._dir.append(name)
@@ -110,8 +100,6 @@ class _DialectNamespace:
 
 
 class _Ops:
-    """The root of all dialects' operators."""
-
     def __init__(self) -> None:
         self._dir: list[str] = []
 
@@ -145,11 +133,7 @@ def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Patte
     the function if it has no kernel that it could be traced with.
 
     Args:
-        library: a `torch.library.Library`; its namespace becomes one of the backend dialect's.
         schema_or_name: a schema to define, or `name` or `name.overload` of an operator that the library has.
-
-    Raises:
-        AttributeError: if the library has no operator of that name.
     """
 
     def bind(pattern: Pattern) -> Pattern:

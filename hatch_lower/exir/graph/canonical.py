@@ -32,12 +32,7 @@ def structure_digest(program: ExportedProgram) -> str:
 
 
 def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -> dict[str, Any]:
-    """Return a program's canonical form as a JSON value.
-
-    Args:
-        program: of any dialect, before or after lowering.
-        names: names the symbols; one that has named none yet.
-    """
+    """Return the canonical form of a program of any dialect, before or after lowering, as a JSON value."""
     names = SymbolNames() if names is None else names
     name_sizes(program, names)
     graph = encode_graph(program.graph_module, names)
@@ -68,10 +63,8 @@ class SymbolNames:
 
 
 def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
-    """Name the symbols that are sizes of inputs by themselves, in order.
-
-    In an expression of several symbols none comes first but by torch's names, which follow those of the parameters.
-    """
+    # Symbols that are sizes of inputs by themselves are named first: in an expression of several symbols none comes
+    # first but by torch's names, which follow those of the parameters.
     for node in program.graph.find_nodes(op="placeholder") if program.range_constraints else ():
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
@@ -80,8 +73,7 @@ def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
 
 
 def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
-    """Return a graph's nodes in order; a node refers to others by position."""
-    positions: dict[Node, int] = {}
+    positions: dict[Node, int] = {}  # by which nodes refer to others: their names are the model's
     rows = []
     for position, node in enumerate(module.graph.nodes):
         positions[node] = position
@@ -97,23 +89,21 @@ def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
 
 
 def encode_target(target: Any) -> str:
-    """Return an operator's full name: dialects differ in it, overloads of one name never do."""
+    # dialects differ in the full name, overloads of one name in that of the schema
     module = getattr(target, "__module__", "")
     return f"{type(target).__name__}:{module}:{getattr(target, '__name__', target)}:{overload_name(target)}"
 
 
 def overload_name(target: Any) -> str:
-    """Return the schema name of a torch operator, which tells apart overloads and namespaces."""
     schema = getattr(target, "_schema", None)
     return f"{schema.name}.{schema.overload_name}" if isinstance(schema, torch.FunctionSchema) else ""
 
 
 def encode_attribute(value: Any, names: SymbolNames) -> Any:
-    """Return a graph's attribute: a nested graph, a lowered module by its parts, a tensor with its contents."""
     if isinstance(value, GraphModule):
         return ["graph", encode_graph(value, names)]
     if isinstance(value, torch.Tensor):
-        return ["tensor", tensor_digest(value)]
+        return ["tensor", tensor_digest(value)]  # with its contents: an attribute is no input that a backend may leave
     program = getattr(value, "original_module", None)
     if isinstance(program, ExportedProgram):
         specs = [[spec.key, spec.value.hex()] for spec in value.compile_specs]
@@ -122,7 +112,6 @@ def encode_attribute(value: Any, names: SymbolNames) -> Any:
 
 
 def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
-    """Return an argument; types that Python compares equal (1, 1.0, True) stay apart."""
     if isinstance(value, Node):
         return ["node", positions[value]]
     if isinstance(value, (list, tuple)):
@@ -137,7 +126,7 @@ def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
 def encode_literal(value: Any, names: SymbolNames) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, int):
+    if isinstance(value, int):  # with its type: Python takes 1, 1.0 and True for each other
         return ["int", str(value)]
     if isinstance(value, float):
         return ["float", value.hex()]
@@ -150,7 +139,6 @@ def encode_literal(value: Any, names: SymbolNames) -> Any:
 
 
 def encode_value(value: Any, names: SymbolNames) -> Any:
-    """Return what is known of a node's value: a tensor's dtype, sizes, strides and device."""
     if isinstance(value, torch.Tensor):
         strides = [encode_literal(stride, names) for stride in value.stride()] if value.layout == torch.strided else []
         sizes = [encode_literal(size, names) for size in value.shape]
@@ -161,7 +149,7 @@ def encode_value(value: Any, names: SymbolNames) -> Any:
 
 
 def encode_inputs(program: ExportedProgram) -> list[Any]:
-    """Return the kinds of the inputs, and of constants the layout in memory, overlaps and mutation."""
+    # of constants the layout in memory, which native code is made for; never their contents, which are state
     tensors = [constant_of(program, spec) for spec in constant_specs(program)]
     placed = iter(zip(tensors, layouts(tensors), strict=True))
     mutated = mutated_targets(program)
@@ -181,7 +169,7 @@ def encode_inputs(program: ExportedProgram) -> list[Any]:
 
 
 def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[Any]:
-    """Return what each output is: a node by position or a literal, and the input that it is written back to."""
+    # a node by position or a literal, and the input that it is written back to
     signature = program.graph_signature
     targets = {spec.target: index for index, spec in enumerate(signature.input_specs) if spec.target is not None}
     rows: list[Any] = []

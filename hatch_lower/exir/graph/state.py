@@ -17,26 +17,20 @@ STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a constant lies in memory.
+    """Where a constant lies in memory."""
 
-    Args:
-        group: constants of one group overlap in memory; numbered by first appearance.
-        offset: elements from the group's first to the constant's first, in its own dtype's size.
-    """
-
-    group: int
-    offset: int
+    group: int  # constants of one group overlap; numbered by first appearance
+    offset: int  # elements from the group's first to the constant's first, in its own dtype's size
 
 
 def constant_specs(program: ExportedProgram) -> list[InputSpec]:
-    """Return the input specs of parameters, buffers and lifted tensor constants, in placeholder order."""
     return [spec for spec in program.graph_signature.input_specs if spec.kind in CONSTANT_KINDS]
 
 
 def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     assert spec.target is not None
-    found = program.state_dict.get(spec.target)
-    tensor = program.constants[spec.target] if found is None else found
+    # buffers that are not persistent are in no state dictionary, but among the constants
+    tensor = program.state_dict[spec.target] if spec.target in program.state_dict else program.constants[spec.target]
     assert isinstance(tensor, torch.Tensor)
     return tensor
 
@@ -47,10 +41,8 @@ def mutated_targets(program: ExportedProgram) -> frozenset[str]:
 
 
 def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
-    """Return the storage keys of state that has several views: in several methods, or under several names.
-
-    State is memory that a method changes. Where it has one view only, it may live inside a delegate's blob.
-    """
+    """Return the storage keys of state that has several views: in several methods, or under several names."""
+    # state is memory that a method changes; where it has one view only, it may live inside a delegate's blob
     changed: set[int] = set()
     views: dict[int, int] = {}
     for program in programs:
@@ -67,6 +59,7 @@ def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
 
 def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
     """Return each tensor's layout; tensors are of one group where their memory overlaps, directly or through others."""
+    # by storage and place, so that each span meets those that it overlaps right before it
     spans = []
     for index, tensor in enumerate(tensors):
         begin = int(tensor.storage_offset()) * tensor.element_size()
@@ -86,15 +79,13 @@ def layouts(tensors: Sequence[torch.Tensor]) -> list[Layout]:
 
 
 def stand_ins(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of the same dtypes, shapes, strides and overlaps with contents of no meaning.
-
-    Their memory is reserved and never touched, so it costs none.
-    """
+    """Return tensors of the same dtypes, shapes, strides and overlaps with contents of no meaning."""
     placed = layouts(tensors)
     sizes: dict[int, int] = {}
     for tensor, layout in zip(tensors, placed, strict=True):
         end = (layout.offset + span_length(tensor)) * tensor.element_size()
         sizes[layout.group] = max(sizes.get(layout.group, 0), end)
+    # reserved and never touched, so it costs none
     memory = {group: torch.empty(max(size, 1), dtype=torch.uint8) for group, size in sizes.items()}
     result = []
     for tensor, layout in zip(tensors, placed, strict=True):

@@ -14,9 +14,10 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Target
 from torch.utils import _pytree as pytree
 
-MapTarget = Callable[[Any], Any]
+MapTarget = Callable[[Target], Target]
 
 
 def attribute_of(module: torch.nn.Module, target: str) -> Any:
@@ -49,30 +50,23 @@ def count_operations(module: GraphModule) -> int:
 
 
 def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target: target) -> GraphModule:
-    """Return a copy with its own graphs, nodes and metadata dictionaries; attributes that are no graphs are shared.
-
-    Args:
-        module: what to copy, with the graph modules nested in it.
-        map_target: applied to the target of every `call_function` node.
-    """
+    """Return a copy with its own graphs, nodes and metadata dictionaries; attributes that are no graphs are shared."""
     copied = GraphModule(*copy_graph(module, map_target))
     copied.meta.update(module.meta)
     return copied
 
 
 def copy_node(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
-    """Copy a node; a placeholder keeps its name, by which signatures refer to it.
-
-    torch would give it another where its own is that of a Python built-in, as with a parameter called `input`.
-    """
     copied = graph.node_copy(node, copies.__getitem__)
+    # Signatures refer to placeholders by name. torch gives a copy another one where its own is that of a Python
+    # built-in, as with a parameter called `input`.
     if node.op == "placeholder":
         keep_name(copied, node)
     return copied
 
 
 def keep_name(copied: Node, node: Node) -> None:
-    if copied.name != node.name:
+    if copied.name != node.name:  # torch takes a node that gets a name out of its tables and puts it back
         copied.name = node.name
 
 
@@ -105,20 +99,9 @@ def rebuild_program(
     call_graph: list[ModuleCallEntry] | None = None,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
-    """Return `program` with another graph, and where given another signature, state or dialect verifier.
-
-    Args:
-        program: gives what is not given.
-        root: what the graph's attributes are found in; a dictionary saves torch making a module of it twice.
-        graph: the new graph; it belongs to the result.
-        signature: its signature.
-        state_dict: its parameters and persistent buffers.
-        constants: its other tensors.
-        call_graph: how it is called.
-        verifier: its dialect's.
-    """
+    """Return `program` with another graph, and where given another signature, state or dialect verifier."""
     rebuilt = ExportedProgram(
-        root=root,
+        root=root,  # a dictionary saves torch making a module of the attributes twice
         graph=graph,
         graph_signature=program.graph_signature if signature is None else signature,
         state_dict=dict(program.state_dict if state_dict is None else state_dict),
@@ -137,7 +120,6 @@ def copy_program(
     map_target: MapTarget = lambda target: target,
     verifier: type[Verifier] | None = None,
 ) -> ExportedProgram:
-    """Return a program that shares every tensor with `program`, and nothing else."""
     return rebuild_program(
         program,
         *copy_graph(program.graph_module, map_target),

@@ -18,7 +18,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def span_length(tensor: torch.Tensor) -> int:
-    """Return how many elements lie between the tensor's first and its last, both included, in memory."""
+    """Return how many elements lie in memory from the tensor's first to its last."""
     if tensor.numel() == 0:
         return 0
     steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -26,10 +26,7 @@ def span_length(tensor: torch.Tensor) -> int:
 
 
 def span_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the memory from the tensor's first to its last element, without a copy.
-
-    The view does not keep the tensor alive: the caller does.
-    """
+    """Return the memory from the tensor's first to its last element; the caller keeps the tensor alive."""
     size = span_length(tensor) * tensor.element_size()
     if size == 0:
         return memoryview(b"")
@@ -38,7 +35,7 @@ def span_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that two tensors share exactly when they are views of one storage."""
+    # not the address: storages without elements, and stand-ins of torch, have the same
     number: int = tensor.untyped_storage()._cdata
     return number
 
@@ -51,7 +48,7 @@ def is_plain(value: object) -> bool:
 
 
 def storage_checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return a checksum of the memory behind each tensor, on two threads; it is cheaper than a digest."""
+    # a checksum is cheaper than a digest, and nobody means to cheat it
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(storage_checksum, tensors))
 
@@ -72,11 +69,10 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def tensor_digests(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Return the digests of several tensors, on two threads (hashing releases the interpreter's lock)."""
     listed = list(tensors)
     if sum(span_length(tensor) for tensor in listed) < 1 << 20:
         return [tensor_digest(tensor) for tensor in listed]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:  # hashing releases the interpreter's lock
         return list(pool.map(tensor_digest, listed))
 
 

@@ -19,12 +19,10 @@ class FakeModeError(EdgeError, AssertionError):
 def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
     """Return a copy of a program whose parameters and persistent buffers are fake tensors with fixed sizes.
 
-    It has its own graphs, metadata and signature; the other tensors (lifted constants, buffers that are not
-    persistent) are the program's own. `to_backend` does not need it: it gives partitioners a copy that shares tensors.
-
-    Raises:
-        FakeModeError: an `AssertionError`, if no input has a fake tensor as its value.
+    The other tensors (lifted constants, buffers that are not persistent) are the program's own. A program without
+    fake tensors as its inputs' values is a `FakeModeError`, which is an `AssertionError`.
     """
+    # `to_backend` does not need it: it gives partitioners a copy that shares tensors
     values = tuple(node.meta.get("val") for node in real_exported_program.graph.find_nodes(op="placeholder"))
     mode = detect_fake_mode(values)
     if mode is None:
@@ -47,10 +45,5 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
 
 
 def update_to_real_program(fake_exported_program: ExportedProgram, real_exported_program: ExportedProgram) -> None:
-    """Put a program's own parameters and persistent buffers in the place of fake ones, in place and without copies.
-
-    Args:
-        fake_exported_program: from `get_fake_program`; it is changed.
-        real_exported_program: the program that it was made of.
-    """
+    """Put a program's own parameters and persistent buffers in the place of fake ones, in place and without copies."""
     fake_exported_program.state_dict.update(real_exported_program.state_dict)

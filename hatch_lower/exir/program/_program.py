@@ -1,7 +1,4 @@
-"""A model's methods on their way from exported programs to lowered ones, as one object.
-
-A façade over `hatch_lower.exir.dialects.edge` and the lowering flow, with the names that ExecuTorch gives them.
-"""
+"""A model's methods on their way from exported programs to lowered ones, as one object, under ExecuTorch's names."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from hatch_lower.exir.backend.backend_api import Lowered, lower_methods
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.capture._config import EdgeCompileConfig, ExecutorchBackendConfig
 from hatch_lower.exir.dialects.edge.verify import EdgeViolationError, verify_edge
-from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
-from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
 from hatch_lower.exir.pass_base import AnyPass, transform_program
@@ -38,21 +35,15 @@ class MethodNameError(EdgeError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """A model's lowered methods, as they are packaged.
-
-    Args:
-        programs: method name to lowered program.
-        constant_methods: method name to the value that it returns.
-        reasons: method name to node name to the reasons why no backend took it.
-    """
+    """A model's lowered methods, as they are packaged."""
 
     programs: Mapping[str, ExportedProgram]
-    constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    constant_methods: Mapping[str, object] = field(default_factory=dict)
+    # by method and node: why no backend took it
     reasons: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def methods(self) -> set[str]:
-        """The names of the methods."""
         return set(self.programs)
 
     @property
@@ -60,7 +51,6 @@ class LoweredProgram:
         return set(self.constant_methods)
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return a method's lowered program."""
         return program_of(self.programs, method_name)
 
 
@@ -70,9 +60,7 @@ class EdgeProgramManager:
     Args:
         edge_programs: the program of `forward`, or method name to program.
         constant_methods: method name to the value that it returns.
-        compile_config: how programs are checked.
-        core_aten_ops_exception_list: operators that need not be core ATen.
-        preserve_ops: more of them, because backends asked to keep them whole.
+        core_aten_ops_exception_list: operators that need not be core ATen; `preserve_ops` are more of them.
         reasons: method name to node name to the reasons why no backend took it so far.
 
     Raises:
@@ -82,7 +70,7 @@ class EdgeProgramManager:
     def __init__(
         self,
         edge_programs: Programs,
-        constant_methods: Mapping[str, Any] | None = None,
+        constant_methods: Mapping[str, object] | None = None,
         compile_config: EdgeCompileConfig | None = None,
         core_aten_ops_exception_list: Iterable[OpOverload] | None = None,
         preserve_ops: Iterable[OpOverload] | None = None,
@@ -98,7 +86,6 @@ class EdgeProgramManager:
 
     @property
     def methods(self) -> set[str]:
-        """The names of the methods."""
         return set(self._edge_programs)
 
     @property
@@ -110,33 +97,17 @@ class EdgeProgramManager:
     def _named_data_store(self) -> NamedDataStore:
         store = NamedDataStore()
         for program in self._edge_programs.values():
-            for module in lowered_modules(program):
+            for module in lowered_modules(program):  # partitions are lowered apart, so each brings a store of its own
                 if module.named_data_store_output is not None:
                     store.merge_named_data_store(module.named_data_store_output)
         return store
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return a method's program.
-
-        Raises:
-            MethodNameError: a `KeyError`, if there is no such method.
-        """
+        """Return a method's program; raise a `MethodNameError`, a `KeyError`, if there is none."""
         return program_of(self._edge_programs, method_name)
 
-    def transform(
-        self,
-        passes: Passes,
-        compile_config: EdgeCompileConfig | None = None,
-    ) -> EdgeProgramManager:
-        """Run passes over all methods, or over those named.
-
-        Args:
-            passes: a list, one list for each method, or a `PassManager`.
-            compile_config: how the results are checked; by default as before.
-
-        Raises:
-            EdgeError: as `transform_program`.
-        """
+    def transform(self, passes: Passes, compile_config: EdgeCompileConfig | None = None) -> EdgeProgramManager:
+        """Run passes over all methods, or over those named: a list, one list for each, or a `PassManager`."""
         chosen = per_method(passes, self._edge_programs, "passes")
         programs = {
             name: transform_program(program, chosen[name]) if chosen.get(name) else program
@@ -146,17 +117,14 @@ class EdgeProgramManager:
         return EdgeProgramManager(programs, self._config_methods, config, self._kept, reasons=self._reasons)
 
     def to_backend(self, partitioner: Partitioner | Mapping[str, Partitioner]) -> EdgeProgramManager:
-        """Lower all methods by one partitioner, or those named each by its own.
-
-        Raises:
-            PartitionError, BackendError: as `lower_methods`.
-        """
+        """Lower all methods by one partitioner, or those named each by its own."""
         if isinstance(partitioner, Partitioner):
             partitioner = dict.fromkeys(self._edge_programs, partitioner)
         lowered = {
             name: Lowered(self._edge_programs[name], reasons=self._reasons.get(name, {})).then(result)
             for name, result in lower_methods(self._edge_programs, partitioner).items()
         }
+        # lowering adds delegate calls only, and the rest has been checked
         config = replace(self.compile_config, _check_ir_validity=False)
         reasons = {name: result.reasons for name, result in lowered.items()}
         return EdgeProgramManager(programs_of(lowered), self._config_methods, config, self._kept, reasons=reasons)
@@ -166,18 +134,13 @@ class EdgeProgramManager:
         return LoweredProgram(dict(self._edge_programs), dict(self._config_methods), dict(self._reasons))
 
     def verify(self, config: EdgeCompileConfig) -> None:
-        """Check all programs against the rules of the dialect.
-
-        Raises:
-            EdgeViolationError: that names the method.
-        """
         for name, program in self._edge_programs.items():
             verify_method(name, program, config.exempt() | self._kept)
 
 
 def to_edge(
     programs: Programs,
-    constant_methods: Mapping[str, Any] | None = None,
+    constant_methods: Mapping[str, object] | None = None,
     compile_config: EdgeCompileConfig | None = None,
     generate_etrecord: bool = False,
 ) -> EdgeProgramManager:
@@ -186,11 +149,9 @@ def to_edge(
     Args:
         programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
         constant_methods: method name to the value that it returns.
-        compile_config: what stays whole, and what is checked.
-        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
 
     Raises:
-        EdgeError: if a program cannot be converted.
+        EdgeError: if a program cannot be converted, or with `generate_etrecord`.
         EdgeViolationError: a `SpecViolationError`, if a program breaks a rule of the dialect.
     """
     refuse_etrecord(generate_etrecord)
@@ -205,21 +166,14 @@ def to_edge_transform_and_lower(
     programs: Programs,
     transform_passes: Passes | None = None,
     partitioner: Partitioners | None = None,
-    constant_methods: Mapping[str, Any] | None = None,
+    constant_methods: Mapping[str, object] | None = None,
     compile_config: EdgeCompileConfig | None = None,
     generate_etrecord: bool = False,
 ) -> EdgeProgramManager:
     """Convert exported programs to the edge dialect, run passes, and lower them by several partitioners in turn.
 
-    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
-
-    Args:
-        programs: the program of `forward`, or method name to program, as `torch.export.export` returns them.
-        transform_passes: run over the edge programs before the partitioners.
-        partitioner: for all methods, or for those named.
-        constant_methods: method name to the value that it returns.
-        compile_config: what stays whole in any case, and what is checked in the end.
-        generate_etrecord: must be false; the packaged debug map has what an ETRecord has.
+    What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order. Passes
+    and partitioners are for all methods, or for those named; the other arguments are those of `to_edge`.
 
     Raises:
         NotDelegatedError: a `RuntimeError`, if an operation that was kept whole for a backend was not taken by any.
@@ -247,11 +201,7 @@ def to_edge_transform_and_lower(
 def _transform(
     self: ExportedProgram, *passes: AnyPass, override_verifiers: Sequence[type[Verifier]] | None = None
 ) -> ExportedProgram:
-    """Return a program after some passes; as `transform_program`.
-
-    Args:
-        override_verifiers: check the result by the first of these, for one that is no edge program.
-    """
+    # a verifier of the caller's is for a result that is no edge program
     return transform_program(self, passes, verifier=override_verifiers[0] if override_verifiers else None)
 
 
@@ -275,11 +225,7 @@ def program_of(programs: Mapping[str, ExportedProgram], name: str) -> ExportedPr
 
 
 def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -> dict[str, list[Any]]:
-    """Return method name to a list of passes or partitioners, from one, a list for all methods, or one for each.
-
-    Raises:
-        MethodNameError: if there is a list for something that is no method.
-    """
+    """Return method name to a list of passes or partitioners, from one, a list for all methods, or one for each."""
     if isinstance(given, Mapping):
         unknown = sorted(set(given) - set(programs))
         if unknown:
@@ -296,18 +242,14 @@ def per_method(given: Any, programs: Mapping[str, ExportedProgram], kind: str) -
 def verify_method(name: str, program: ExportedProgram, exempt: frozenset[OpOverload]) -> None:
     try:
         verify_edge(program, exempt=exempt)
-    except EdgeViolationError as error:
+    except EdgeViolationError as error:  # it knows the node and not the method
         where = f"method `{name}`, {error.where}"
         raise EdgeViolationError(error.what, where=where, found=error.found, hint=error.hint) from error
 
 
 def lowered_modules(program: ExportedProgram) -> Iterator[LoweredBackendModule]:
-    """Yield the lowered modules that a program calls, those in control flow too."""
     for module in graph_modules(program.graph_module):
-        for node in module.graph.find_nodes(op="get_attr"):
-            attribute = attribute_of(module, node.target)
-            if isinstance(attribute, LoweredBackendModule):
-                yield attribute
+        yield from get_lowered_backend_modules(module)
 
 
 def refuse_etrecord(wanted: bool) -> None:

@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
 
+# one of these lets a graph with the operator be traced again
 KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)
-"""One of these lets a graph with the operator be traced again."""
 
 
 class KernelError(EdgeError, AssertionError):
@@ -26,14 +26,8 @@ def has_kernel(op: OpOverload) -> bool:
 class BackendOpOverload(EdgeOpOverload):
     """An operator of a backend's own, allowed in an edge program.
 
-    Args:
-        op: the torch overload that it stands for.
-
-    Attributes:
-        _equivalent_callable: the pattern that it replaces, as a function of the same arguments.
-
-    Raises:
-        KernelError: an `AssertionError`, if the operator cannot be traced.
+    `_equivalent_callable` is the pattern that it replaces, as a function of the same arguments. An operator that
+    cannot be traced is a `KernelError`, which is an `AssertionError`.
     """
 
     _dialect = "backend"
@@ -52,6 +46,4 @@ class BackendOpOverload(EdgeOpOverload):
 
 
 class BackendOpOverloadPacket(EdgeOpOverloadPacket):
-    """All overloads of one backend operator, by attribute."""
-
     _overload_type: ClassVar[type[EdgeOpOverload]] = BackendOpOverload

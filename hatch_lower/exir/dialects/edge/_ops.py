@@ -15,10 +15,8 @@ from torchgen.model import SchemaKind
 
 from hatch_lower.exir.dialects.edge.op.api import to_variant
 
-__all__ = ["SOURCE", "EdgeOpOverload", "EdgeOpOverloadPacket", "dotted_name"]
-
+# what operators and their namespaces answer to tools that ask any object for its `__file__`
 SOURCE = "hatch_lower.exir.dialects._ops"
-"""What operators and their namespaces answer to tools that ask any object for its `__file__`."""
 
 
 def dotted_name(op: OpOverload) -> str:
@@ -26,11 +24,7 @@ def dotted_name(op: OpOverload) -> str:
 
 
 class EdgeOpOverload:
-    """One edge operator; calling it runs the torch overload, and other attributes are the torch overload's.
-
-    Args:
-        op: the torch overload that it stands for.
-    """
+    """One edge operator; calling it runs the torch overload `_op`, and other attributes are that one's."""
 
     _dialect = "edge"
 
@@ -48,13 +42,10 @@ class EdgeOpOverload:
         return getattr(self._op, name)
 
     def to_out_variant(self) -> OpOverload:
-        """Return the torch overload that writes the same result into an `out` argument.
-
-        Raises:
-            VariantError: a `RuntimeError`, if there is none with the same arguments.
-        """
+        """Return the torch overload that writes the same result into an `out` argument; else a `VariantError`."""
         return to_variant(self._op, SchemaKind.out)
 
+    # graphs are copied with their targets, and identity is equality
     def __copy__(self) -> EdgeOpOverload:
         return self
 
@@ -69,11 +60,7 @@ class EdgeOpOverload:
 
 
 class EdgeOpOverloadPacket:
-    """All overloads of one edge operator, by attribute.
-
-    Args:
-        packet: the torch packet that it stands for.
-    """
+    """All overloads of one edge operator, by attribute."""
 
     _overload_type: ClassVar[type[EdgeOpOverload]] = EdgeOpOverload
 

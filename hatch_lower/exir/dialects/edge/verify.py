@@ -22,8 +22,7 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 
-SHOWN = 8
-"""How many violations an error lists."""
+SHOWN = 8  # how many violations an error lists
 
 ATEN_NAMESPACES = ("aten", "prims")
 
@@ -34,15 +33,8 @@ class EdgeViolationError(EdgeError, SpecViolationError):
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What rules know beside the node.
-
-    Args:
-        module: whose graph the node is in.
-        exempt: torch overloads that need not be core ATen.
-    """
-
     module: GraphModule
-    exempt: frozenset[OpOverload] = frozenset()
+    exempt: frozenset[OpOverload] = frozenset()  # torch overloads that need not be core ATen
 
 
 Rule = Callable[[Node, RuleContext], "str | None"]
@@ -102,7 +94,6 @@ HINTS: Mapping[Rule, str] = MappingProxyType(
 def find_violations(
     module: GraphModule, rules: Iterable[Rule] = DIALECT_RULES, exempt: Iterable[OpOverload] = ()
 ) -> Iterator[tuple[Rule, Node, str]]:
-    """Yield what breaks a rule in a graph and those nested in it: the rule, the node, and what is wrong."""
     listed = tuple(rules)
     for inner in graph_modules(module):
         context = RuleContext(inner, frozenset(exempt))
@@ -116,16 +107,7 @@ def find_violations(
 def verify_edge(
     program: ExportedProgram, *, rules: Iterable[Rule] = DIALECT_RULES, exempt: Iterable[OpOverload] = ()
 ) -> None:
-    """Check a finished edge program.
-
-    Args:
-        program: the program.
-        rules: what to check.
-        exempt: torch overloads that need not be core ATen.
-
-    Raises:
-        EdgeViolationError: a `SpecViolationError` that lists what is wrong.
-    """
+    """Check a finished edge program; raise an `EdgeViolationError` that lists what is wrong."""
     refuse(find_violations(program.graph_module, rules, exempt))
 
 
@@ -136,6 +118,7 @@ def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
     if not found:
         return
     first, (rule, node) = next(iter(found.items()))
+    # one row for each message: a rule that an operator breaks, all its calls break
     rows = [f"{message} (node `{culprit.name}`)" for message, (_, culprit) in found.items()]
     more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
     raise EdgeViolationError(
@@ -160,7 +143,7 @@ class EdgeVerifier(Verifier):
     dialect = "HATCH_LOWER_EDGE"
 
     def allowed_op_types(self) -> tuple[type[Any], ...]:
-        return (EdgeOpOverload, OpOverload, HigherOrderOperator)
+        return (EdgeOpOverload, OpOverload, HigherOrderOperator)  # torch's own are a rule's business, which names them
 
     def allowed_getattr_types(self) -> tuple[type[Any], ...]:
         return (*super().allowed_getattr_types(), torch.Tensor, torch.ScriptObject)

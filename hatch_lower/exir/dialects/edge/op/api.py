@@ -18,9 +18,8 @@ class VariantKindError(EdgeError, AssertionError):
 
 
 def get_torch_op_overload(namespace: str, opname: str, overload: str | None) -> OpOverload:
-    """Return `torch.ops.<namespace>.<opname>.<overload>`; without an overload name, the default one."""
-    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), opname), overload or "default")
-    return found
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), opname), overload or "default")
+    return op
 
 
 def get_callable(name: str) -> OpOverload:
@@ -49,14 +48,9 @@ def signature_of(schema: torch.FunctionSchema) -> tuple[tuple[str, str, str, boo
 def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
     """Return the overload of the same operator that takes the same arguments, of another kind.
 
-    Args:
-        op: a torch overload.
-        variant: `SchemaKind.functional` or `SchemaKind.out`.
-
     Raises:
-        VariantKindError: an `AssertionError`, for any other kind.
-        VariantError: a `RuntimeError` that lists the overloads, if none has the same arguments and that kind. What
-            they return is not compared.
+        VariantKindError: an `AssertionError`, for a kind that is neither `functional` nor `out`.
+        VariantError: a `RuntimeError` that lists the overloads, if none has the same arguments and that kind.
     """
     if variant not in (SchemaKind.functional, SchemaKind.out):
         raise VariantKindError(
@@ -69,11 +63,11 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
         return op
     wanted = signature_of(op._schema)
     packet = op.overloadpacket
-    overloads = [getattr(packet, name) for name in packet.overloads()]
+    overloads: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
     for overload in overloads:
+        # what they return is not compared: many an out variant returns nothing
         if kind_of(overload._schema) is variant and signature_of(overload._schema) == wanted:
-            found: OpOverload = overload
-            return found
+            return overload
     kind = variant.name.capitalize()
     raise VariantError(
         f"{kind} variant of operator {op._schema.name} can't be found",
