@@ -18,14 +18,8 @@ from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
 def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
     """Let calls of lowered modules take and return flat tuples, as those do that lowering makes, in place.
 
-    Each module is replaced by a copy that has debug handles and names of constants of its own in this program.
-
-    Args:
-        module: a graph that a model was exported to, with debug handles.
-        handle: the highest of them.
-
-    Returns:
-        The names of the calls that returned one value to the names of the nodes that have it now.
+    Each module is replaced by a copy that has debug handles, above `handle`, and names of constants of its own in this
+    program. Returns the names of the calls that returned one value to those of the nodes that have it now.
     """
     names: dict[str, str] = {}
     copies: dict[int, Any] = {}
@@ -53,6 +47,7 @@ def delegate_calls(module: GraphModule) -> list[tuple[Node, Any, Any]]:
 
 def highest_debug_handle(module: GraphModule) -> int:
     """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
+    # lowered modules' too: theirs are the model's numbers
     modules = list(graph_modules(module))
     handles = [node.meta.get("debug_handle") or 0 for inner in modules for node in inner.graph.nodes]
     lowered = [called.original_module.graph_module for inner in modules for _, _, called in delegate_calls(inner)]
@@ -94,11 +89,7 @@ def keys_of(spec: pytree.TreeSpec) -> Iterable[Any]:
 
 
 def flatten(value: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
-    """Return the leaves of a value in a graph, whose containers are those of a specification.
-
-    Raises:
-        EdgeError: if they are others.
-    """
+    # not by pytree: a value in a graph may be a node, which stands for a whole container
     if spec.is_leaf():
         return [value]
     keys = list(keys_of(spec))

@@ -14,6 +14,7 @@ SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
     """Return the name of a field that does not hold what it must, and what it must hold; `None` if all do."""
+    # strict here: a wrong field fails the build where it is used, and from the cache every later one
     requirements, handles, info, target = result.requirements, result.debug_handle_map, result.info, result.target
     if not isinstance(result.processed_bytes, bytes):
         return "processed_bytes", "bytes"
@@ -37,7 +38,6 @@ def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
 
 
 def is_requirement(text: str) -> bool:
-    """Return whether a text is a requirement: what is none fails the build, and from the cache every later one."""
     try:
         Requirement(text)
     except InvalidRequirement:
@@ -46,5 +46,4 @@ def is_requirement(text: str) -> bool:
 
 
 def are_handles(value: object) -> bool:
-    """Return whether a value is a sequence of debug handles, which are counted from 1."""
     return isinstance(value, (tuple, list)) and all(type(each) is int and each > 0 for each in value)

@@ -22,8 +22,8 @@ from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 
+# says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
 KEPT = "hatch_lower_kept"
-"""Says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere."""
 
 Wanted = Callable[[Node], bool]
 
@@ -31,22 +31,15 @@ Wanted = Callable[[Node], bool]
 def decompose(
     program: ExportedProgram, keep: Sequence[OpOverload], keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({})
 ) -> ExportedProgram:
-    """Return `program` in core ATen ops, functional, with some ops left whole.
-
-    Args:
-        program: as exported.
-        keep: ops of which each operation is left whole.
-        keep_nodes: ops of which those operations are left whole for which the function returns true.
-    """
+    """Return `program` in core ATen ops, functional, with the ops of `keep`, and operations of `keep_nodes`, whole."""
     table: Any = default_decompositions()
     for op in keep:
         table.pop(op, None)
     some = {op: wanted for op, wanted in keep_nodes.items() if op not in keep and op in table}
     born: set[OpOverload] = set()
     decomposed = decompose_unwanted(program, table, some, born)
-    if (
-        born
-    ):  # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
+    if born:
+        # other decompositions call such operators: they are taken apart first, so that there are nodes to ask about
         program = program.run_decompositions(
             {op: decomposition for op, decomposition in table.items() if op not in some}
         )
@@ -60,8 +53,6 @@ def decompose_unwanted(
     """Return `program` decomposed, but for the operations that are wanted whole.
 
     Args:
-        program: what to decompose.
-        table: decompositions.
         some: ops of which those operations of `program` are left whole for which the function returns true.
         born: extended by ops of `some` that decompositions of others call.
     """
@@ -87,11 +78,7 @@ def operations(program: ExportedProgram) -> Iterator[Node]:
 def decompose_unmarked(
     op: OpOverload, decomposition: Callable[..., Any], born: set[OpOverload], *args: Any, **kwargs: Any
 ) -> Any:
-    """Decompose an operation unless the program's own that torch is at is wanted.
-
-    It is called while torch traces the program operation by operation; what torch is told is "not implemented", and
-    it keeps the operation.
-    """
+    # called while torch traces the program operation by operation; it keeps what it is told is not implemented
     target, wanted = get_current_meta().get(KEPT, (None, False))
     if target is op and wanted:
         return NotImplemented
@@ -106,16 +93,13 @@ def to_edge(
     keep: Sequence[OpOverload] = (),
     keep_nodes: Mapping[OpOverload, Wanted] = MappingProxyType({}),
 ) -> ExportedProgram:
-    """Convert an exported program to the edge dialect.
+    """Convert a program, as `torch.export.export` returns it, to the edge dialect.
+
+    Every operation has a `meta["debug_handle"]`; operations that come from the same operation of `program` share one.
 
     Args:
-        program: as `torch.export.export` returns it.
         keep: ops that are not decomposed, because a backend takes them whole.
         keep_nodes: ops of which a backend takes some operations whole, and which: a function of the exported node.
-
-    Returns:
-        A program of edge operators in which every operation has `meta["debug_handle"]`: operations that come from the
-        same operation of `program` share one.
 
     Raises:
         EdgeError: if torch cannot decompose the program, or the result breaks a rule of the dialect.
@@ -139,6 +123,7 @@ def to_edge(
 
 def to_aten(program: ExportedProgram) -> ExportedProgram:
     """Return the same program with torch's own overloads, sharing its tensors; metadata and names are kept."""
+    # for backends whose compilers take ATen
     return copy_program(program, aten_target, verifier=Verifier)
 
 
@@ -147,24 +132,20 @@ def aten_target(target: Any) -> Any:
 
 
 def replace_targets(module: GraphModule) -> dict[str, str]:
-    """Make every torch overload of a freshly decomposed graph an edge operator, in place; return new names by old ones.
-
-    A node is called after its edge operator, `aten_add_tensor`, as in ExecuTorch. Checks that exporting left behind of
-    dtypes and devices, which are known by now, go.
-    """
+    """Make every torch overload of a decomposed graph an edge operator, in place; return new names by old ones."""
     names: dict[str, str] = {}
     for inner in graph_modules(module):
         for node in list(inner.graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
             if node.target is torch.ops.aten._assert_tensor_metadata.default:
-                inner.graph.erase_node(node)
+                inner.graph.erase_node(node)  # dtypes and devices are known by now
                 continue
             if not node.target._schema.returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
             old = node.name
-            node._rename(inner.graph._target_to_str(node.target))
+            node._rename(inner.graph._target_to_str(node.target))  # `aten_add_tensor`, as in ExecuTorch
             if inner is module:
                 names[old] = node.name
         inner.recompile()
@@ -189,13 +170,7 @@ def assign_debug_handles(module: GraphModule) -> None:
 
 
 def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
-    """Give the chosen nodes without a debug handle one of their own, in place.
-
-    Args:
-        module: whose nodes; those of nested graphs too.
-        chosen: says which nodes need one.
-        above: a handle that new ones are higher than, as they are than all that are there.
-    """
+    """Give the chosen nodes without a debug handle one of their own, higher than `above` and all others, in place."""
     highest = max(above, highest_debug_handle(module))
     for inner in graph_modules(module):
         for node in inner.graph.nodes:
@@ -205,7 +180,7 @@ def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], abov
 
 
 def source_of(node: Node) -> Hashable:
-    """Return the oldest ancestor that torch recorded for a node, or the node itself."""
+    # the oldest ancestor that torch recorded: the operation of the exported program
     ancestors = node.meta.get("from_node")
     if not ancestors:
         return node

@@ -38,15 +38,10 @@ CONSTANT_ORDER = {kind: position for position, kind in enumerate(CONSTANT_KINDS)
 
 @dataclass(frozen=True, slots=True)
 class LocalProgram:
-    """A partition as a backend sees it: numbered from 0, without names, positions or sources of the model.
+    """A partition as a backend sees it: numbered from 0, without names, positions or sources of the model."""
 
-    Args:
-        program: constants are `c0`, `c1`, …, inputs `x0`, …, operations `n0`, …; debug handles count from 1.
-        handles: the owner's debug handle of local handle `i + 1`.
-    """
-
-    program: ExportedProgram
-    handles: tuple[int, ...]
+    program: ExportedProgram  # constants are `c0`, …, inputs `x0`, …, operations `n0`, …; debug handles count from 1
+    handles: tuple[int, ...]  # the owner's debug handle of local handle `i + 1`
 
 
 def argument_of(node: Node) -> ArgumentSpec:
@@ -132,12 +127,8 @@ def make_program(
 
 
 def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
-    """Return a partition in the form that a backend sees.
-
-    Args:
-        program: from `extract`.
-        weight_free: give stand-ins with the weights' layout and overlaps instead of the weights.
-    """
+    """Return a partition in the form that a backend sees: with the weights, or stand-ins of their layout."""
+    # one operator more upstream must not change what a partition looks like, and with it the key of its result
     handles: dict[int, int] = {}
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
@@ -173,15 +164,11 @@ def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
 def localise_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
 ) -> tuple[dict[str, Any], Graph, dict[str, str]]:
-    """Return a graph under local names with nothing in its metadata but values and local handles.
+    """Return the attributes and the graph of a copy under local names, and the local name of each node.
 
     Args:
-        module: what to copy, with the graphs nested in it.
         names: local names of placeholders that have one already.
         handles: the owner's handles to local ones; extended.
-
-    Returns:
-        The copy's attributes and graph, and the local name of each of its nodes.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -213,7 +200,7 @@ def localise_graph(
             copied = graph.create_node("call_function", node.target, args, kwargs, name=f"n{operations}")
             operations += 1
             copied.meta["debug_handle"] = handles.setdefault(node.meta["debug_handle"], len(handles) + 1)
-        if "val" in node.meta:
+        if "val" in node.meta:  # and nothing else: names and source lines of the model would be in no key
             copied.meta["val"] = node.meta["val"]
         copies[node] = copied
         renamed[node.name] = copied.name

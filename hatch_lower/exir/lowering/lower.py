@@ -22,30 +22,19 @@ from hatch_lower.exir.pass_base import AnyPass, transform_program
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One partitioner's turn at each method, or one partitioner for each of some methods.
-
-    Args:
-        partitioners: method name to the partitioner that may take its operations now.
-        name: put before the reasons why it takes no more; empty where nobody needs to tell them apart.
-    """
+    """One partitioner's turn at each method, or one partitioner for each of some methods."""
 
     partitioners: Mapping[str, Partitioner]
-    name: str = ""
+    name: str = ""  # put before the reasons why it takes no more, where somebody needs to tell them apart
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredMethods:
-    """The methods of a model after the last turn.
+    """The methods of a model after the last turn."""
 
-    Args:
-        edge: method name to the program that the first turn was given.
-        methods: method name to what the turns made of it, all together.
-        kept: the operators that partitioners found whole.
-    """
-
-    edge: Mapping[str, ExportedProgram]
-    methods: Mapping[str, Lowered]
-    kept: frozenset[OpOverload]
+    edge: Mapping[str, ExportedProgram]  # the programs that the first turn was given
+    methods: Mapping[str, Lowered]  # what the turns made of them, all together
+    kept: frozenset[OpOverload]  # the operators that partitioners found whole
 
 
 class Steps:
@@ -79,16 +68,9 @@ def lower_exported(
     What any partitioner wants whole (`ops_to_not_decompose`) is whole for all of them, whatever their order.
 
     Args:
-        exported: method name to program, as `torch.export.export` returns them.
         preserve: operators that stay whole in any case.
         passes: of a method, run over its edge program before the first turn.
-        needs_delegates: whether an operation that was kept whole for a partitioner is refused if none took it. A build
-            leaves it: torch runs it whole. ExecuTorch's runtime could not.
-
-    Raises:
-        NotDelegatedError: for such an operation.
-        EdgeError: if a program cannot be converted.
-        PartitionError, BackendError: as `lower_methods`.
+        needs_delegates: refuse an operation that was kept whole for a partitioner and that none took.
     """
     steps = steps or Steps()
     wishes: dict[str, Wishes] = {}
@@ -108,7 +90,7 @@ def lower_exported(
             lowered = lower_methods(programs_of(methods), turn.partitioners, store=store)
             tell(lowered)
         methods = {method: before.then(lowered[method], turn.name) for method, before in methods.items()}
-    if needs_delegates:
+    if needs_delegates:  # a build leaves such an operation: torch runs it whole, as ExecuTorch's runtime could not
         for method, result in methods.items():
             refuse_undelegated(method, result.program, wishes[method], preserve, result.reasons)
     return LoweredMethods(edge, methods, frozenset(op for method in wishes.values() for op in method.wanted_by))

@@ -23,42 +23,26 @@ from hatch_lower.exir.graph.tensors import storage_key
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """The nodes of one tag in one graph; a tag that is also in a nested graph is another partition there.
-
-    Args:
-        module: the graph module that they are in.
-        tag: the partitioner's name for it.
-        spec: its backend and options.
-        nodes: its operations, in graph order.
-        owned: placeholders of the constants that go into the delegate, in order of their first use.
-        inputs: values from outside, in order of their first use.
-        outputs: operations whose values are used outside, in graph order.
-        mutations: owned buffers and the operations whose values are written back to them.
-    """
+    """The nodes of one tag in one graph; a tag that is also in a nested graph is another partition there."""
 
     module: GraphModule
     tag: str
     spec: DelegationSpec
-    nodes: list[Node] = field(default_factory=list)
-    owned: list[Node] = field(default_factory=list)
-    inputs: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # its operations, in graph order
+    owned: list[Node] = field(default_factory=list)  # placeholders of constants that go into the delegate
+    inputs: list[Node] = field(default_factory=list)  # values from outside, in order of their first use
+    outputs: list[Node] = field(default_factory=list)  # operations whose values are used outside, in graph order
+    # owned buffers and the operations whose values are written back to them
     mutations: list[tuple[Node, Node]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All partitions of a graph, and an order of its operations in which each partition runs as one.
-
-    Args:
-        partitions: in the order in which they run.
-        order: operations outside partitions, and partitions.
-        nested: plans of the branches and bodies of control flow outside partitions, by attribute name.
-    """
+    """All partitions of a graph, and an order of its operations in which each partition runs as one."""
 
     partitions: tuple[Partition, ...]
-    order: tuple[Node | Partition, ...]
-    nested: Mapping[str, Plan]
+    order: tuple[Node | Partition, ...]  # operations outside partitions, and partitions
+    nested: Mapping[str, Plan]  # of the branches and bodies of control flow outside partitions, by attribute
 
     def all_partitions(self) -> Iterator[Partition]:
         yield from self.partitions
@@ -72,8 +56,6 @@ def plan_partitions(
     """Group tagged nodes, decide the ownership of constants, and order everything.
 
     Args:
-        program: the tagged program.
-        tags: what each tag means.
         kept: whether state must stay outside a backend's delegates; takes the backend's id and the state's storage key.
 
     Raises:
@@ -91,7 +73,6 @@ def plan_graph(
     constants: frozenset[str],
     own: Callable[[Mapping[Node, Partition]], None],
 ) -> Plan:
-    """Return the plan of one graph and of those nested in it, which have no constants of their own."""
     partitions = group_nodes(module, tags, constants)
     member = {node: partition for partition in partitions for node in partition.nodes}
     order = order_operations(module, member)
@@ -102,17 +83,16 @@ def plan_graph(
         if node.op == "get_attr" and node not in member and node.target not in nested:
             found = attribute_of(module, node.target)
             if isinstance(found, GraphModule):
+                # constants come into branches and bodies as inputs: there is nothing to own
                 nested[node.target] = plan_graph(found, tags, frozenset(), lambda member: None)
     return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
 
 def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[str]) -> list[Partition]:
-    """Return the partitions with their operations; graph attributes belong to their user's partition."""
     found: dict[str, Partition] = {}
     for node in module.graph.nodes:
-        tag = node.meta.get(DELEGATION_TAG)
-        if node.op == "get_attr":
-            tag = common_tag(node)
+        # a graph attribute belongs to its users' partition, whatever a partitioner has written on it
+        tag = common_tag(node) if node.op == "get_attr" else node.meta.get(DELEGATION_TAG)
         if tag is None:
             continue
         if tag not in tags:
@@ -138,7 +118,7 @@ def common_tag(node: Node) -> str | None:
 
 
 def require_whole(node: Node, tag: str) -> None:
-    """Refuse a partition that separates an operation with several results from the `getitem` of one of them."""
+    # a delegate returns tensors: what an operation with several results returns cannot leave it whole
     if node.target is operator.getitem:
         pairs = [(node.args[0], node)]
     else:
@@ -156,6 +136,7 @@ def require_whole(node: Node, tag: str) -> None:
 
 def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> list[Node | Partition]:
     """Order operations and partitions so that each comes after what it needs; earlier in the graph comes first."""
+    # a heap, for the order must depend on the graph only: it shapes the plan's bytes
     units: dict[int, Node | Partition] = {}
     unit_of: dict[Node, int] = {}
     first: dict[str, int] = {}
@@ -190,10 +171,7 @@ def order_operations(module: GraphModule, member: Mapping[Node, Partition]) -> l
 
 
 def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, int]) -> PartitionError:
-    """Return the error for partitions in a circle, with nodes that prove it.
-
-    Every stuck unit needs another stuck one, so walking back from any of them must meet one twice.
-    """
+    # every stuck unit needs another stuck one, so walking back from any of them must meet one twice
     number = next(iter(stuck))
     seen: dict[int, int] = {}
     path: list[tuple[int, str]] = []
@@ -224,13 +202,10 @@ def circle_error(stuck: Mapping[int, Node | Partition], unit_of: Mapping[Node, i
 def decide_ownership(
     program: ExportedProgram, member: Mapping[Node, Partition], kept: Callable[[str, int], bool]
 ) -> None:
-    """Give every partition the tagged constants that it uses.
-
-    A constant that several partitions use is owned by each: its tensor is shared, not copied. A buffer that the program
-    changes is owned only by a partition that holds all its users and computes its new value; otherwise its state must
-    stay where everyone sees it, in the program. So must state that other methods see, unless it is bound to the
-    backend's delegates when they are loaded.
-    """
+    """Give every partition the tagged constants that it uses; one that several use is owned by each, and shared."""
+    # A buffer that the program changes is owned only by a partition that holds all its users and computes its new
+    # value; otherwise its state must stay where everyone sees it, in the program. So must state that other methods
+    # see, unless it is bound to the backend's delegates when they are loaded.
     nodes = {node.name: node for node in program.graph.nodes}
     signature = program.graph_signature
     new_values = {
@@ -266,7 +241,6 @@ def decide_ownership(
 
 
 def collect_borders(member: Mapping[Node, Partition], partitions: list[Partition]) -> None:
-    """Find what each partition takes from outside and gives to the outside."""
     for partition in partitions:
         owned = set(partition.owned)
         written = {value for _, value in partition.mutations}

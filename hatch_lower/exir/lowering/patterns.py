@@ -23,8 +23,7 @@ from hatch_lower.exir.lowering.convert import to_edge
 class ReplacePattern(PassBase):
     """Replaces each occurrence of a pattern by one call of a backend operator, in control flow too.
 
-    An occurrence whose inner values are used elsewhere stays. The call has the debug handle, the sources and the module
-    path of the occurrence's first result.
+    An occurrence whose inner values are used elsewhere stays.
 
     Args:
         op: the operator; it takes what the pattern takes, and returns what it returns.
@@ -64,12 +63,7 @@ class ReplacePattern(PassBase):
         return PassResult(graph_module, count > 0)
 
     def replace(self, graph: Graph, place: Mapping[Node, Node]) -> bool:
-        """Replace one occurrence, unless something needs one of its results before all of its inputs are there.
-
-        Args:
-            graph: the graph.
-            place: the pattern's operations to the nodes that they stand for.
-        """
+        """Replace one occurrence, unless something needs one of its results before all of its inputs are there."""
         given = arguments_at(place)
         inputs = [given[node] for node in self.pattern.find_nodes(op="placeholder")]
         returned = self.pattern.output_node().args[0]
@@ -81,7 +75,7 @@ class ReplacePattern(PassBase):
             return False
         with graph.inserting_before(first):
             call = graph.call_function(self.op, tuple(inputs))
-            call.meta = dict(results[0].meta)
+            call.meta = dict(results[0].meta)  # its debug handle, sources and module path stand for all
             made = [call]
             if not single:
                 call.meta["val"] = tuple(result.meta["val"] for result in results)
@@ -113,15 +107,7 @@ def nodes_of(returned: Any) -> list[Node]:
 
 
 def trace_pattern(pattern: Callable[..., Any], example_inputs: Sequence[Any] | None = None) -> Graph:
-    """Return a pattern as a graph of edge operators, with a placeholder for each argument in order.
-
-    Args:
-        pattern: a function of tensors and numbers.
-        example_inputs: to export it with; `None`: its operators are recorded as they are called.
-
-    Raises:
-        EdgeError: if it calls something else than operators, or has arguments that it does not use.
-    """
+    """Return a pattern as a graph of edge operators, with a placeholder for each argument in order."""
     name = getattr(pattern, "__name__", "pattern")
     graph = recorded_graph(pattern) if example_inputs is None else exported_graph(pattern, example_inputs)
     for node in graph.nodes:

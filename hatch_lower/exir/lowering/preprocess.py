@@ -33,58 +33,38 @@ from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable,
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One partition to lower.
-
-    Args:
-        local: what the backend sees.
-    """
+    """One partition to lower."""
 
     method: str
     spec: DelegationSpec
     backend: type[BackendDetails]
-    local: LocalProgram
+    local: LocalProgram  # what the backend sees
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Partitions whose results are made, kept and found together.
+    """Partitions whose results are made, kept and found together."""
 
-    Args:
-        requests: one; or all that a backend is asked for, if it defines `preprocess_multimethod`.
-        components: what the key is made of.
-        states: of each request, the digest of the weights that its backend is given.
-    """
-
-    requests: tuple[Request, ...]
-    components: Mapping[str, Any]
-    states: tuple[str, ...]
-
-    @property
-    def backend(self) -> type[BackendDetails]:
-        """The backend's compile half."""
-        return self.requests[0].backend
+    requests: tuple[Request, ...]  # one; or all for a backend that defines `preprocess_multimethod`
+    components: Mapping[str, Any]  # what the key is made of
+    states: tuple[str, ...]  # of each request, the digest of the weights that its backend is given
 
     @property
     def joint(self) -> bool:
-        """Whether each result may depend on all partitions."""
-        return lowers_jointly(self.backend)
+        return lowers_jointly(self.requests[0].backend)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A partition's result; `reused` says that it was not made for this request, and `key` where it is stored."""
+    """A partition's result."""
 
     result: PreprocessResult
-    reused: bool
-    key: str = ""
+    reused: bool  # it was not made for this request
+    key: str = ""  # where it is stored
 
 
 def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Response]:
     """Lower partitions: equal ones once, or all of a backend that lowers them jointly.
-
-    Args:
-        requests: in the order in which backends shall see them.
-        store: where earlier results are, and new ones go; `None`: everything is lowered.
 
     Raises:
         BackendError: if a backend answers with something else than it was asked for.
@@ -111,12 +91,14 @@ def preprocess_all(requests: Sequence[Request], store: Store | None) -> list[Res
 
 
 def lowers_jointly(backend: type[BackendDetails]) -> bool:
+    # by the function: a class method is another object each time that it is looked up
     defined = getattr(backend.preprocess_multimethod, "__func__", None)
     return defined is not getattr(BackendDetails.preprocess_multimethod, "__func__", None)
 
 
 def units_of(requests: Sequence[Request]) -> tuple[dict[str, Unit], list[tuple[str, int]]]:
     """Return the units of some requests by key, and of each request its unit's key and its place there."""
+    # a fingerprint may run a compiler to ask for its version: once for each backend with these options
     fingerprints: dict[str, tuple[tuple[str, str], ...]] = {}
     keys = [key_of(request, fingerprints) for request in requests]
     units: dict[str, Unit] = {}
@@ -142,7 +124,7 @@ def read_units(store: Store, units: Mapping[str, Unit]) -> dict[str, list[Prepro
 
 
 def call_backends(units: Mapping[str, Unit]) -> Iterator[tuple[str, list[PreprocessResult]]]:
-    """Lower units, those of one backend together; yield each one's key and results."""
+    # those of one backend in one call: it may lower several at a time
     by_backend: dict[str, dict[str, Unit]] = {}
     for key, unit in units.items():
         by_backend.setdefault(unit.requests[0].spec.backend_id, {})[key] = unit
@@ -159,7 +141,7 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
     asked = f"{backend_id} {options}"
     if asked not in fingerprints:
         code = identity_of(backend_id, request.backend)
-        with process_restored():
+        with process_restored():  # the backend's own code
             fingerprints[asked] = (("code", code), *sorted(request.backend.fingerprint(specs).items()))
     lowered = any(isinstance(module, LoweredBackendModule) for module in program.graph_module.modules())
     return PartitionKey(
@@ -177,9 +159,8 @@ def key_of(request: Request, fingerprints: dict[str, tuple[tuple[str, str], ...]
 
 
 def state_of(request: Request) -> str:
-    """Return the digest of the weights that a backend is given; empty if it is given stand-ins."""
     if request.backend.weight_free:
-        return ""
+        return ""  # stand-ins: new weights compile nothing
     program = request.local.program
     return combined_digest(tensor_digests(constant_of(program, spec) for spec in constant_specs(program)))
 
@@ -217,7 +198,6 @@ def identity_of(backend_id: str, backend: type[BackendDetails]) -> str:
 
 
 def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
-    """Give one backend all its partitions of all methods in one call, and check its answer."""
     backend, backend_id = requests[0].backend, requests[0].spec.backend_id
     specs = [request.spec.compile_specs for request in requests]
     programs = [

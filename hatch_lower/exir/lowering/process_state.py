@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 import torch
 
+# what this package itself computes keys and writes files with
 LIBRARY = (
     *(builtins, hashlib, io, os, os.path),
     *(json, json.decoder, json.encoder, json.JSONDecoder, json.JSONEncoder),
 )
-"""What this package itself computes keys and writes files with."""
 
 
 @contextmanager
@@ -100,12 +100,11 @@ def arithmetic() -> dict[str, str]:
 
 
 def flushes_denormals() -> bool:
-    """Return whether this thread takes the smallest numbers for zero."""
+    # torch has no way to ask; of this thread, for the processor has the setting
     return sys.float_info.min / 2 == 0
 
 
 def put_back_environment(variables: dict[str, str]) -> None:
-    """Give the environment the variables that it had."""
     now = dict(os.environ)
     for name in now.keys() - variables.keys():
         del os.environ[name]
@@ -115,7 +114,7 @@ def put_back_environment(variables: dict[str, str]) -> None:
 
 
 def read_umask() -> int:
-    """Return the mask of new files' permissions; there is no way to ask for it that does not set it."""
+    # there is no way to ask for it that does not set it
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -30,15 +30,10 @@ from hatch_lower.exir.lowering.partition import Partition, Plan
 
 @dataclass(slots=True)
 class Splicer:
-    """Rebuilds the graphs of one program.
-
-    Args:
-        modules: the lowered module of each partition.
-        handle: the highest debug handle so far, over all graphs of the program.
-    """
+    """Rebuilds the graphs of one program."""
 
     modules: Mapping[Partition, LoweredBackendModule]
-    handle: int
+    handle: int  # the highest debug handle so far, over all graphs of the program
 
     def rebuild(
         self, root: GraphModule, plan: Plan, dropped: Set[Node]
@@ -80,13 +75,7 @@ class Splicer:
 def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
     """Return `program` with each partition replaced by a call of its lowered module.
 
-    Args:
-        program: the tagged program that `plan` was made from.
-        plan: its partitions and their order, nested graphs included.
-        modules: the lowered module of each partition.
-
-    Returns:
-        A program without the constants, and without the buffer updates, that delegates own.
+    The constants, and the buffer updates, that delegates own are no longer in it.
     """
     root = program.graph_module
     owned = {node for partition in plan.partitions for node in partition.owned}
@@ -134,7 +123,6 @@ def copy_untagged(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node
 
 
 def call_partition(graph: Graph, partition: Partition, name: str, handle: int, copies: dict[Node, Node]) -> None:
-    """Add the call of a lowered module and a `getitem` for each of its results."""
     module = graph.get_attr(name)
     call = graph.call_function(executorch_call_delegate, (module, *(copies[node] for node in partition.inputs)))
     call.meta["val"] = tuple(node.meta["val"] for node in partition.outputs)
@@ -147,6 +135,7 @@ def call_partition(graph: Graph, partition: Partition, name: str, handle: int, c
 
 
 def first_free_number(module: GraphModule) -> int:
+    # an earlier partitioner's lowered modules are there already
     names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
     numbers = [re.fullmatch(r"lowered_module_(\d+)", name) for name in names]
     return 1 + max((int(number[1]) for number in numbers if number is not None), default=-1)

@@ -24,7 +24,6 @@ def is_storable(result: PreprocessResult) -> bool:
 
 
 def result_value(result: PreprocessResult) -> dict[str, Any]:
-    """Return a result as JSON; its blob and buffers by their digests."""
     data, debug, target = result.data_store_output, result.debug_handle_map, result.target
     return StoredPartition(
         blob=sha256_bytes(result.processed_bytes),
@@ -40,8 +39,7 @@ def result_value(result: PreprocessResult) -> dict[str, Any]:
 
 
 def stored_data(data: NamedDataStoreOutput) -> StoredData:
-    """Return named data in the form of the cache, everything in the order of the backend."""
-
+    # pairs, not objects: canonical JSON sorts keys, and the order of the backend must come back
     def stored(entries: Mapping[str, DataEntry]) -> tuple[tuple[str, StoredEntry], ...]:
         return tuple((name, stored_entry(entry)) for name, entry in entries.items())
 
@@ -53,7 +51,6 @@ def stored_data(data: NamedDataStoreOutput) -> StoredData:
 
 
 def stored_entry(entry: DataEntry) -> StoredEntry:
-    """Return one name's entry in the form of the cache."""
     layout = entry.tensor_layout
     return StoredEntry(
         entry.buffer_index,
@@ -106,8 +103,6 @@ def read_result(store: Store, value: Any) -> PreprocessResult | None:
 
 
 def read_data(blobs: Mapping[str, bytes], data: StoredData) -> NamedDataStoreOutput:
-    """Return the named data that `stored_data` describes."""
-
     def entry(stored: StoredEntry) -> DataEntry:
         layout = stored.layout
         return DataEntry(

@@ -29,7 +29,7 @@ FORGOTTEN = ("nn_module_stack", "source_fn_stack")
 
 
 class OutputCountError(PartitionError, RuntimeError):
-    """There is not one output specification for each output."""
+    """A `RuntimeError`, as in ExecuTorch."""
 
 
 def create_submodule_from_nodes(
@@ -38,17 +38,12 @@ def create_submodule_from_nodes(
     """Move nodes of a graph into a module of their own, `fused_<tag>`, in place.
 
     The module takes the values from outside in order of their first use and returns a flat list: a node with several
-    results is opened to its `getitem` nodes. In the caller each result is a `getitem` of the call. The caller's graph
-    stays in topological order; the time is linear in the nodes and what stands between the first and the last of them.
+    results is opened to its `getitem` nodes. In the caller each result is a `getitem` of the returned `call_module`
+    node, and the graph stays in topological order.
 
     Args:
-        gm: the caller; it is changed.
-        node_list: operations of its graph, in any order.
-        tag: names the module.
+        node_list: operations of the graph, in any order.
         skip_legalize_graph: do not compile the caller's code again, because more changes follow.
-
-    Returns:
-        The module and the `call_module` node that calls it.
 
     Raises:
         PartitionError: if a path leaves the nodes and comes back, or a node with several results is used whole outside.
@@ -87,6 +82,7 @@ def in_graph_order(graph: Graph, node_list: Iterable[Node], tag: str) -> list[No
 
 def make_room(nodes: Sequence[Node], members: set[Node], tag: str) -> Node:
     """Move nodes that need results of `nodes` behind all that `nodes` need, and return the one to call before."""
+    # linear in what stands between the first and the last of them
     came_from: dict[Node, Node] = {}
     later: list[Node] = []
     node = nodes[0]
@@ -151,7 +147,6 @@ def result_count(node: Node) -> int:
 
 
 def open_result(node: Node, index: int) -> Node:
-    """Return the `getitem` of one result of a node, the one that is there or a new one, or a node with one result."""
     if not has_results(node):
         return node
     for user in node.users:
@@ -194,13 +189,7 @@ def replace_outputs(call: Node, outputs: Sequence[Node], members: set[Node]) -> 
 def arrange_graph_placeholders(gm: GraphModule, owning_program: ExportedProgram, tag: str = "") -> GraphModule:
     """Move the placeholders of a submodule so that owned parameters come first, then owned buffers, then the others.
 
-    Args:
-        gm: a submodule whose placeholders have the names that they have in the owner; it is changed.
-        owning_program: the program that the submodule was taken from.
-        tag: the partition's tag; a constant is owned if the owner's placeholder carries it.
-
-    Returns:
-        `gm`.
+    Placeholders have the names that they have in the owner; a constant is owned if it carries `tag` there.
     """
     tags = {
         node.name: node.meta.get("delegation_tag", "") for node in owning_program.graph.find_nodes(op="placeholder")
@@ -227,15 +216,9 @@ WRITTEN = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_module_node: Node) -> GraphModule:
-    """Move the outputs of a submodule that update buffers or inputs before the others, in the caller too.
+    """Move the outputs of a submodule that update buffers or inputs before the others.
 
-    Args:
-        gm: the submodule; it is changed.
-        output_specs: what each of its outputs is; they are moved with them.
-        call_module_node: the call in the owner; the `getitem` nodes that use it are changed.
-
-    Returns:
-        `gm`.
+    Their specifications are moved with them, and so are the `getitem` nodes of its call in the owner.
 
     Raises:
         RuntimeError: as `PartitionError`, if there is not one specification for each output.
@@ -275,8 +258,6 @@ def create_exported_program_from_submodule(
     Args:
         submodule: from `create_submodule_from_nodes`; its graph belongs to the result.
         owning_program: the program whose graph calls it. A constant is owned if its placeholder there carries `tag`.
-        tag: the partition's tag.
-        call_module_node: the call.
         is_submodule: whether the call is in a branch or body of control flow, where nothing is owned.
 
     Returns:
@@ -332,11 +313,7 @@ def owned_specs(program: ExportedProgram, tag: str) -> dict[str, InputSpec]:
 def mutations(
     program: ExportedProgram, call: Node, index: int, buffers: Collection[str]
 ) -> Iterator[tuple[str, OutputSpec]]:
-    """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer.
-
-    Raises:
-        PartitionError: if it is something else too.
-    """
+    """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer."""
     returned = program.graph.output_node().args[0]
     assert isinstance(returned, (list, tuple))
     # by place: the signature may still have the name of a node that is in the submodule now

@@ -17,11 +17,11 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import Wanted
 
+# operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
 NEVER_KEPT = (torch.ops.aten.item.default, torch.ops.aten.unbind.int)
-"""Operators that an edge program cannot hold whole: they are decomposed, whoever asks for them."""
 
+# operators of these stay whole without being delegated: they say how values are quantised
 FREE_NAMESPACES = ("quantized_decomposed",)
-"""Operators of these stay whole without being delegated: they say how values are quantised."""
 
 
 class NotDelegatedError(EdgeError, RuntimeError):
@@ -30,28 +30,16 @@ class NotDelegatedError(EdgeError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the partitioners of one method want to find whole, all of them together.
+    """What the partitioners of one method want to find whole, all of them together."""
 
-    Args:
-        program: the exported program that `some` speaks of: functional if it has to be.
-        whole: operators that somebody wants whole wherever they are.
-        some: operators of which somebody wants some operations whole, and which: a function of the exported node.
-        wanted_by: operator to the names of the partitioners that want it.
-    """
-
-    program: ExportedProgram
-    whole: tuple[OpOverload, ...]
-    some: Mapping[OpOverload, Wanted]
-    wanted_by: Mapping[OpOverload, tuple[str, ...]]
+    program: ExportedProgram  # the exported program that `some` speaks of: functional if it has to be
+    whole: tuple[OpOverload, ...]  # wanted whole wherever they are
+    some: Mapping[OpOverload, Wanted]  # of which some operations are wanted whole, and which
+    wanted_by: Mapping[OpOverload, tuple[str, ...]]  # names of partitioners
 
     @classmethod
     def of(cls, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> Wishes:
-        """Ask each partitioner once; operators that change their arguments cannot be kept.
-
-        Args:
-            program: as exported. Partitioners see it in functional form.
-            partitioners: in any order.
-        """
+        """Ask each partitioner once, all before anything is decomposed."""
         if partitioners:
             program = functional(program)
         answers = [
@@ -63,7 +51,7 @@ class Wishes:
         for name, (operators, wanted) in answers:
             for operator in operators:
                 op: OpOverload = operator._op if isinstance(operator, EdgeOpOverload) else operator
-                if op._schema.is_mutable or op in NEVER_KEPT:
+                if op._schema.is_mutable or op in NEVER_KEPT:  # an edge program is functional
                     continue
                 wanted_by[op] = (*wanted_by.get(op, ()), name)
                 if wanted is None:
@@ -112,15 +100,6 @@ def refuse_undelegated(
     preserved: Sequence[OpOverload],
     reasons: Mapping[str, str],
 ) -> None:
-    """Raise `NotDelegatedError` for operations that were kept whole in vain.
-
-    Args:
-        method: the method's name.
-        program: it, lowered by all its partitioners.
-        wishes: what they wanted.
-        preserved: operators that stay whole in any case.
-        reasons: node name to the reasons why no partitioner took it.
-    """
     left = [(node, op) for node, op in undelegated(program, wishes) if op not in preserved]
     if not left:
         return
