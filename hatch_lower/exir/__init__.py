@@ -10,23 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram, ExportGraphSignature
+    from torch.export import ExportedProgram as ExportedProgram
+    from torch.export import ExportGraphSignature as ExportGraphSignature
 
-    from hatch_lower.exir.capture import EdgeCompileConfig, ExecutorchBackendConfig
-    from hatch_lower.exir.program import EdgeProgramManager, to_edge, to_edge_transform_and_lower
+    from hatch_lower.exir.capture import EdgeCompileConfig as EdgeCompileConfig
+    from hatch_lower.exir.capture import ExecutorchBackendConfig as ExecutorchBackendConfig
+    from hatch_lower.exir.program import EdgeProgramManager as EdgeProgramManager
+    from hatch_lower.exir.program import to_edge as to_edge
+    from hatch_lower.exir.program import to_edge_transform_and_lower as to_edge_transform_and_lower
 
 Value = Any
-
-__all__ = [
-    "EdgeCompileConfig",
-    "EdgeProgramManager",
-    "ExecutorchBackendConfig",
-    "ExportGraphSignature",
-    "ExportedProgram",
-    "Value",
-    "to_edge",
-    "to_edge_transform_and_lower",
-]
 
 PLACES = {
     "EdgeCompileConfig": "hatch_lower.exir.capture",
@@ -39,7 +32,7 @@ PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # modules of the room import each other's packages: this one must not import them all in turn
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,22 +15,12 @@ from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.surgery import flat_signature, graph_modules
 from hatch_lower.exir.graph_module import _get_submodule
+from hatch_lower.exir.lowering.submodules import arrange_graph_outputs as arrange_graph_outputs
+from hatch_lower.exir.lowering.submodules import arrange_graph_placeholders as arrange_graph_placeholders
 from hatch_lower.exir.lowering.submodules import (
-    arrange_graph_outputs,
-    arrange_graph_placeholders,
-    create_exported_program_from_submodule,
-    create_submodule_from_nodes,
+    create_exported_program_from_submodule as create_exported_program_from_submodule,
 )
-
-__all__ = [
-    "LoweredBackendModule",
-    "arrange_graph_outputs",
-    "arrange_graph_placeholders",
-    "create_exported_program_from_submodule",
-    "create_submodule_from_nodes",
-    "get_lowered_backend_modules",
-    "get_lowered_submodules",
-]
+from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes as create_submodule_from_nodes
 
 
 # torch recognises it by its class name: it must be neither renamed nor derived from

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._export.pass_base import Argument, ExportPassBaseError, _ExportPassBaseDeprecatedDoNotUse
-from torch._export.pass_infra.node_metadata import NodeMetadata
-from torch._export.pass_infra.proxy_value import ProxyValue
+from torch._export.pass_base import Argument as Argument
+from torch._export.pass_base import ExportPassBaseError as ExportPassBaseError
+from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse
+from torch._export.pass_infra.node_metadata import NodeMetadata as NodeMetadata
+from torch._export.pass_infra.proxy_value import ProxyValue as ProxyValue
 from torch._export.verifier import Verifier
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.node import Target
-from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.fx.passes.infra.pass_base import PassBase as PassBase
+from torch.fx.passes.infra.pass_base import PassResult as PassResult
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir._program_utils import _get_updated_graph_signature, output_values
@@ -25,21 +28,6 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import copy_program, rebuild_program
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
-
-__all__ = [
-    "Argument",
-    "ExportPass",
-    "ExportPassBaseError",
-    "ExportedProgramPassBase",
-    "ExportedProgramPassResult",
-    "NodeMetadata",
-    "PassBase",
-    "PassResult",
-    "PassType",
-    "ProxyValue",
-    "map_args",
-    "transform_program",
-]
 
 # a `PassResult`, the module, or, of a pass that changes it in place, nothing
 PassType = Callable[[GraphModule], object]

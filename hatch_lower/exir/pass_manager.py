@@ -10,9 +10,7 @@ from torch.fx.passes.infra import pass_manager as fx
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.pass_base import PassType
-
-__all__ = ["PassManager", "PassType"]
+from hatch_lower.exir.pass_base import PassType as PassType
 
 
 class PassManager(fx.PassManager):

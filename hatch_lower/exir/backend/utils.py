@@ -9,7 +9,7 @@ from operator import getitem
 import torch
 from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -17,7 +17,7 @@ from hatch_lower.errors import DebugError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
-from hatch_lower.exir.graph.canonical import SymbolNames, encode_graph, encode_literal, encode_target
+from hatch_lower.exir.graph.canonical import SymbolNames, encode, encode_graph, encode_target
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 
@@ -66,33 +66,23 @@ def is_same_node(node_left: Node | Iterable[Node], node_right: Node | Iterable[N
     seen = set(pending)
     while pending:
         one, other = pending.pop()
-        if one.op != other.op or encode_target(one.target) != encode_target(other.target):
+        form, sources = form_of(one)
+        other_form, other_sources = form_of(other)
+        if form != other_form:
             return False
-        pairs: list[tuple[Node, Node]] = []
-        if not pair_nodes((one.args, one.kwargs), (other.args, other.kwargs), pairs):
-            return False
-        new = [pair for pair in pairs if pair not in seen]
+        new = [pair for pair in zip(sources, other_sources, strict=True) if pair not in seen]
         seen.update(new)
         pending += new
     return True
 
 
-def pair_nodes(left: object, right: object, pairs: list[tuple[Node, Node]]) -> bool:
-    if isinstance(left, Node) and isinstance(right, Node):
-        pairs.append((left, right))
-        return True
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(
-            pair_nodes(one, other, pairs) for one, other in zip(left, right, strict=True)
-        )
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(pair_nodes(left[key], right[key], pairs) for key in left)
-    if isinstance(left, slice) and isinstance(right, slice):
-        return pair_nodes((left.start, left.stop, left.step), (right.start, right.stop, right.step), pairs)
-    if isinstance(left, Node) or isinstance(right, Node):
-        return False
-    # encoded, for Python takes 1, 1.0 and True for each other
-    return bool(encode_literal(left, SymbolNames()) == encode_literal(right, SymbolNames()))
+def form_of(node: Node) -> tuple[object, list[Node]]:
+    """Return what a node does to the nodes that it is given, and these."""
+    sources: list[Node] = []
+    arguments = (node.args, dict(sorted(node.kwargs.items())))
+    map_arg(arguments, sources.append)
+    form = encode(arguments, dict.fromkeys(sources, 0), SymbolNames())
+    return (node.op, encode_target(node.target), form), sources
 
 
 def is_shape_dynamic(node: Node) -> bool:

@@ -18,10 +18,10 @@ from torch.library import Library
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpOverloadPacket, has_kernel
-from hatch_lower.exir.dialects.edge._ops import SOURCE, EdgeOpOverload, EdgeOpOverloadPacket
+from hatch_lower.exir.dialects.edge._ops import SOURCE
+from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload as EdgeOpOverload
+from hatch_lower.exir.dialects.edge._ops import EdgeOpOverloadPacket as EdgeOpOverloadPacket
 from hatch_lower.runtime.operators import TORCH_LIBRARIES
-
-__all__ = ["EdgeOpOverload", "EdgeOpOverloadPacket", "bind_pattern_to_op", "edge_overload", "ops"]
 
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}

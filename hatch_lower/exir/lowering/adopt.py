@@ -7,12 +7,16 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.lowered_backend_module import (
+    LoweredBackendModule,
+    get_lowered_backend_modules,
+    get_lowered_submodules,
+)
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
@@ -22,16 +26,16 @@ def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
     program. Returns the names of the calls that returned one value to those of the nodes that have it now.
     """
     names: dict[str, str] = {}
-    copies: dict[int, Any] = {}
+    copies: dict[int, LoweredBackendModule] = {}
     for inner in graph_modules(module):
-        for node, attribute, lowered in delegate_calls(inner):
+        for name, lowered, node in get_lowered_submodules(inner):
             spec = lowered.original_module.call_spec
             if id(lowered) not in copies:
                 copies[id(lowered)] = lowered.adopted(handle, f"lowered_module_{len(copies)}.")
                 handle = max(handle, highest_debug_handle(copies[id(lowered)].original_module.graph_module))
-            inner.set_submodule(attribute.target, copies[id(lowered)])
+            inner.set_submodule(name, copies[id(lowered)])
             where = f"node `{node.name}`"
-            node.args = (attribute, *flatten(node.args[1:], spec.in_spec.child(0), where))
+            node.args = (node.args[0], *flatten(node.args[1:], spec.in_spec.child(0), where))
             value = flatten_results(node, spec.out_spec)
             if inner is module:
                 names[node.name] = value.name
@@ -39,18 +43,14 @@ def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
     return names
 
 
-def delegate_calls(module: GraphModule) -> list[tuple[Node, Any, Any]]:
-    """Return the calls of lowered modules in a graph: node, the attribute that is called, and the module."""
-    nodes = module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
-    return [(node, node.args[0], attribute_of(module, node.args[0].target)) for node in nodes]
-
-
 def highest_debug_handle(module: GraphModule) -> int:
     """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
     # lowered modules' too: theirs are the model's numbers
     modules = list(graph_modules(module))
     handles = [node.meta.get("debug_handle") or 0 for inner in modules for node in inner.graph.nodes]
-    lowered = [called.original_module.graph_module for inner in modules for _, _, called in delegate_calls(inner)]
+    lowered = [
+        called.original_module.graph_module for inner in modules for called in get_lowered_backend_modules(inner)
+    ]
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 
 

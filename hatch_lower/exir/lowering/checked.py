@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from hatch_lower.cache.partition import SUFFIX
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
-
-SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:

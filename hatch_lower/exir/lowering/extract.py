@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
@@ -22,6 +24,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
@@ -86,16 +89,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
     output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(copies[node]), None) for node in partition.outputs]
     values = [copies[value] for _, value in partition.mutations] + [copies[node] for node in partition.outputs]
     graph.output(tuple(values)).meta["val"] = tuple(value.meta["val"] for value in values)
-    tensors = {str(specs[node.name].target): constant_of(owner, specs[node.name]) for node in owned}
-    in_state = {name for name in tensors if name in owner.state_dict}
-    return make_program(
-        attributes,
-        graph,
-        ExportGraphSignature(input_specs, output_specs),
-        {name: tensor for name, tensor in tensors.items() if name in in_state},
-        {name: tensor for name, tensor in tensors.items() if name not in in_state},
-        owner,
-    )
+    return share_constants(attributes, graph, ExportGraphSignature(input_specs, output_specs), owner)
 
 
 def copy_placeholder(graph: Graph, node: Node) -> Node:
@@ -104,13 +98,22 @@ def copy_placeholder(graph: Graph, node: Node) -> Node:
     return placeholder
 
 
+def share_constants(
+    attributes: dict[str, Any], graph: Graph, signature: ExportGraphSignature, owner: ExportedProgram
+) -> ExportedProgram:
+    """Return a program whose constants are those of its owner, under the same names."""
+    specs = [spec for spec in signature.input_specs if spec.kind in CONSTANT_KINDS]
+    tensors = {str(spec.target): constant_of(owner, spec) for spec in specs}
+    return make_program(attributes, graph, signature, tensors, owner.state_dict.keys(), owner.range_constraints)
+
+
 def make_program(
     attributes: dict[str, Any],
     graph: Graph,
     signature: ExportGraphSignature,
-    state_dict: dict[str, Any],
-    constants: dict[str, Any],
-    owner: ExportedProgram,
+    tensors: Mapping[str, torch.Tensor],
+    in_state: Collection[str],
+    ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]],
 ) -> ExportedProgram:
     users = sum(spec.kind is InputKind.USER_INPUT for spec in signature.input_specs)
     results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
@@ -118,10 +121,10 @@ def make_program(
         root=attributes,
         graph=graph,
         graph_signature=signature,
-        state_dict=state_dict,
-        range_constraints=owner.range_constraints,
+        state_dict={name: tensor for name, tensor in tensors.items() if name in in_state},
+        range_constraints=ranges,
         module_call_graph=[ModuleCallEntry("", flat_signature(users, results))],
-        constants=constants,
+        constants={name: tensor for name, tensor in tensors.items() if name not in in_state},
         verifiers=[EdgeVerifier],
     )
 
@@ -133,17 +136,16 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
     specs = constant_specs(program)
     names = {spec.arg.name: f"c{index}" for index, spec in enumerate(specs)}
     attributes, graph, renamed = localise_graph(program.graph_module, dict(names), handles)
-    tensors = [constant_of(program, spec) for spec in specs]
-    if weight_free:
-        tensors = stand_ins(tensors)
-    state_dict: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
+    weights = [constant_of(program, spec) for spec in specs]
+    tensors: dict[str, torch.Tensor] = {}
     targets: dict[str | None, str] = {}
-    for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
-        targets.setdefault(spec.target, f"c{index}")
+    for spec, tensor in zip(specs, stand_ins(weights) if weight_free else weights, strict=True):
+        name = names[spec.arg.name]
+        targets.setdefault(spec.target, name)
         if spec.kind is InputKind.PARAMETER and not isinstance(tensor, torch.nn.Parameter):
-            tensor = torch.nn.Parameter(tensor, requires_grad=False)
-        (state_dict if spec.target in program.state_dict else constants)[f"c{index}"] = tensor
+            tensor = torch.nn.Parameter(tensor, requires_grad=False)  # torch refuses other tensors as parameters
+        tensors[name] = tensor
+    in_state = {names[spec.arg.name] for spec in specs if spec.target in program.state_dict}
     signature = ExportGraphSignature(
         [
             InputSpec(spec.kind, rename(spec.arg, renamed), names.get(spec.arg.name), spec.persistent)
@@ -154,7 +156,8 @@ def localise(program: ExportedProgram, *, weight_free: bool) -> LocalProgram:
             for spec in program.graph_signature.output_specs
         ],
     )
-    return LocalProgram(make_program(attributes, graph, signature, state_dict, constants, program), tuple(handles))
+    local = make_program(attributes, graph, signature, tensors, in_state, program.range_constraints)
+    return LocalProgram(local, tuple(handles))
 
 
 def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:

@@ -68,7 +68,8 @@ class ReplacePattern(PassBase):
         inputs = [given[node] for node in self.pattern.find_nodes(op="placeholder")]
         returned = self.pattern.output_node().args[0]
         single = isinstance(returned, Node)
-        results = [place[returned]] if isinstance(returned, Node) else [place[node] for node in nodes_of(returned)]
+        listed: Any = [returned] if single else returned
+        results = [place[node] for node in listed if isinstance(node, Node)]
         inside = set(place.values())
         first = min(user for result in results for user in result.users if user not in inside)
         if any(isinstance(value, Node) and not value < first for value in inputs):
@@ -100,10 +101,6 @@ def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Any]:
     for wanted, found in place.items():
         collect(arguments_of(wanted), arguments_of(found))
     return given
-
-
-def nodes_of(returned: Any) -> list[Node]:
-    return [node for node in returned if isinstance(node, Node)]
 
 
 def trace_pattern(pattern: Callable[..., Any], example_inputs: Sequence[Any] | None = None) -> Graph:

@@ -21,9 +21,10 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import PartitionError
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of
+from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
+from hatch_lower.exir.graph.state import CONSTANT_KINDS
 from hatch_lower.exir.graph.surgery import attribute_of
-from hatch_lower.exir.lowering.extract import argument_of, make_program
+from hatch_lower.exir.lowering.extract import argument_of, share_constants
 
 FORGOTTEN = ("nn_module_stack", "source_fn_stack")
 
@@ -191,24 +192,13 @@ def arrange_graph_placeholders(gm: GraphModule, owning_program: ExportedProgram,
 
     Placeholders have the names that they have in the owner; a constant is owned if it carries `tag` there.
     """
-    tags = {
-        node.name: node.meta.get("delegation_tag", "") for node in owning_program.graph.find_nodes(op="placeholder")
-    }
-    ranks = {
-        spec.arg.name: rank
-        for rank, kind in enumerate((InputKind.PARAMETER, InputKind.BUFFER))
-        for spec in owning_program.graph_signature.input_specs
-        if spec.kind is kind and tags.get(spec.arg.name) == tag
-    }
-    placeholders = list(gm.graph.find_nodes(op="placeholder"))
-    if placeholders:
-        start = next(iter(gm.graph.nodes))
-        for node in sorted(placeholders, key=lambda node: ranks.get(node.name, 2)):
-            if node is not start:
-                start.prepend(node)
-            else:
-                start = start.next
-        gm.recompile()
+    order = (InputKind.PARAMETER, InputKind.BUFFER)
+    owned = owned_specs(owning_program, tag)
+    ranks = {name: order.index(spec.kind) for name, spec in owned.items() if spec.kind in order}
+    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    for node in sorted(gm.graph.find_nodes(op="placeholder"), key=lambda node: ranks.get(node.name, len(order))):
+        first.prepend(node)
+    gm.recompile()
     return gm
 
 
@@ -268,7 +258,7 @@ def create_exported_program_from_submodule(
         PartitionError: if a new value of an owned buffer is used in the owner for something else too.
     """
     arrange_graph_placeholders(submodule, owning_program, tag)
-    owned = {} if is_submodule else owned_specs(owning_program, tag)
+    owned = {} if is_submodule or not tag else owned_specs(owning_program, tag)
     buffers = {str(spec.target) for spec in owned.values() if spec.kind is InputKind.BUFFER}
     input_specs = [
         InputSpec(spec.kind, TensorArgument(node.name), spec.target, spec.persistent)
@@ -289,25 +279,22 @@ def create_exported_program_from_submodule(
         if not found:
             output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
     arrange_graph_outputs(submodule, output_specs, call_module_node)
-    inside = {str(spec.target): spec for spec in input_specs if spec.target is not None}
-    tensors = {name: constant_of(owning_program, spec) for name, spec in inside.items()}
-    program = make_program(
-        {str(node.target): attribute_of(submodule, node.target) for node in submodule.graph.find_nodes(op="get_attr")},
-        submodule.graph,
-        ExportGraphSignature(input_specs, output_specs),
-        {name: tensor for name, tensor in tensors.items() if name in owning_program.state_dict},
-        {name: tensor for name, tensor in tensors.items() if name not in owning_program.state_dict},
-        owning_program,
-    )
+    attributes = {
+        str(node.target): attribute_of(submodule, node.target) for node in submodule.graph.find_nodes(op="get_attr")
+    }
+    signature = ExportGraphSignature(input_specs, output_specs)
+    program = share_constants(attributes, submodule.graph, signature, owning_program)
     return program, {name: owned[name] for name in released(owning_program, call_module_node, owned)}, consumed
 
 
 def owned_specs(program: ExportedProgram, tag: str) -> dict[str, InputSpec]:
-    tagged = {
-        node.name for node in program.graph.find_nodes(op="placeholder") if node.meta.get("delegation_tag") == tag
+    """Return the specifications of the constants whose placeholders carry a tag; the empty one: that carry none."""
+    pairs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+    return {
+        node.name: spec
+        for node, spec in pairs
+        if spec.kind in CONSTANT_KINDS and node.meta.get(DELEGATION_TAG, "") == tag
     }
-    specs = program.graph_signature.input_specs
-    return {spec.arg.name: spec for spec in specs if spec.kind in CONSTANT_KINDS and spec.arg.name in tagged}
 
 
 def mutations(

@@ -5,8 +5,6 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from hatch_lower.exir.graph.surgery import graph_modules
 
-__all__ = ["dead_code_elimination_pass"]
-
 
 def dead_code_elimination_pass(graph_module: GraphModule) -> PassResult:
     """Take out, in place, what nobody uses; also in the graphs of control flow."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.passes.infra.partitioner import Partition
 
 from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     CapabilityBasedPartitioner,
@@ -28,83 +26,7 @@ from hatch_lower.exir.graph.surgery import nested_graph_modules
 KeptOperators = tuple[list[OpOverload], Callable[[Node], bool] | None]
 
 
-class GraphPartitioner(Partitioner):
-    """What the partitioners by support, patterns and groups share: tags, constants, branches of control flow, reasons.
-
-    Args:
-        keep: operators that are not decomposed.
-        keep_filter: says of a call of one of them whether it is kept.
-    """
-
-    # why an operation is in no partition, if nothing else is known, with `{operator}` and `{backend}`
-    refusal: ClassVar[str]
-
-    def __init__(
-        self,
-        backend_id: str,
-        compile_specs: list[CompileSpec],
-        keep: Iterable[OpOverload] = (),
-        keep_filter: Callable[[Node], bool] | None = None,
-        spec: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(MappingProxyType(dict(spec)))
-        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
-        self.keep = tuple(keep)
-        self.keep_filter = keep_filter
-
-    @abstractmethod
-    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
-        """Return the partitions of one graph, and say of the other operations why they are in none."""
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        tags: dict[str, DelegationSpec] = {}
-        reasons = WhyNoPartitionReporter()
-        self.tag_graph(exported_program.graph_module, tags, reasons)
-        tag_constant_data(exported_program)
-        tag_mutated_buffer(exported_program)
-        return PartitionResult(exported_program, tags, reasons.reasons)
-
-    def explained(
-        self,
-        proposer: CapabilityBasedPartitioner,
-        reasons: WhyNoPartitionReporter,
-        reporter: WhyNoPartitionReporter | None = None,
-    ) -> list[Partition]:
-        """Return what is proposed, and report a reason for each other operation."""
-        partitions = proposer.propose_partitions()
-        taken = {node for partition in partitions for node in partition.nodes}
-        # only now: the support predicate tells its reporter while it is asked
-        known = {**proposer.refusals, **({} if reporter is None else reporter.reasons)}
-        for node in proposer.graph_module.graph.nodes:
-            if node.op == "call_function" and node not in taken:
-                operator = operator_name(producer_of(node).target)
-                default = self.refusal.format(operator=operator, backend=self.delegation_spec.backend_id)
-                reasons.report_reject(node, known.get(node.name) or default)
-        return partitions
-
-    def tag_graph(
-        self, graph_module: GraphModule, tags: dict[str, DelegationSpec], reasons: WhyNoPartitionReporter
-    ) -> None:
-        # reversed: the last partition to run is proposed first, and tags count in the order in which they run
-        for partition in reversed(self.propose(graph_module, reasons)):
-            tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
-            tags[tag] = self.delegation_spec
-            for node in partition.nodes:
-                node.meta[DELEGATION_TAG] = tag
-        taken = {  # branches of control flow that is taken whole belong to its partition
-            node.target
-            for node in graph_module.graph.find_nodes(op="get_attr")
-            if any(DELEGATION_TAG in user.meta for user in node.users)
-        }
-        for name, nested in nested_graph_modules(graph_module):
-            if name not in taken:
-                self.tag_graph(nested, tags, reasons)
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
-        return list(self.keep), self.keep_filter
-
-
-class SupportPartitioner(GraphPartitioner):
+class SupportPartitioner(Partitioner):
     """Takes the operations that a predicate supports, in as few partitions as there can be.
 
     Args:
@@ -116,13 +38,14 @@ class SupportPartitioner(GraphPartitioner):
         keep_filter: says of a call of one of them whether it is kept.
     """
 
-    refusal = "the backend `{backend}` does not support this call of `{operator}`"
+    # why an operation is in no partition, if nothing else is known
+    refusal: ClassVar[str] = "the backend `{backend}` does not support this call of `{operator}`"
 
     def __init__(
         self,
         backend_id: str,
         compile_specs: list[CompileSpec],
-        support: Support,
+        support: Support | None,
         *,
         reporter: WhyNoPartitionReporter | None = None,
         allows_single_node_partition: bool = True,
@@ -130,22 +53,63 @@ class SupportPartitioner(GraphPartitioner):
         keep: Iterable[OpOverload] = (),
         keep_filter: Callable[[Node], bool] | None = None,
     ) -> None:
-        super().__init__(backend_id, compile_specs, keep, keep_filter)
+        super().__init__()
+        self.delegation_spec = DelegationSpec(backend_id, compile_specs)
         self.support = support
         self.reporter = reporter
         self.allows_single_node_partition = allows_single_node_partition
         self.non_compute_ops = tuple(non_compute_ops)
+        self.keep = tuple(keep)
+        self.keep_filter = keep_filter
+
+    def proposer(self, graph_module: GraphModule) -> CapabilityBasedPartitioner:
+        return CapabilityBasedPartitioner(
+            graph_module,
+            predicate(graph_module, None) if self.support is None else self.support,
+            self.allows_single_node_partition,
+            self.non_compute_ops,
+        )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         if self.reporter is not None:
             self.reporter.clear()
-        return super().partition(exported_program)
+        tags: dict[str, DelegationSpec] = {}
+        reasons = WhyNoPartitionReporter()
+        self.tag_graph(exported_program.graph_module, tags, reasons)
+        tag_constant_data(exported_program)
+        tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags, reasons.reasons)
 
-    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
-        proposer = CapabilityBasedPartitioner(
-            graph_module, self.support, self.allows_single_node_partition, self.non_compute_ops
-        )
-        return self.explained(proposer, reasons, self.reporter)
+    def tag_graph(
+        self, graph_module: GraphModule, tags: dict[str, DelegationSpec], reasons: WhyNoPartitionReporter
+    ) -> None:
+        proposer = self.proposer(graph_module)
+        partitions = proposer.propose_partitions()
+        # reversed: the last partition to run is proposed first, and tags count in the order in which they run
+        for partition in reversed(partitions):
+            tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
+            tags[tag] = self.delegation_spec
+            for node in partition.nodes:
+                node.meta[DELEGATION_TAG] = tag
+        # only now: the support predicate tells its reporter while it is asked
+        known = {**proposer.refusals, **({} if self.reporter is None else self.reporter.reasons)}
+        taken = {node for partition in partitions for node in partition.nodes}
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function" and node not in taken:
+                operator = operator_name(producer_of(node).target)
+                default = self.refusal.format(operator=operator, backend=self.delegation_spec.backend_id)
+                reasons.report_reject(node, known.get(node.name) or default)
+        whole = {  # branches of control flow that is taken whole belong to its partition
+            node.target
+            for node in graph_module.graph.find_nodes(op="get_attr")
+            if any(DELEGATION_TAG in user.meta for user in node.users)
+        }
+        for name, nested in nested_graph_modules(graph_module):
+            if name not in whole:
+                self.tag_graph(nested, tags, reasons)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        return list(self.keep), self.keep_filter
 
 
 class OperatorListPartitioner(SupportPartitioner):
@@ -178,7 +142,7 @@ class OperatorListPartitioner(SupportPartitioner):
         self._spec = MappingProxyType({"operators": listed.operators})
 
 
-class GroupPartitioner(GraphPartitioner):
+class GroupPartitioner(SupportPartitioner):
     """Takes groups of operations, each whole or not at all, and what a predicate supports beside them.
 
     Args:
@@ -198,18 +162,15 @@ class GroupPartitioner(GraphPartitioner):
         keep: Iterable[OpOverload] = (),
         keep_filter: Callable[[Node], bool] | None = None,
     ) -> None:
-        super().__init__(backend_id, compile_specs, keep, keep_filter)
+        super().__init__(backend_id, compile_specs, support, keep=keep, keep_filter=keep_filter)
         self.find_groups = find_groups
-        self.support = support
 
-    def propose(self, graph_module: GraphModule, reasons: WhyNoPartitionReporter) -> list[Partition]:
-        groups = self.find_groups(graph_module)
-        proposer = CapabilityBasedPartitioner(
-            graph_module, predicate(graph_module, self.support), allows_single_node_partition=True
-        )
-        proposer.node_groups = groups
-        proposer.leaves = [node for group in groups for node in group]
-        return self.explained(proposer, reasons)
+    def proposer(self, graph_module: GraphModule) -> CapabilityBasedPartitioner:
+        # as a function: beside groups a support object is asked about operations only
+        supports = predicate(graph_module, self.support)
+        proposer = CapabilityBasedPartitioner(graph_module, supports, allows_single_node_partition=True)
+        proposer.node_groups = self.find_groups(graph_module)
+        return proposer
 
 
 class PatternPartitioner(GroupPartitioner):

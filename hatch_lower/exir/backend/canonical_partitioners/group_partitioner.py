@@ -77,7 +77,8 @@ class CapabilityBasedPartitioner(torch_partitioner.CapabilityBasedPartitioner):
     def propose_partitions(self) -> list[Partition]:
         """Return the partitions, the last that runs first, as torch does; their nodes are in graph order."""
         supports = predicate(self.graph_module, self.operator_support)
-        leaves = [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
+        leaves = [node for group in self.node_groups for node in group]
+        leaves += [*self.leaves, *supported_leaves(self.graph_module, self.operator_support)]
         grouping = group_nodes(
             self.graph_module.graph,
             supports,
@@ -136,7 +137,6 @@ class GroupBasedPartitioner(CapabilityBasedPartitioner):
         refuse_overlaps(groups)
         supports = predicate(graph_module, operator_support)
         self.node_groups = [[node for node in group if supports(node)] for group in groups]
-        self.leaves = [node for group in self.node_groups for node in group]
 
 
 def refuse_overlaps(groups: Sequence[Sequence[Node]]) -> None:

@@ -14,8 +14,11 @@ import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch.fx import Graph, Node
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,45 +250,39 @@ def find_atoms(graph: Graph, supports: Callable[[Node], bool], groups: Sequence[
 
 
 def merge_groups(groups: Sequence[set[int]]) -> list[list[int]]:
-    parent = list(range(len(groups)))
-
-    def root(group: int) -> int:
-        while parent[group] != group:
-            parent[group] = parent[parent[group]]
-            group = parent[group]
-        return group
-
+    parent = {number: number for number in range(len(groups))}
     owner: dict[int, int] = {}
     for number, members in enumerate(groups):
         for atom in members:
-            first, second = sorted((root(owner.setdefault(atom, number)), root(number)))
+            first, second = sorted((root_of(parent, owner.setdefault(atom, number)), root_of(parent, number)))
             parent[second] = first
     merged: dict[int, list[int]] = {}
     for atom, number in sorted(owner.items()):
-        merged.setdefault(root(number), []).append(atom)
+        merged.setdefault(root_of(parent, number), []).append(atom)
     return [merged[number] for number in sorted(merged)]
+
+
+def root_of(parent: dict[Item, Item], item: Item) -> Item:
+    """Return what stands for the set that holds an item; the way there gets shorter (union-find)."""
+    while parent[item] != item:
+        parent[item] = parent[parent[item]]
+        item = parent[item]
+    return item
 
 
 def connected_parts(graph: Graph, part_of: dict[Node, int], together: Sequence[Sequence[Node]]) -> dict[Node, int]:
     """Return partitions split into their connected parts; nodes of a list in `together` count as connected."""
     parent = {node: node for node in part_of}
-
-    def root(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
     for node, part in part_of.items():
         for source in node.all_input_nodes:
             if part_of.get(source) == part:
-                parent[root(node)] = root(source)
+                parent[root_of(parent, node)] = root_of(parent, source)
     for nodes in together:
         for node in nodes[1:]:
-            parent[root(node)] = root(nodes[0])
+            parent[root_of(parent, node)] = root_of(parent, nodes[0])
     first: dict[Node, tuple[int, int]] = {}  # by partition first: the parts must still be able to run in order
     for position, node in enumerate(graph.nodes):
         if node in part_of:
-            first.setdefault(root(node), (part_of[node], position))
+            first.setdefault(root_of(parent, node), (part_of[node], position))
     order = {node: number for number, node in enumerate(sorted(first, key=first.__getitem__))}
-    return {node: order[root(node)] for node in part_of}
+    return {node: order[root_of(parent, node)] for node in part_of}

@@ -69,8 +69,7 @@ def generate_grouped_partitions_from_list_of_nodes(
     require_either(pattern_list, op_support)
     groups = [list(dict.fromkeys(group)) for group in pattern_list or ()]
     refuse_overlaps(groups)
-    leaves = [node for group in groups for node in group]
-    return propose(graph_module, predicate(graph_module, op_support), groups, leaves)
+    return propose(graph_module, predicate(graph_module, op_support), groups)
 
 
 def partition_listed(
@@ -90,7 +89,7 @@ def propose(
     graph_module: GraphModule,
     supports: Callable[[Node], bool],
     groups: Sequence[Sequence[Node]],
-    leaves: Sequence[Node],
+    leaves: Sequence[Node] = (),
     skip_horizontal_fusion: bool = False,
 ) -> list[Partition]:
     partitioner = CapabilityBasedPartitioner(
