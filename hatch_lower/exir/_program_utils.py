@@ -8,10 +8,7 @@ from torch.export.graph_signature import ArgumentSpec, ConstantArgument, CustomO
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-
-def output_values(module: GraphModule) -> tuple[Argument, ...]:
-    values = module.graph.output_node().args[0]
-    return tuple(values) if isinstance(values, (list, tuple)) else (values,)
+from hatch_lower.exir.graph.surgery import output_values
 
 
 def _get_updated_graph_signature(old_signature: ExportGraphSignature, new_gm: GraphModule) -> ExportGraphSignature:

@@ -8,7 +8,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
-from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes, attribute_of
 
 higher_order = torch.ops.higher_order
 COND = {higher_order.cond: [1, 2]}
@@ -51,6 +51,5 @@ def get_scan_submodules(graph_module: GraphModule) -> list[tuple[str, GraphModul
 
 
 def bfs_trace_with_node_process(gm: GraphModule, node_op: Callable[[Node], None]) -> None:
-    for module in graph_modules(gm):
-        for node in module.graph.nodes:
-            node_op(node)
+    for node in all_nodes(gm):
+        node_op(node)

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.graph.surgery import flat_signature, graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes, flat_signature
 from hatch_lower.exir.graph_module import _get_submodule
 from hatch_lower.exir.lowering.submodules import arrange_graph_outputs as arrange_graph_outputs
 from hatch_lower.exir.lowering.submodules import arrange_graph_placeholders as arrange_graph_placeholders
@@ -96,10 +96,9 @@ class LoweredBackendModule(torch.nn.Module):
         module = copy.deepcopy(self)
         module.prefix = prefix + self.prefix
         program = module.original_module
-        for graph_module in graph_modules(program.graph_module):
-            for node in graph_module.graph.nodes:
-                if node.meta.get("debug_handle"):
-                    node.meta["debug_handle"] += above
+        for node in all_nodes(program.graph_module):
+            if node.meta.get("debug_handle"):
+                node.meta["debug_handle"] += above
         meta = dict(self.meta or {})
         debug = meta.get("debug_handle_map")
         if debug is not None:

@@ -22,10 +22,10 @@ from torch.fx.passes.infra.pass_base import PassBase as PassBase
 from torch.fx.passes.infra.pass_base import PassResult as PassResult
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir._program_utils import _get_updated_graph_signature, output_values
+from hatch_lower.exir._program_utils import _get_updated_graph_signature
 from hatch_lower.exir.delegate import executorch_call_delegate, get_lowered_module_name, is_lowered_module
 from hatch_lower.exir.dialects._ops import EdgeOpOverload
-from hatch_lower.exir.graph.surgery import copy_program, rebuild_program
+from hatch_lower.exir.graph.surgery import copy_program, output_values, rebuild_program
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
 

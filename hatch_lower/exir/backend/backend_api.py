@@ -5,7 +5,6 @@ All methods of a model pass it at once; a single program is a model with one met
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,12 +22,12 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.exir.graph.canonical import structure_digest
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, shared_state
-from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.exir.graph.state import constant_specs, shared_state
+from hatch_lower.exir.graph.surgery import all_nodes, computes, copy_program
 from hatch_lower.exir.graph.tensors import is_plain, storage_checksums, storage_key
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.extract import extract, localise
-from hatch_lower.exir.lowering.partition import Partition, Plan, plan_partitions
+from hatch_lower.exir.lowering.partition import plan_partitions
 from hatch_lower.exir.lowering.preprocess import Request, Response, preprocess_all
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.splice import splice
@@ -128,20 +127,20 @@ def lower_methods(
         for method, partition, program in extracted
     ]
     responses = preprocess_all(requests, store)
-    modules: dict[Partition, LoweredBackendModule] = {}
-    answers: dict[str, list[Response]] = {method: [] for method in plans}
-    for (method, partition, program), request, response in zip(extracted, requests, responses, strict=True):
-        modules[partition] = make_module(program, request, response)
-        answers[method].append(response)
+    modules = {
+        partition: make_module(program, request, response)
+        for (_, partition, program), request, response in zip(extracted, requests, responses, strict=True)
+    }
     lowered = {method: Lowered(program) for method, program in programs.items()}
     for method, plan in plans.items():
+        own = [response for request, response in zip(requests, responses, strict=True) if request.method == method]
         lowered[method] = Lowered(
             splice(tagged[method].tagged_exported_program, plan, modules),
-            partitions=len(answers[method]),
-            reused=sum(response.reused for response in answers[method]),
-            delegated=count_operations(plan),
+            partitions=len(own),
+            reused=sum(response.reused for response in own),
+            delegated=sum(computes(node) for partition in plan.all_partitions() for node in partition.nodes),
             reasons=tagged[method].reasons,
-            keys=merged_keys({response.key: response.reused} for response in answers[method]),
+            keys=merged_keys({response.key: response.reused} for response in own),
         )
     return lowered
 
@@ -192,9 +191,8 @@ def has_structure_of(tagged: ExportedProgram, program: ExportedProgram) -> bool:
 
 
 def used_tags(result: PartitionResult) -> list[str]:
-    modules = graph_modules(result.tagged_exported_program.graph_module)
-    nodes = (node for module in modules for node in module.graph.nodes if node.op != "placeholder")
-    tags = {node.meta.get(DELEGATION_TAG) for node in nodes}
+    nodes = all_nodes(result.tagged_exported_program.graph_module)
+    tags = {node.meta.get(DELEGATION_TAG) for node in nodes if node.op != "placeholder"}
     return [tag for tag in result.partition_tags if tag in tags]
 
 
@@ -223,11 +221,10 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
     result, spec = response.result, request.spec
     names: list[str] = []
     if request.backend.weight_free:
-        for constant in program.graph_signature.input_specs:
-            if constant.kind in CONSTANT_KINDS:
-                target = str(constant.target)
-                # of lifted constants two methods may use one name for different tensors
-                names.append(f"{request.method}:{target}" if constant.kind is InputKind.CONSTANT_TENSOR else target)
+        for constant in constant_specs(program):
+            target = str(constant.target)
+            # of lifted constants two methods may use one name for different tensors
+            names.append(f"{request.method}:{target}" if constant.kind is InputKind.CONSTANT_TENSOR else target)
     module = LoweredBackendModule(
         program,
         spec.backend_id,
@@ -247,12 +244,6 @@ def make_module(program: ExportedProgram, request: Request, response: Response) 
     if result._delegate_info_meta is not None:
         module.meta["_delegate_info_meta"] = result._delegate_info_meta
     return module
-
-
-def count_operations(plan: Plan) -> int:
-    # a `getitem` computes nothing
-    nodes = (node for partition in plan.all_partitions() for node in partition.nodes)
-    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
 
 
 def disable_validation() -> None:

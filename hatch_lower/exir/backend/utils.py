@@ -18,7 +18,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import operator_n
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import SymbolNames, encode, encode_graph, encode_target
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
+from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
 
 logger = logging.getLogger(__name__)
@@ -138,9 +138,8 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
 
 def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
     changed = mutated_targets(program)
-    placeholders = program.graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        if spec.kind not in CONSTANT_KINDS or (spec.target in changed) is not mutated:
+    for node, spec in constant_placeholders(program).items():
+        if (spec.target in changed) is not mutated:
             continue
         tags = sorted({tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None})
         if tags:
@@ -152,8 +151,7 @@ def tag_placeholders(program: ExportedProgram, *, mutated: bool) -> None:
 
 def unchanged_constants(program: ExportedProgram) -> frozenset[Node]:
     changed = mutated_targets(program)
-    specs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    return frozenset(node for node, spec in specs if spec.kind in CONSTANT_KINDS and spec.target not in changed)
+    return frozenset(node for node, spec in constant_placeholders(program).items() if spec.target not in changed)
 
 
 class WhyNoPartitionReporter:

@@ -90,13 +90,10 @@ def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
 
 def encode_target(target: Any) -> str:
     # dialects differ in the full name, overloads of one name in that of the schema
-    module = getattr(target, "__module__", "")
-    return f"{type(target).__name__}:{module}:{getattr(target, '__name__', target)}:{overload_name(target)}"
-
-
-def overload_name(target: Any) -> str:
+    module, name = getattr(target, "__module__", ""), getattr(target, "__name__", target)
     schema = getattr(target, "_schema", None)
-    return f"{schema.name}.{schema.overload_name}" if isinstance(schema, torch.FunctionSchema) else ""
+    overload = f"{schema.name}.{schema.overload_name}" if isinstance(schema, torch.FunctionSchema) else ""
+    return f"{type(target).__name__}:{module}:{name}:{overload}"
 
 
 def encode_attribute(value: Any, names: SymbolNames) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import Node
 
 from hatch_lower.exir.graph.tensors import span_length, storage_key
 
@@ -25,6 +26,11 @@ class Layout:
 
 def constant_specs(program: ExportedProgram) -> list[InputSpec]:
     return [spec for spec in program.graph_signature.input_specs if spec.kind in CONSTANT_KINDS]
+
+
+def constant_placeholders(program: ExportedProgram) -> dict[Node, InputSpec]:
+    pairs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
+    return {node: spec for node, spec in pairs if spec.kind in CONSTANT_KINDS}
 
 
 def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
@@ -46,10 +52,9 @@ def shared_state(programs: Iterable[ExportedProgram]) -> frozenset[int]:
     changed: set[int] = set()
     views: dict[int, int] = {}
     for program in programs:
-        used = {node.name for node in program.graph.find_nodes(op="placeholder") if node.users}
         mutated = mutated_targets(program)
-        for spec in constant_specs(program):
-            if spec.arg.name in used or spec.target in mutated:
+        for node, spec in constant_placeholders(program).items():
+            if node.users or spec.target in mutated:
                 key = storage_key(constant_of(program, spec))
                 views[key] = views.get(key, 0) + 1
                 if spec.target in mutated:

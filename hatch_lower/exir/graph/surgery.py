@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import Target
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 MapTarget = Callable[[Target], Target]
@@ -43,10 +43,23 @@ def graph_modules(module: GraphModule) -> Iterator[GraphModule]:
         yield from graph_modules(nested)
 
 
+def all_nodes(module: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a graph and of those nested in it."""
+    for inner in graph_modules(module):
+        yield from inner.graph.nodes
+
+
+def output_values(module: GraphModule) -> tuple[Argument, ...]:
+    values = module.graph.output_node().args[0]
+    return tuple(values) if isinstance(values, (list, tuple)) else (values,)
+
+
+def computes(node: Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem  # which only takes a result
+
+
 def count_operations(module: GraphModule) -> int:
-    """Return how many operations a graph and those nested in it have; a `getitem` computes nothing and is none."""
-    nodes = (node for inner in graph_modules(module) for node in inner.graph.nodes)
-    return sum(node.op == "call_function" and node.target is not operator.getitem for node in nodes)
+    return sum(map(computes, all_nodes(module)))
 
 
 def copy_graph_module(module: GraphModule, map_target: MapTarget = lambda target: target) -> GraphModule:

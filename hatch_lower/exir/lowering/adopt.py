@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes, graph_modules
 from hatch_lower.exir.lowered_backend_module import (
     LoweredBackendModule,
     get_lowered_backend_modules,
@@ -46,10 +46,11 @@ def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
 def highest_debug_handle(module: GraphModule) -> int:
     """Return the highest debug handle in a graph, those nested in it, and its lowered modules; 0: there is none."""
     # lowered modules' too: theirs are the model's numbers
-    modules = list(graph_modules(module))
-    handles = [node.meta.get("debug_handle") or 0 for inner in modules for node in inner.graph.nodes]
+    handles = [node.meta.get("debug_handle") or 0 for node in all_nodes(module)]
     lowered = [
-        called.original_module.graph_module for inner in modules for called in get_lowered_backend_modules(inner)
+        called.original_module.graph_module
+        for inner in graph_modules(module)
+        for called in get_lowered_backend_modules(inner)
     ]
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 

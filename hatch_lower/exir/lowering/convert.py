@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.fx.traceback import get_current_meta
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
-from hatch_lower.exir.graph.surgery import copy_program, graph_modules, rebuild_program
+from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 
 # says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
@@ -58,7 +59,7 @@ def decompose_unwanted(
     """
     own = {op: partial(decompose_unmarked, op, table[op], born) for op in some}
     # not on a copy: torch would name the copy's nodes as the ancestors of those that it makes
-    marked = list(operations(program)) if some else []
+    marked = [node for node in all_nodes(program.graph_module) if node.op == "call_function"] if some else []
     for node in marked:
         target: Any = node.target
         node.meta[KEPT] = target, target in some and some[target](node)
@@ -68,11 +69,6 @@ def decompose_unwanted(
         for node in marked:
             del node.meta[KEPT]
     return decomposed
-
-
-def operations(program: ExportedProgram) -> Iterator[Node]:
-    for module in graph_modules(program.graph_module):
-        yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def decompose_unmarked(
@@ -163,20 +159,17 @@ def rename_outputs(signature: ExportGraphSignature, names: Mapping[str, str]) ->
 def assign_debug_handles(module: GraphModule) -> None:
     """Number the operations from 1 by the exported operation that they come from, in place."""
     handles: dict[Hashable, int] = {}
-    for inner in graph_modules(module):
-        for node in inner.graph.nodes:
-            if node.op == "call_function":
-                node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
+    for node in all_nodes(module):
+        if node.op == "call_function":
+            node.meta["debug_handle"] = handles.setdefault(source_of(node), len(handles) + 1)
 
 
 def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], above: int = 0) -> None:
     """Give the chosen nodes without a debug handle one of their own, higher than `above` and all others, in place."""
-    highest = max(above, highest_debug_handle(module))
-    for inner in graph_modules(module):
-        for node in inner.graph.nodes:
-            if chosen(node) and not node.meta.get("debug_handle"):
-                highest += 1
-                node.meta["debug_handle"] = highest
+    handles = count(max(above, highest_debug_handle(module)) + 1)
+    for node in all_nodes(module):
+        if chosen(node) and not node.meta.get("debug_handle"):
+            node.meta["debug_handle"] = next(handles)
 
 
 def source_of(node: Node) -> Hashable:

@@ -64,7 +64,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
     Its inputs are the owned parameters, buffers and lifted constants, then the values from outside; its outputs are
     the new values of owned buffers, then the values that the outside uses.
     """
-    specs = {spec.arg.name: spec for spec in owner.graph_signature.input_specs if spec.kind in CONSTANT_KINDS}
+    specs = {spec.arg.name: spec for spec in constant_specs(owner)}
     owned = sorted(partition.owned, key=lambda node: CONSTANT_ORDER[specs[node.name].kind])
     graph = Graph()
     copies: dict[Node, Node] = {}

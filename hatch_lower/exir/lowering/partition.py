@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, STATE_MUTATIONS, constant_of
+from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_of, constant_placeholders
 from hatch_lower.exir.graph.surgery import attribute_of
 from hatch_lower.exir.graph.tensors import storage_key
 
@@ -62,15 +62,14 @@ def plan_partitions(
         PartitionError: for a tag that is not in `tags`, a tagged output or user input, an operation that is separated
             from its `getitem`, or partitions that depend on each other in a circle.
     """
-    specs = program.graph_signature.input_specs
-    constants = frozenset(spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS)
+    constants = frozenset(constant_placeholders(program))
     return plan_graph(program.graph_module, tags, constants, lambda member: decide_ownership(program, member, kept))
 
 
 def plan_graph(
     module: GraphModule,
     tags: Mapping[str, DelegationSpec],
-    constants: frozenset[str],
+    constants: frozenset[Node],
     own: Callable[[Mapping[Node, Partition]], None],
 ) -> Plan:
     partitions = group_nodes(module, tags, constants)
@@ -88,7 +87,7 @@ def plan_graph(
     return Plan(tuple(each for each in order if isinstance(each, Partition)), tuple(order), nested)
 
 
-def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[str]) -> list[Partition]:
+def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constants: frozenset[Node]) -> list[Partition]:
     found: dict[str, Partition] = {}
     for node in module.graph.nodes:
         # a graph attribute belongs to its users' partition, whatever a partitioner has written on it
@@ -101,7 +100,7 @@ def group_nodes(module: GraphModule, tags: Mapping[str, DelegationSpec], constan
                 where=f"node `{node.name}`",
                 hint="return every tag in `PartitionResult.partition_tags`",
             )
-        if node.op == "output" or (node.op == "placeholder" and node.name not in constants):
+        if node.op == "output" or (node.op == "placeholder" and node not in constants):
             raise PartitionError(
                 f"the {'output' if node.op == 'output' else 'user input'} `{node.name}` is tagged `{tag}`",
                 hint="tag operations, parameters, buffers and lifted constants only",
@@ -207,16 +206,12 @@ def decide_ownership(
     # value; otherwise its state must stay where everyone sees it, in the program. So must state that other methods
     # see, unless it is bound to the backend's delegates when they are loaded.
     nodes = {node.name: node for node in program.graph.nodes}
-    signature = program.graph_signature
     new_values = {
         spec.target: nodes[spec.arg.name]
-        for spec in signature.output_specs
+        for spec in program.graph_signature.output_specs
         if spec.kind in STATE_MUTATIONS and isinstance(spec.arg, TensorArgument)
     }
-    for spec in signature.input_specs:
-        if spec.kind not in CONSTANT_KINDS:
-            continue
-        node = nodes[spec.arg.name]
+    for node, spec in constant_placeholders(program).items():
         if node.meta.get(DELEGATION_TAG) is None:
             continue
         owners = {member[user].tag: member[user] for user in node.users if user in member}

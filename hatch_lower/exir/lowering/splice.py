@@ -3,73 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from itertools import count
 from operator import getitem
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ConstantArgument,
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputSpec,
-)
+from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputSpec
 from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx.node import Argument
 
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.delegate import executorch_call_delegate
 from hatch_lower.exir.graph.state import STATE_MUTATIONS
-from hatch_lower.exir.graph.surgery import attribute_of, copy_node, rebuild_program
+from hatch_lower.exir.graph.surgery import attribute_of, copy_node, output_values, rebuild_program
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.exir.lowering.partition import Partition, Plan
 
 
-@dataclass(slots=True)
-class Splicer:
-    """Rebuilds the graphs of one program."""
+def rebuild(
+    root: GraphModule,
+    plan: Plan,
+    dropped: Set[Node],
+    modules: Mapping[Partition, LoweredBackendModule],
+    handles: Iterator[int],
+) -> tuple[Graph, dict[Node, Node], dict[str, Any]]:
+    """Return a new graph without its output, the new node for each value that is still there, and attributes."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    attributes: dict[str, Any] = {}
+    for node in root.graph.find_nodes(op="placeholder"):
+        if node not in dropped:
+            copies[node] = copy_untagged(graph, node, copies)
+    numbers = count(first_free_number(root))
+    for unit in plan.order:
+        if isinstance(unit, Partition):
+            name = f"lowered_module_{next(numbers)}"
+            attributes[name] = modules[unit]
+            call_partition(graph, unit, name, next(handles), copies)
+            continue
+        copies[unit] = copy_untagged(graph, unit, copies)
+        if unit.op == "get_attr" and unit.target not in attributes:
+            target = str(unit.target)
+            attribute = attribute_of(root, target)
+            if target in plan.nested:
+                attribute = rebuild_nested(attribute, plan.nested[target], modules, handles)
+            attributes[target] = attribute
+    graph._codegen = root.graph._codegen
+    return graph, copies, attributes
 
-    modules: Mapping[Partition, LoweredBackendModule]
-    handle: int  # the highest debug handle so far, over all graphs of the program
 
-    def rebuild(
-        self, root: GraphModule, plan: Plan, dropped: Set[Node]
-    ) -> tuple[Graph, dict[Node, Node], dict[str, Any]]:
-        """Return a new graph without its output, the new node for each value that is still there, and attributes."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        attributes: dict[str, Any] = {}
-        for node in root.graph.find_nodes(op="placeholder"):
-            if node not in dropped:
-                copies[node] = copy_untagged(graph, node, copies)
-        number = first_free_number(root)
-        for unit in plan.order:
-            if isinstance(unit, Partition):
-                name = f"lowered_module_{number}"
-                number += 1
-                self.handle += 1
-                attributes[name] = self.modules[unit]
-                call_partition(graph, unit, name, self.handle, copies)
-                continue
-            copies[unit] = copy_untagged(graph, unit, copies)
-            if unit.op == "get_attr" and unit.target not in attributes:
-                target = str(unit.target)
-                nested = plan.nested.get(target)
-                found = attribute_of(root, target)
-                attributes[target] = found if nested is None else self.rebuild_nested(found, nested)
-        graph._codegen = root.graph._codegen
-        return graph, copies, attributes
-
-    def rebuild_nested(self, root: GraphModule, plan: Plan) -> GraphModule:
-        graph, copies, attributes = self.rebuild(root, plan, frozenset())
-        output = root.graph.output_node()
-        graph.output(map_arg(output.args[0], copies.__getitem__)).meta.update(output.meta)
-        module = GraphModule(attributes, graph)
-        module.meta.update(root.meta)
-        return module
+def rebuild_nested(
+    root: GraphModule, plan: Plan, modules: Mapping[Partition, LoweredBackendModule], handles: Iterator[int]
+) -> GraphModule:
+    graph, copies, attributes = rebuild(root, plan, frozenset(), modules, handles)
+    output = root.graph.output_node()
+    graph.output(map_arg(output.args[0], copies.__getitem__)).meta.update(output.meta)
+    module = GraphModule(attributes, graph)
+    module.meta.update(root.meta)
+    return module
 
 
 def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, LoweredBackendModule]) -> ExportedProgram:
@@ -84,27 +78,24 @@ def splice(program: ExportedProgram, plan: Plan, modules: Mapping[Partition, Low
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     consumed = {specs[buffer.name].target for partition in plan.partitions for buffer, _ in partition.mutations}
 
-    graph, copies, attributes = Splicer(modules, highest_debug_handle(root)).rebuild(root, plan, dropped)
-    output = root.graph.output_node()
-    values = output.args[0]
-    assert isinstance(values, (list, tuple))
-    kept_values: list[Any] = []
+    # handles of delegate calls are the program's, in all its graphs
+    handles = count(highest_debug_handle(root) + 1)
+    graph, copies, attributes = rebuild(root, plan, dropped, modules, handles)
+    kept_values: list[Argument] = []
     output_specs: list[OutputSpec] = []
-    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
+    for spec, value in zip(program.graph_signature.output_specs, output_values(root), strict=True):
         if spec.kind in STATE_MUTATIONS and spec.target in consumed:
             continue
         new = copies[value] if isinstance(value, Node) else value
         kept_values.append(new)
-        argument = spec.arg if isinstance(spec.arg, ConstantArgument) else argument_of(new)
+        is_constant = isinstance(spec.arg, ConstantArgument)  # it may be a node's that has a constant as its value
+        argument = argument_of(new) if isinstance(new, Node) and not is_constant else spec.arg
         output_specs.append(OutputSpec(spec.kind, argument, spec.target))
-    graph.output(tuple(kept_values)).meta.update(output.meta)
+    graph.output(tuple(kept_values)).meta.update(root.graph.output_node().meta)
 
     placeholders = root.graph.find_nodes(op="placeholder")
-    input_specs: list[InputSpec] = [
-        spec
-        for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True)
-        if node not in dropped
-    ]
+    pairs = zip(program.graph_signature.input_specs, placeholders, strict=True)
+    input_specs = [spec for spec, node in pairs if node not in dropped]
     needed = {spec.target for spec in input_specs if spec.kind is not InputKind.USER_INPUT}
     return rebuild_program(
         program,

@@ -22,8 +22,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
-from hatch_lower.exir.graph.state import CONSTANT_KINDS
-from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.graph.state import constant_placeholders
+from hatch_lower.exir.graph.surgery import attribute_of, output_values
 from hatch_lower.exir.lowering.extract import argument_of, share_constants
 
 FORGOTTEN = ("nn_module_stack", "source_fn_stack")
@@ -194,7 +194,7 @@ def arrange_graph_placeholders(gm: GraphModule, owning_program: ExportedProgram,
     """
     order = (InputKind.PARAMETER, InputKind.BUFFER)
     owned = owned_specs(owning_program, tag)
-    ranks = {name: order.index(spec.kind) for name, spec in owned.items() if spec.kind in order}
+    ranks = {node.name: order.index(spec.kind) for node, spec in owned.items() if spec.kind in order}
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     for node in sorted(gm.graph.find_nodes(op="placeholder"), key=lambda node: ranks.get(node.name, len(order))):
         first.prepend(node)
@@ -213,9 +213,7 @@ def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_
     Raises:
         RuntimeError: as `PartitionError`, if there is not one specification for each output.
     """
-    output = gm.graph.output_node()
-    values = output.args[0]
-    assert isinstance(values, (list, tuple))
+    values = output_values(gm)
     if len(values) != len(output_specs):
         raise OutputCountError(
             "a submodule's outputs and their specifications differ in number",
@@ -223,7 +221,7 @@ def arrange_graph_outputs(gm: GraphModule, output_specs: list[OutputSpec], call_
             found=f"{len(values)} outputs, {len(output_specs)} specifications",
         )
     order = sorted(range(len(values)), key=lambda index: output_specs[index].kind not in WRITTEN)
-    output.args = ([values[index] for index in order],)
+    gm.graph.output_node().args = ([values[index] for index in order],)
     output_specs[:] = [output_specs[index] for index in order]
     moved = {before: after for after, before in enumerate(order)}
     for user in list(call_module_node.users):
@@ -259,18 +257,17 @@ def create_exported_program_from_submodule(
     """
     arrange_graph_placeholders(submodule, owning_program, tag)
     owned = {} if is_submodule or not tag else owned_specs(owning_program, tag)
+    by_name = {node.name: spec for node, spec in owned.items()}
     buffers = {str(spec.target) for spec in owned.values() if spec.kind is InputKind.BUFFER}
     input_specs = [
         InputSpec(spec.kind, TensorArgument(node.name), spec.target, spec.persistent)
-        if (spec := owned.get(node.name)) is not None
+        if (spec := by_name.get(node.name)) is not None
         else InputSpec(InputKind.USER_INPUT, argument_of(node), None)
         for node in submodule.graph.find_nodes(op="placeholder")
     ]
     consumed: dict[str, OutputSpec] = {}
     output_specs: list[OutputSpec] = []
-    values = submodule.graph.output_node().args[0]
-    assert isinstance(values, (list, tuple))
-    for index, value in enumerate(values):
+    for index, value in enumerate(output_values(submodule)):
         assert isinstance(value, Node)
         found = dict(mutations(owning_program, call_module_node, index, buffers))
         for result, mutation in found.items():
@@ -284,27 +281,22 @@ def create_exported_program_from_submodule(
     }
     signature = ExportGraphSignature(input_specs, output_specs)
     program = share_constants(attributes, submodule.graph, signature, owning_program)
-    return program, {name: owned[name] for name in released(owning_program, call_module_node, owned)}, consumed
+    unused = {node.name: spec for node, spec in owned.items() if set(node.users) <= {call_module_node}}
+    return program, unused, consumed
 
 
-def owned_specs(program: ExportedProgram, tag: str) -> dict[str, InputSpec]:
+def owned_specs(program: ExportedProgram, tag: str) -> dict[Node, InputSpec]:
     """Return the specifications of the constants whose placeholders carry a tag; the empty one: that carry none."""
-    pairs = zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True)
-    return {
-        node.name: spec
-        for node, spec in pairs
-        if spec.kind in CONSTANT_KINDS and node.meta.get(DELEGATION_TAG, "") == tag
-    }
+    constants = constant_placeholders(program)
+    return {node: spec for node, spec in constants.items() if node.meta.get(DELEGATION_TAG, "") == tag}
 
 
 def mutations(
     program: ExportedProgram, call: Node, index: int, buffers: Collection[str]
 ) -> Iterator[tuple[str, OutputSpec]]:
     """Yield the result of a call with that index and what the owner says of it, if it is the new value of a buffer."""
-    returned = program.graph.output_node().args[0]
-    assert isinstance(returned, (list, tuple))
     # by place: the signature may still have the name of a node that is in the submodule now
-    specs = list(zip(returned, program.graph_signature.output_specs, strict=True))
+    specs = list(zip(output_values(program.graph_module), program.graph_signature.output_specs, strict=True))
     for node in call.users:
         if node.target is not getitem or node.args[1] != index:
             continue
@@ -318,8 +310,3 @@ def mutations(
                 hint="leave the buffer's placeholder without a tag, so that it stays in the owner",
             )
         yield from ((node.name, spec) for spec in changed)
-
-
-def released(program: ExportedProgram, call: Node, owned: dict[str, InputSpec]) -> list[str]:
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    return [name for name in owned if set(nodes[name].users) <= {call}]

@@ -14,7 +14,7 @@ from torch.fx import Node
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.convert import Wanted
 
 # operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
@@ -67,23 +67,17 @@ def any_of(filters: Sequence[Wanted]) -> Wanted:
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    if not any(
-        changes_arguments(node) for module in graph_modules(program.graph_module) for node in module.graph.nodes
-    ):
+    targets = (node.target for node in all_nodes(program.graph_module))
+    if not any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
         return program
     decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
     return decompose({})
 
 
-def changes_arguments(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def undelegated(program: ExportedProgram, wishes: Wishes) -> Iterator[tuple[Node, OpOverload]]:
     found = [
         (node, node.target._op)
-        for module in graph_modules(program.graph_module)
-        for node in module.graph.nodes
+        for node in all_nodes(program.graph_module)
         if isinstance(node.target, EdgeOpOverload)
         and node.target._op in wishes.wanted_by
         and node.target._op.namespace not in FREE_NAMESPACES

@@ -6,7 +6,7 @@ from torch.export import ExportedProgram
 
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.exir.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.graph.state import constant_placeholders
 
 
 class AllNodePartitioner(Partitioner):
@@ -18,11 +18,10 @@ class AllNodePartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         tag = self.delegation_spec.backend_id
-        specs = exported_program.graph_signature.input_specs
-        constants = {spec.arg.name for spec in specs if spec.kind in CONSTANT_KINDS}
+        constants = constant_placeholders(exported_program)
         tags = {}
         for node in exported_program.graph.nodes:
-            if node.op != "output" and (node.op != "placeholder" or node.name in constants):
+            if node.op != "output" and (node.op != "placeholder" or node in constants):
                 node.meta[DELEGATION_TAG] = tag
                 tags[tag] = self.delegation_spec
         return PartitionResult(exported_program, tags)

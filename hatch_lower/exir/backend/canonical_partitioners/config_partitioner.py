@@ -16,11 +16,11 @@ from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner impo
     generate_grouped_partitions_from_list_of_nodes,
 )
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
-from hatch_lower.exir.graph.state import CONSTANT_KINDS
+from hatch_lower.exir.graph.state import constant_specs
 
 
 def is_constant_data(ep: ExportedProgram, node: Node) -> bool:
-    return any(spec.arg.name == node.name and spec.kind in CONSTANT_KINDS for spec in ep.graph_signature.input_specs)
+    return any(spec.arg.name == node.name for spec in constant_specs(ep))
 
 
 def format_target_name(target_name: str) -> str:

@@ -131,10 +131,9 @@ def refuse(violations: Iterator[tuple[Rule, Node, str]]) -> None:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    dense = tensor.is_contiguous()
-    if not dense and tensor.dim() in formats:
-        dense = tensor.is_contiguous(memory_format=formats[tensor.dim()])
-    return dense
+    return (
+        tensor.is_contiguous(memory_format=formats.get(tensor.dim(), torch.contiguous_format)) or tensor.is_contiguous()
+    )
 
 
 class EdgeVerifier(Verifier):
