@@ -32,8 +32,6 @@ from hatch_lower.build.sbom import Subject
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.config.tables import Card, Dataset
-from hatch_lower.format.codec import decode
-from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile, payload_folder
 from hatch_lower.format.tree import tree_text
@@ -54,12 +52,10 @@ def document_text(subject: Subject) -> str:
     for settings, result in zip(subject.settings.models, subject.result.models, strict=True):
         folder = payload_folder(settings.package)
         own = {file.path: files.pop(f"{folder}/{file.path}") for file in result.files}
-        entry: ModelEntry = decode(ModelEntry, result.entry, f"model `{settings.name}`")
-        path = entry.recipes[entry.order[0]].plan.path  # the methods of all recipes have one signature
-        plan = read_plan(own[path].source.read_bytes(), path)
-        model = model_component(subject, settings, result, entry, own, plan)
+        plan = first_plan(result.entry, own)
+        model = model_component(subject, settings, result, own, plan)
         datasets = [dataset_component(settings.name, i, dataset) for i, dataset in enumerate(settings.card.datasets)]
-        texts = sorted({text for recipe in entry.recipes.values() for text in recipe.requirements})
+        texts = sorted({text for recipe in result.entry["recipes"].values() for text in recipe["requirements"]})
         requirements = [needed.setdefault(text, requirement_component(text)) for text in texts]
         bom.components.update([model, *datasets])
         bom.register_dependency(model, [*datasets, *requirements])
@@ -126,31 +122,27 @@ def tool_components(subject: Subject) -> Iterator[Component]:
 
 
 def model_component(
-    subject: Subject,
-    settings: ModelSettings,
-    result: ModelResult,
-    entry: ModelEntry,
-    files: Mapping[str, PayloadFile],
-    plan: Plan,
+    subject: Subject, settings: ModelSettings, result: ModelResult, files: Mapping[str, PayloadFile], plan: Plan
 ) -> Component:
     """Return the component of a model, with its files."""
-    card, architecture = settings.card, result.origin["architecture"]
+    card, entry, architecture = settings.card, result.entry, result.origin["architecture"]
     facts = {
         "architecture": [architecture["name"]] if architecture["name"] else [],
         "parameters": [str(architecture["parameters"])],
         "export": [settings.export],
         "package": [settings.package],
         "methods": [", ".join(plan.methods)],
-        "recipes": [", ".join(entry.order)],
+        "recipes": [", ".join(entry["order"])],
     }
-    if weights := entry.constants:
-        facts |= {"weights:sha256": [weights.sha256], "weights:size": [str(weights.size)]}
-    for name, recipe in entry.recipes.items():
-        facts[f"recipe:{name}:backends"] = [", ".join(recipe.backends) or "none"]
-        if target := recipe.target:
-            facts[f"recipe:{name}:target"] = [f"{target.system} {target.machine} {target.isa}"]
-        for method, counts in recipe.methods.items():
-            facts[f"recipe:{name}:method:{method}"] = [f"{counts.delegated} of {counts.nodes} nodes delegated"]
+    if entry["constants"]:
+        facts["weights:sha256"] = [entry["constants"]["sha256"]]
+        facts["weights:size"] = [str(entry["constants"]["size"])]
+    for name, recipe in entry["recipes"].items():
+        facts[f"recipe:{name}:backends"] = [", ".join(recipe["backends"]) or "none"]
+        if target := recipe["target"]:
+            facts[f"recipe:{name}:target"] = [f"{target['system']} {target['machine']} {target['isa']}"]
+        for method, counts in recipe["methods"].items():
+            facts[f"recipe:{name}:method:{method}"] = [f"{counts['delegated']} of {counts['nodes']} nodes delegated"]
     roles = roles_of(entry)
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
@@ -166,19 +158,20 @@ def model_component(
     )
 
 
-def roles_of(entry: ModelEntry) -> dict[str, tuple[str, tuple[str, ...]]]:
-    shared = [
-        ("weights", entry.constants),
-        ("check data", entry.check),
-        *(("asset", file) for file in entry.assets.values()),
-    ]
-    roles: dict[str, tuple[str, tuple[str, ...]]] = {file.path: (role, ()) for role, file in shared if file is not None}
-    for recipe in entry.order:
-        parts = entry.recipes[recipe]
-        delegates = [("delegate", delegate) for delegate in parts.delegates]
-        for role, file in [("plan", parts.plan), ("debug map", parts.debug), *delegates]:
-            _, recipes = roles.get(file.path, (role, ()))
-            roles[file.path] = (role, (*recipes, recipe))
+def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    roles: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for role, name in (("weights", "constants"), ("check data", "check")):
+        if entry[name]:
+            roles[entry[name]["path"]] = (role, ())
+    for asset in entry.get("assets", {}).values():
+        roles[asset["path"]] = ("asset", ())
+    for recipe in entry["order"]:
+        parts = entry["recipes"][recipe]
+        listed = [("plan", parts["plan"]), ("debug map", parts["debug"])]
+        listed += [("delegate", delegate) for delegate in parts["delegates"]]
+        for role, file in listed:
+            _, recipes = roles.get(file["path"], (role, ()))
+            roles[file["path"]] = (role, (*recipes, recipe))
     return roles
 
 
@@ -218,6 +211,12 @@ def requirement_component(text: str) -> Component:
 
 
 # smaller parts
+
+
+def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Plan:
+    """Return the plan of the recipe that is tried first; the methods of all have one signature."""
+    path = entry["recipes"][entry["order"][0]]["plan"]["path"]
+    return read_plan(files[path].source.read_bytes(), path)
 
 
 def package_url(name: str, version: str | None) -> PackageURL:
