@@ -16,7 +16,6 @@ import pytest
 import torch
 from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
-from support.compilers import path_without_memory
 from torch import Tensor, nn
 from torch._inductor import cpu_vec_isa
 from torch.export import Dim, ExportedProgram
@@ -247,7 +246,6 @@ def test_bytes_do_not_depend_on_weights_names_folders_or_hash_seed(built: Built,
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "PATH": path_without_memory(),
         "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
         "PYTHONHASHSEED": "77",
         "TMPDIR": str(tmp_path),

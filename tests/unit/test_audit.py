@@ -41,12 +41,6 @@ def model(function):
     return Model(Net(function).eval(), {"forward": Method((torch.zeros(1, 2),))})
 
 
-def sound():
-    with open("scale.txt") as file:
-        scale = float(file.read())
-    return model(lambda x: x * scale)
-
-
 def clock():
     now = time.time_ns()
     return model(lambda x: x * now)
@@ -86,14 +80,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     root.mkdir()
     (root / "shop_floor.py").write_text(MODELS)
-    (root / "scale.txt").write_text("0.5")
     return root
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_path: Path) -> None:
-    settings = settings_of(root, "clock", "seeded", "sound")
+    settings = settings_of(root, "clock", "seeded")
     store = Store(tmp_path / "cache" / "v1", "on", lambda line: None)
     for name in ("build", "first", "second", "third"):
         (tmp_path / name).mkdir()
@@ -103,7 +96,7 @@ def test_an_audit_finds_what_a_build_would_take_and_should_not(root: Path, tmp_p
 
     assert audit(context("first")) == Audit((), (), ())
     build(context("build"))
-    assert audit(context("second"), 0.0) == Audit(("clock", "seeded", "sound"), (), ())
+    assert audit(context("second"), 0.0) == Audit(("clock", "seeded"), (), ())
 
     with pytest.raises(CacheError) as caught:
         audit(context("third"))

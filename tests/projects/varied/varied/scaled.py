@@ -1,4 +1,4 @@
-"""Weights from a random number generator, an op that no kernel is made for, state, a file that is read."""
+"""Random weights, an op that no kernel is made for, a sum that threads divide, state, a file that is read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ class Scaled(torch.nn.Module):
         self.scale = scale
         self.register_buffer("total", torch.zeros(48))
 
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x: torch.Tensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = torch.nn.functional.gelu(self.first(x)) * self.scale
         self.total.add_(x.sum(0))
         out = torch.softmax(self.second(hidden.reshape(-1, 3, 32)), -1)
-        return {"out": out, "where": torch.nonzero(out.sum((1, 2)) > 0), "total": self.total.clone()}
+        # divided over threads; of whole numbers, so that every division gives the same sum
+        summed = (numbers * 2.0).sum()
+        return {"out": out, "where": torch.nonzero(out.sum((1, 2)) > 0), "total": self.total.clone(), "sum": summed}
 
 
 def export() -> Model:
     torch.manual_seed(3)
     module = Scaled(float(Path(__file__).with_name("scale.txt").read_text())).eval()
     batch = torch.export.Dim("batch", max=64)
-    return Model(module, methods={"forward": Method(args=(torch.randn(4, 48),), dynamic_shapes={"x": {0: batch}})})
+    numbers = torch.arange(200_000.0).remainder(7)
+    shapes = {"x": {0: batch}, "numbers": None}
+    return Model(module, methods={"forward": Method(args=(torch.randn(4, 48), numbers), dynamic_shapes=shapes)})

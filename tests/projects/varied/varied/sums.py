@@ -1,4 +1,4 @@
-"""Reductions that are divided over threads; of whole numbers, so that every division gives the same sums."""
+"""A second model, without native code: compiling costs most of a build."""
 
 from __future__ import annotations
 
@@ -13,6 +13,4 @@ class Sums(torch.nn.Module):
 
 
 def export() -> Model:
-    return Model(
-        Sums().eval(), methods={"forward": Method(args=(torch.arange(200_000.0).remainder(7).view(500, 400),))}
-    )
+    return Model(Sums().eval(), methods={"forward": Method(args=(torch.ones(5, 4),))})
