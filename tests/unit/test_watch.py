@@ -559,6 +559,11 @@ def test_the_network_is_a_reason_to_doubt(either: Project, code: str, reason: st
     assert reason in [each.removesuffix(":9") for each in unknown]
 
 
+def test_a_reason_to_doubt_in_a_fork_is_known(project: Project) -> None:
+    code = "import socket; pid = os.fork() or (socket.gethostname(), os._exit(0)); os.waitpid(pid, 0)"
+    assert project.record(code)["unknown"] == ["the machine's name was asked for"]
+
+
 def test_a_socket_of_another_process_is_a_reason_to_doubt(either: Project, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "door"))

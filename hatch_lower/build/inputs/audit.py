@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from hatch_lower.build.inputs import log as events
 from hatch_lower.build.inputs.notes import PATHS, Notes
 
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
@@ -71,51 +72,47 @@ class AuditEvents:
         access = flags & ACCESS
         # `os.open` may be given the folder to which its path is relative, of which its event does not tell
         doubtful = mode is None and isinstance(path, str | bytes | os.PathLike) and not os.path.isabs(path)
-        if flags & os.O_TRUNC and not doubtful:
-            self._notes.note_made(path)
-        elif flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path):
-            self._notes.note_made(path, created=True)
+        # The library's own note comes after the call: of a new file that is opened to append it cannot tell that it
+        # was empty. This one comes first.
+        creates = flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path)
+        if creates or (flags & os.O_TRUNC and not doubtful):
+            self._notes.note_change(events.WRITTEN, path)
         elif access != os.O_WRONLY:
-            self._notes.note_read(path)
+            self._notes.note(events.READ, path)
 
     def _on_list(self, path: object, *_: object) -> None:
-        text = "" if self._notes.paused else self._notes.absolute("." if path is None else path)
-        if not text:
-            return
         lister = outside(sys._getframe(1)).f_code.co_filename
         if lister == IMPORT_SYSTEM:
-            self._notes.note_list(text, self._notes.listed_by_import)
+            kind = events.LISTED_BY_IMPORT
         elif any(reader in lister for reader in METADATA_READERS):
-            self._notes.listed_by_metadata.add(text)
+            kind = events.LISTED_BY_METADATA
         else:
-            self._notes.note_list(text, self._notes.listed)
+            kind = events.LISTED_BY_CODE
+        self._notes.note(kind, "." if path is None else path)
 
     def _on_mkdir(self, path: object, mode: object, folder: int = NO_FOLDER) -> None:
         if folder == NO_FOLDER and not self._notes.is_there(path):
-            self._notes.note_made(path)
-            self._notes.folders_made.add(self._notes.absolute(path))
+            self._notes.note_change(events.FOLDER_MADE, path)
 
     def _on_remove(self, path: object, *_: object) -> None:
-        text = self._notes.absolute(path)
-        if text and text not in self._notes.made:
-            self._notes.removed.add(text)
+        self._notes.note_change(events.REMOVED, path)
 
     def _on_rename(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER}:
-            if self._notes.absolute(source) not in self._notes.made:
-                self._notes.note_read(source)
-                self._on_remove(source)
-            self._notes.note_made(target)
+            self._notes.note(events.READ, source)
+            self._notes.note_change(events.REMOVED, source)
+            self._notes.note_change(events.WRITTEN, target)
 
     def _on_link(self, source: object, target: object, *folders: int) -> None:
         if set(folders) <= {NO_FOLDER}:
-            self._notes.note_read(source)
-            self._notes.note_made(target)
-            self._notes.note_link(source)
+            self._notes.note(events.READ, source)
+            self._notes.note_change(events.WRITTEN, target)
+            if self._notes.log is None:  # else the library notes it
+                self._notes.note_change(events.HARD_LINKED, source)
 
     def _on_dlopen(self, name: object, *_: object) -> None:
         if "/" in text_of(name):  # others are found in the list of mapped libraries
-            self._notes.note_read(name)
+            self._notes.note(events.READ, name)
 
     def _on_dlsym(self, library: object, name: object) -> None:
         if self._c_library.is_unseen(library, name):
@@ -128,9 +125,9 @@ class AuditEvents:
         if text and text != ":memory:":
             for path in (text, f"{text}-wal", f"{text}-journal"):
                 if self._notes.is_there(path):
-                    self._notes.note_read(path)
+                    self._notes.note(events.READ, path)
                 elif path == text:
-                    self._notes.note_made(path, created=True)
+                    self._notes.note_change(events.WRITTEN, path)
 
     def _on_exec(self, path: object, *_: object) -> None:
         self._notes.doubt(f"the process became another: {os.path.basename(text_of(path))}")

@@ -56,10 +56,11 @@ def collect(
     present = Present(roots, observations.environment, secret, stats, project)
     collector = Collector(observations, roots, present, began_ns)
     # in this order: looks leave out files whose contents are known, and what `importable` tells of
-    collector.add_files((*observations.read, *observations.loaded))
+    asked = observations.asked
+    collector.add_files((*asked.opened, *observations.loaded))
     collector.add_globs(globs)
     collector.add_listings()
-    collector.add_looks((*observations.looked, *collector.not_files))
+    collector.add_looks((*asked.missing, *asked.looked_at, *asked.links, *asked.denied, *collector.not_files))
     collector.add_times()
     collector.add_modules()
     for name in observations.distributions:
@@ -169,9 +170,9 @@ class Collector:
             if is_metadata(path) or path.startswith(tuple(f"{folder}/" for folder in interpreters)):
                 continue
             state = self.present.look(located)
-            if path in self.observations.removed:
+            if path in self.observations.asked.removed:
                 self.doubt(located, "was removed while the export ran")
-            elif path in self.observations.folders_made:
+            elif path in self.observations.asked.folders_made:
                 continue
             elif path in self.observations.made:
                 if not self.is_initial(located):
@@ -189,7 +190,7 @@ class Collector:
 
     def was_another(self, path: str, look: str) -> bool:
         """Return whether something else was at a path when it was looked at; `look` is what is there now."""
-        states = (State.read(text).kind() if text else ABSENT for text in self.observations.states.get(path, ()))
+        states = (State.read(text).kind() if text else ABSENT for text in self.observations.asked.states.get(path, ()))
         return any(kind != "other" and kind != look.partition(LINK)[0] for kind in states)
 
     def add_times(self) -> None:
@@ -216,7 +217,7 @@ class Collector:
             owners = self.owners.below(folder) if located is not None and located.startswith("site/") else ()
             for owner in owners:
                 self.add_distribution(owner)
-            if located is None or owners or folder in observed.folders_made:
+            if located is None or owners or folder in observed.asked.folders_made:
                 continue
             names = self.present.listing(located)
             if not names:
@@ -266,7 +267,7 @@ class Collector:
             self.distributions[name] = self.present.distribution(name)
 
     def add_commands(self) -> None:
-        for path in self.observations.commands:
+        for path in self.observations.asked.executed:
             name = os.path.basename(path)
             located = self.roots.locate(path) if "/" in path else None
             if (located is None and "/" in path) or os.path.realpath(path) == os.path.realpath(sys.executable):
@@ -278,7 +279,7 @@ class Collector:
                 self.add_files([path])
 
     def seen(self, path: str, at_last: os.stat_result) -> Iterator[State]:
-        for text in self.observations.states.get(path, ()):
+        for text in self.observations.asked.states.get(path, ()):
             state = State.read(text) if text else NOTHING
             if not stat.S_ISLNK(state.mode):
                 yield state
@@ -292,7 +293,7 @@ class Collector:
 
     def was_exchanged(self, folder: str, status: os.stat_result) -> bool:
         """Return whether another folder was at a path when it was listed."""
-        states = [State.read(text) for text in self.observations.states.get(folder, ()) if text]
+        states = [State.read(text) for text in self.observations.asked.states.get(folder, ()) if text]
         return any(stat.S_ISDIR(state.mode) and state[:2] != (status.st_dev, status.st_ino) for state in states)
 
     def is_young(self, status: os.stat_result) -> bool:

@@ -1,6 +1,8 @@
-"""The log of the preloaded library: what native code and child processes looked at.
+"""The events of one export in their order, and what follows from them: what was read, and what was only made.
 
-A record is a kind, the state of what was found, and a path; `preload.c` writes it and lists the kinds.
+With the preloaded library all events are records in its log: what the C library is asked for, here and in child
+processes (`preload.c` lists those kinds), and what only the recorder knows (`Notes`). Without it the recorder keeps a
+list of the same events. A record is a kind, the state of what was found, and a path or another text.
 """
 
 from __future__ import annotations
@@ -10,20 +12,35 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-PATH_KINDS = frozenset("RWBMDSKLFXPTH")
-OTHER_KINDS = frozenset("VNIU")
+# Kinds that only the recorder notes
+LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
+FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
+# Kinds that it notes in place of the library, too
+READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
+PATH_KINDS = frozenset("RWBMDSKLFXPTHAEYGO")
+OTHER_KINDS = frozenset("VNIUZ")
 # How the system calls what a descriptor stands for where it is no file; programs look for files of that name
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 # Kinds that count wherever they stand in the log: what was written, and which processes there were
 KEPT_KINDS = frozenset("WP")
 
 
+class Record(NamedTuple):
+    """One event."""
+
+    kind: str
+    text: str  # a path, or what else was asked for
+    state: str = ""  # what was found there, as `State.read` reads it, where the event tells it
+    target: str = ""  # the path that a link led to
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the preloaded library wrote down, each in the order of its first occurrence.
+    """What was noted, each in the order of its first occurrence.
 
     Paths are absolute, without `.` and double slashes; `..` is kept, for it means something else behind a link.
     """
@@ -31,7 +48,7 @@ class Observed:
     # Files whose contents from before could be read: opened for reading, or for writing without being emptied, before
     # anything else created them here. A folder opened like a file is among them.
     opened: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()  # files that were created, emptied, changed or renamed here
+    written: tuple[str, ...] = ()  # files and folders that were created, emptied, changed or renamed here
     missing: tuple[str, ...] = ()  # paths that were looked for and were not there
     # paths of which only kind, size, times or permissions were asked, or that were refused for what they are
     looked_at: tuple[str, ...] = ()
@@ -40,17 +57,28 @@ class Observed:
     # those that a program read which was started by the recorded one, whatever that read itself
     listed_by_programs: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()  # paths that could not be opened or looked at for lack of permission
-    variables: tuple[str, ...] = ()  # names given to `getenv`
+    variables: tuple[str, ...] = ()  # names given to `getenv`, but for those that the process had set before
     executed: tuple[str, ...] = ()  # programs that were started
     processes: tuple[str, ...] = ()  # executables of the processes that the library was in
     # addresses and names that were connected to, sent to, listened at or looked up, but for sockets on this machine
     # that a recorded process had opened before
     network: tuple[str, ...] = ()
-    incomplete: tuple[str, ...] = ()  # why the log does not say all that the library could have said; empty if it does
+    incomplete: tuple[str, ...] = ()  # why this is not all that was asked for; empty if it is
     timed: tuple[str, ...] = ()  # paths of which the time was asked
     linked: tuple[str, ...] = ()  # states of files that were given one more name: a hard link
-    # path → what was found there when it was opened or looked at, as `State.read` reads it; each state once
+    # path → what was found there when it was opened or looked at, as `State.read` reads it; each state once, and an
+    # empty one where nothing was
     states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    folders_made: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()  # files that were there before and were removed or renamed
+    # Who listed a folder, where the recorder knows it
+    listed_by_import: tuple[str, ...] = ()
+    listed_by_metadata: tuple[str, ...] = ()
+    listed_by_code: tuple[str, ...] = ()
+
+    def made(self) -> frozenset[str]:
+        """Return what was written before it was read: no input, whoever reads it later."""
+        return frozenset(self.written) - frozenset(self.opened)
 
 
 def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
@@ -67,44 +95,56 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
     whole, _, torn = data.rpartition(b"\0")
     if torn:
         reasons.append("the last record is torn")
+    before = (record for record in records(whole[:begin]) if record.kind in KEPT_KINDS)
+    observed = fold((*before, *records(whole[begin:])), reasons)
+    if observed.processes:
+        return observed
+    return replace(observed, incomplete=(*observed.incomplete, "the preloaded library was in no process"))
+
+
+def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
+    """Return what follows from events in their order; `reasons` say what else is known to be missing."""
     kinds: dict[str, dict[str, None]] = {kind: {} for kind in sorted(PATH_KINDS | OTHER_KINDS)}
+    incomplete = dict.fromkeys(reasons)
     opened: dict[str, None] = {}
+    removed: dict[str, None] = {}
     targets: dict[str, list[str]] = {}
     states: dict[str, dict[str, None]] = {}
     linked: dict[str, None] = {}
-    before = (record for record in records(whole[:begin]) if record[0] in KEPT_KINDS)
-    for kind, text, target in (*before, *records(whole[begin:])):
-        state = ""
-        if kind in PATH_KINDS:
-            state, slash, rest = text.partition("/")
-            text = slash + rest
+    written = kinds[WRITTEN]
+    for kind, text, state, target in events:
         if kind not in kinds or (kind in PATH_KINDS and not text):
-            reasons.append("the log is damaged")
+            incomplete.setdefault("the log is damaged")
             continue
         if text.rpartition("/")[2].startswith(NO_FILES):
             continue
         named = plain(text) if kind in PATH_KINDS else text
-        if kind == "M" and text.endswith("/"):  # a file was looked for like a folder
-            kind = "S"
-        if kind in "RB" and named not in kinds["W"]:
+        if kind == MISSING and text.endswith("/"):  # a file was looked for like a folder
+            kind = LOOKED
+        # what the export made is no input, and what it set is no variable of its surroundings: the first event decides
+        if kind in "RB" and named not in written:
             opened[named] = None
-        if kind == "N" and text in kinds["U"]:
+        elif kind == REMOVED and named not in written:
+            removed[named] = None
+        elif kind == FOLDER_MADE:
+            written[named] = None
+        elif (kind == "V" and text in kinds[VARIABLE_SET]) or (kind == "N" and text in kinds["U"]):
             continue
         if target:
             targets.setdefault(plain(target), []).append(named)
-        if kind == "H":
+        if state and kind == HARD_LINKED:
             linked[state] = None
         elif state:
             states.setdefault(named, {})[state] = None
         kinds[kind][named] = None
-    if not kinds["P"]:
-        reasons.append("the preloaded library was in no process")
-    opened.update(led_elsewhere(opened, targets, kinds["W"]))
+    for path in kinds[MISSING]:
+        states.setdefault(path, {})[""] = None
+    opened.update(led_elsewhere(opened, targets, written))
     return Observed(
         opened=tuple(opened),
-        written=tuple(kinds["W"] | kinds["B"]),
-        missing=tuple(kinds["M"]),
-        looked_at=tuple(kinds["S"]),
+        written=tuple(written | kinds["B"]),
+        missing=tuple(kinds[MISSING]),
+        looked_at=tuple(kinds[LOOKED]),
         links=tuple(kinds["K"]),
         listed=tuple(kinds["L"] | kinds["F"]),
         listed_by_programs=tuple(kinds["F"]),
@@ -113,19 +153,28 @@ def read_log(path: Path, begin: int = 0, end: int | None = None) -> Observed:
         executed=tuple(kinds["X"]),
         processes=tuple(kinds["P"]),
         network=tuple(dict.fromkeys(address_text(address) for address in kinds["N"])),
-        incomplete=tuple(dict.fromkeys([*reasons, *kinds["I"]])),
-        timed=tuple(kinds["T"]),
+        incomplete=tuple(incomplete | kinds[INCOMPLETE]),
+        timed=tuple(kinds[TIMED]),
         linked=tuple(linked),
         states={path: tuple(texts) for path, texts in states.items()},
+        folders_made=tuple(kinds[FOLDER_MADE]),
+        removed=tuple(removed),
+        listed_by_import=tuple(kinds[LISTED_BY_IMPORT]),
+        listed_by_metadata=tuple(kinds[LISTED_BY_METADATA]),
+        listed_by_code=tuple(kinds[LISTED_BY_CODE]),
     )
 
 
-def records(data: bytes) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the text, and the path that a link led to, of each record."""
+def records(data: bytes) -> Iterator[Record]:
     fields = iter(os.fsdecode(data).split("\0") if data else [])
     for record in fields:
-        kind = record[:1]
-        yield kind.upper(), record[1:], next(fields, "") if kind in ("r", "b") else ""
+        kind, text, state = record[:1], record[1:], ""
+        target = next(fields, "") if kind in ("r", "b") else ""
+        kind = kind.upper()
+        if kind in PATH_KINDS:
+            state, slash, rest = text.partition("/")
+            text = slash + rest
+        yield Record(kind, text, state, target)
 
 
 def plain(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Notes of what a process asks for, by absolute path, and how not to take any for a while."""
+"""The recorder's own notes of what a process asks for, by absolute path, and how not to take any for a while."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from hatch_lower.build.inputs import log as events
+from hatch_lower.build.inputs.log import Observed, Record, fold, read_log
 from hatch_lower.build.inputs.preload import RecordingSwitch
 from hatch_lower.cache.stats import State
 
 PATHS = (str, bytes, os.PathLike)
 # The functions themselves: those of `os` may be exchanged for ones that take notes
 plain_lstat, plain_stat = os.lstat, os.stat
+WITH_STATE = (events.READ, events.LOOKED, events.HARD_LINKED, events.LISTED_BY_IMPORT, events.LISTED_BY_CODE)
 
 
 class Pauses(threading.local):
@@ -24,38 +27,33 @@ class Pauses(threading.local):
 
 
 class Notes:
-    """What was noted; mappings to nothing are sets that keep their order."""
+    """What was noted: events, in the preloaded library's log where there is one, and facts that have no order."""
 
     def __init__(self, log: Path | None) -> None:
         self.log = log
         self._switch = RecordingSwitch()
+        self._events: dict[Record, None] = {}  # without the library; a set that keeps its order
+        self._began = 0
+        self._ended: int | None = None
         self._pauses = 0
         self._pauses_here = Pauses()
-        self.read: dict[str, None] = {}
-        self.looked: dict[str, None] = {}
-        self.listed: dict[str, None] = {}
-        self.listed_by_import: dict[str, None] = {}
-        self.listed_by_metadata: set[str] = set()
-        self.made: set[str] = set()
-        self.created: set[str] = set()  # files among them of which nothing was there before
-        self.folders_made: set[str] = set()
-        self.removed: set[str] = set()
-        self.timed: dict[str, None] = {}
         self.scanned: set[str] = set()  # folders that were listed by `os.scandir`, whose entries tell times
-        self.linked: set[str] = set()  # states of files that were given one more name
-        # path → what was found there, as `State.text` writes it; empty where nothing was
-        self.states: dict[str, dict[str, None]] = {}
         self.sockets: set[str] = set()  # addresses of sockets of this machine that this process opened
         self.distributions: set[str] = set()
         self.modules: set[str] = set()
-        self.unknown: set[str] = set()
         self.handed_on = False
 
-    def begin(self) -> int:
-        """Return where in the preloaded library's log the part of interest begins."""
-        begin = self.log_size()
+    def begin(self) -> None:
+        self._began = self._log_size()
         self._switch.forget()  # else what was noted before would be missing in what follows
-        return begin
+
+    def end(self) -> None:
+        self._ended = self._log_size()
+
+    def observed(self) -> Observed:
+        """Return what follows from all events so far."""
+        with self.silent():
+            return fold(tuple(self._events)) if self.log is None else read_log(self.log, self._began, self._ended)
 
     @property
     def paused(self) -> bool:
@@ -104,66 +102,55 @@ class Notes:
             return False
         return True
 
-    def log_size(self) -> int:
+    def _log_size(self) -> int:
         try:
             with self.silent():
                 return plain_stat(self.log).st_size if self.log is not None else 0
         except OSError:
             return 0
 
-    def note_read(self, path: object) -> None:
-        self._note(path, self.read)
-
-    def note_look(self, path: object) -> None:
-        self._note(path, self.looked)
-
-    def _note(self, path: object, place: dict[str, None]) -> None:
+    def note(self, kind: str, path: object) -> None:
+        """Note an event of a path, unless this thread takes no notes."""
         text = "" if self.paused else self.absolute(path)
-        if text and text not in self.made:
-            self.note_list(text, place)
+        if text:
+            self._add(kind, text)
 
-    def note_list(self, path: str, place: dict[str, None]) -> None:
-        place.setdefault(path)
-        self._note_state(path)
+    def note_change(self, kind: str, path: object) -> None:
+        """Note that the process writes or removes something; whoever looks at it later looks at no input."""
+        text = self.absolute(path)
+        if text:
+            self._add(kind, text)
 
-    def note_time(self, path: object) -> None:
-        text = "" if self.paused else self.absolute(path)
-        if text and self._switch.is_there:
-            self._switch.note_time(text)
-        elif text:
-            self.timed.setdefault(text)
+    def note_variable_set(self, name: str) -> None:
+        self._add(events.VARIABLE_SET, name)
 
     def note_scan(self, path: object) -> None:
         text = "" if self.paused else self.absolute(path)
         if text:
             self.scanned.add(text)
 
-    def note_link(self, path: object) -> None:
-        text = self.absolute(path)
-        with contextlib.suppress(OSError), self.silent():
-            self.linked.add(State.of(plain_lstat(text)).text())
-
-    def _note_state(self, path: str) -> None:
-        if self._switch.is_there:
-            return
-        try:
-            state = State.of(plain_stat(path)).text()
-        except (OSError, ValueError):
-            state = ""
-        self.states.setdefault(path, {})[state] = None
-
     def note_distribution(self, name: object) -> None:
         if not self.paused and isinstance(name, str):
             self.distributions.add(re.sub(r"[-_.]+", "-", name).lower())
 
-    def note_made(self, path: object, *, created: bool = False) -> None:
-        """Note that the process writes a file without reading it, or makes a folder."""
-        text = self.absolute(path)
-        if text and text not in self.read:
-            self.made.add(text)
-            if created:  # nothing was there, though the way of opening it would have kept it
-                self.created.add(text)
-
     def doubt(self, reason: str) -> None:
         if not self.paused:
-            self.unknown.add(reason)
+            self._add(events.INCOMPLETE, reason.replace("\0", " "))
+
+    def _add(self, kind: str, text: str) -> None:
+        if self.log is not None:
+            self._switch.note(kind, text)
+            return
+        state = state_of(text, kind) if kind in WITH_STATE else ""
+        self._events.setdefault(Record(kind, text, state))
+        if kind in (events.READ, events.LOOKED) and not state:
+            self._events.setdefault(Record(events.MISSING, text))
+
+
+def state_of(path: str, kind: str) -> str:
+    """Return the state of what is at a path; empty if nothing is, or nobody may know."""
+    look = plain_lstat if kind == events.HARD_LINKED else plain_stat
+    try:
+        return State.of(look(path)).text()
+    except (OSError, ValueError):
+        return ""

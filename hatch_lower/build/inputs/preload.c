@@ -41,6 +41,8 @@ enum kind {
     LISTED_BY_PROGRAM = 'F', VARIABLE = 'V', NETWORK = 'N', EXECUTED = 'X', PROCESS = 'P', INCOMPLETE = 'I',
     TIMED = 'T', HARD_LINKED = 'H', BOUND = 'U'
 };
+/* The recorder adds notes of what this library cannot know (`hatch_lower_note`); of their kinds these matter here. */
+enum { FOLDER_MADE = 'G', REMOVED = 'O', VARIABLE_SET = 'Z' };
 enum { WITH_TARGET = 'a' - 'A' }; /* added to READ and UPDATED: the path that a link led to follows */
 enum { UNKNOWN, OFF, ON };
 enum { SLOTS = 1 << 15, PROBES = 16, LONGEST = 4096 };
@@ -102,6 +104,13 @@ static struct state state_of_descriptor(int descriptor)
     return known ? STATE_OF(&found) : NO_STATE;
 }
 
+/* Whether a kind is noted at any time: it says that what follows is no input, or which processes there were. */
+static int is_always_noted(int kind)
+{
+    return kind == WRITTEN || kind == PROCESS || kind == HARD_LINKED || kind == FOLDER_MADE || kind == REMOVED ||
+           kind == VARIABLE_SET;
+}
+
 /* Writes hexadecimal numbers, each with a comma behind it. */
 static void state_text(const struct state *state, char *to)
 {
@@ -120,7 +129,7 @@ static void emit_state(int kind, const struct state *state, const char *base, co
 {
     char text[6 * 17 + 1];
     char first = (char)(kind == LISTED && !is_recorder ? LISTED_BY_PROGRAM : kind);
-    if (kind != WRITTEN && kind != PROCESS && (quiet_thread || __atomic_load_n(&quiet_process, __ATOMIC_RELAXED)))
+    if (!is_always_noted(kind) && (quiet_thread || __atomic_load_n(&quiet_process, __ATOMIC_RELAXED)))
         return;
     state_text(state, text);
     size_t lengths[] = {strlen(text), strlen(base), strlen(path) + 1, *target ? strlen(target) + 1 : 0};
@@ -269,10 +278,11 @@ static void note(int kind, int folder, const char *path)
     note_state(kind, NO_STATE, folder, path);
 }
 
-/* For the recorded program itself: the time of what is at a path was asked for. */
-void hatch_lower_timed(const char *path)
+/* For the recorded program itself, whose recorder knows more than the calls tell: one log has the order of all. */
+void hatch_lower_note(int kind, const char *text)
 {
-    note(TIMED, AT_FDCWD, path);
+    if (active())
+        emit(kind, "", text, "");
 }
 
 static void note_failure(int folder, const char *path)

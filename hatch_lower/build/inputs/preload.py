@@ -130,7 +130,7 @@ class RecordingSwitch:
 
     def __init__(self) -> None:
         self._library = ctypes.PyDLL(None) if sys.platform == "linux" else None
-        self.is_there = hasattr(self._library, "hatch_lower_quiet")
+        self.is_there = hasattr(self._library, "hatch_lower_note")
 
     @contextlib.contextmanager
     def quiet(self, *, everywhere: bool = False) -> Iterator[None]:
@@ -145,10 +145,11 @@ class RecordingSwitch:
         if self._library is not None and self.is_there:
             self._library.hatch_lower_quiet(step, int(everywhere))
 
-    def note_time(self, path: str) -> None:
-        # through the log, for a fork of this process has no other way to tell
-        if self._library is not None and self.is_there:
-            self._library.hatch_lower_timed(os.fsencode(path))
+    def note(self, kind: str, text: str) -> None:
+        """Note in the log what the library cannot know by itself; `kind` is one of `log`."""
+        # no path has a zero byte in it, but what is asked for may have one
+        if self._library is not None and self.is_there and "\0" not in text:
+            self._library.hatch_lower_note(ord(kind), os.fsencode(text))
 
     def forget(self) -> None:
         """Note again from here on what was noted before: for a log of which only the rest is read."""

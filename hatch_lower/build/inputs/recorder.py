@@ -6,7 +6,7 @@ preloaded library tells the rest, in this process and in those that it starts (`
 
 What still escapes: system calls that do not go through the C library; clocks and random numbers of the system; what was
 read before the recorder started (`.pth` files, `sitecustomize`) other than modules; what native code of this process
-lists that the import system listed, too; a reason to doubt that is found in a fork. Without the library also: what
+lists that the import system listed, too. Without the library also: a reason to doubt that is found in a fork, what
 native code opens, other than safetensors' and torch's own, or looks at, and its `getenv`; there every subprocess is a
 reason to doubt the recording.
 """
@@ -17,12 +17,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from hatch_lower.build.inputs.audit import AuditEvents
-from hatch_lower.build.inputs.log import Observed, read_log, unrecorded_programs
+from hatch_lower.build.inputs.log import LOOKED, READ, TIMED, Observed, unrecorded_programs
 from hatch_lower.build.inputs.notes import Notes
 from hatch_lower.build.inputs.stand_ins import (
     Exchanged,
@@ -41,30 +42,24 @@ from hatch_lower.pipeline.environment_reads import EnvironmentReads
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What was asked for, by absolute path, in the order in which it was first asked for."""
+    """What was asked for, by absolute path."""
 
-    read: tuple[str, ...]  # files that were opened to be read, or mapped, whether they were there or not
+    asked: Observed
     loaded: tuple[str, ...]  # files from which modules and native libraries were loaded
-    looked: tuple[str, ...]  # paths of which only was asked what is there
     # folders that were listed, but for those that the import system or a reader of metadata listed
     listed: tuple[str, ...]
     listed_by_import: tuple[str, ...]
     made: frozenset[str]  # files and folders that the process wrote or created before it read them
-    folders_made: frozenset[str]  # those of them that are folders
-    removed: frozenset[str]  # files that were there before and were removed or renamed
     modules: tuple[str, ...]  # top-level modules that were imported or looked for, sorted
     distributions: tuple[str, ...]  # normalised names of distributions that were asked for by name, sorted
     environment: Mapping[str, str]  # all variables as they were in the beginning
     variables: Mapping[str, bool]  # variables that were read → whether the project's own code read them
     globs: Mapping[str, bool]  # globs of which all variables were asked for → whether the project's own code asked
     handed_on: bool  # whether a recorded process was started, which may read any variable
-    commands: tuple[str, ...]  # executables that were run: absolute paths, sorted
     unknown: tuple[str, ...]  # reasons why this is not everything, sorted
     timed: tuple[str, ...]  # paths of which the time was asked
     # device and inode of each file that was given one more name, which changes its time of change
     linked: frozenset[tuple[int, int]]
-    # path → what was found there at each look, as `State.read` reads it; empty where nothing was there
-    states: Mapping[str, tuple[str, ...]]
 
 
 def loaded_modules() -> tuple[set[str], list[str]]:
@@ -101,13 +96,10 @@ class Recorder:
             f"{spelling(root)}/" for root in project_roots for spelling in (os.path.abspath, os.path.realpath)
         )
         self._notes = Notes(log)
+        self._note_read = partial(self._notes.note, READ)
         self._events = AuditEvents(self._notes)
-        self._environment = EnvironmentReads(self.is_own, self._wrote_variable)
-        self._own_writes: dict[str, int] = {}
+        self._environment = EnvironmentReads(self.is_own, self._notes.note_variable_set)
         self._initial: Mapping[str, str] = {}
-        self._started = 0
-        # begin and end, in the preloaded library's log, of what was written while notes were taken
-        self._stopped: int | None = None
         self._exchanged = Exchanged()
         # where the project's own code asked for the time or for random numbers of the system, and for which
         self.clocks: dict[str, None] = {}
@@ -115,21 +107,21 @@ class Recorder:
 
     def start(self) -> None:
         self._initial = dict(os.environ)
-        self._started = self._notes.begin()
+        self._notes.begin()
         self._events.active = True
         self._environment.start()
         sys.meta_path.insert(0, self._finder)
-        wrap_safetensors(self._exchanged, self._notes.note_read)
+        wrap_safetensors(self._exchanged, self._note_read)
         wrap_clocks(self._exchanged, self._note_clock)
         wrap_forks(self._exchanged, self._events.on_fork_exec)
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
-            wrap_looks(self._exchanged, self._notes.note_look)
-        wrap_times(self._exchanged, self._notes.note_time, self._notes.note_scan)
+            wrap_looks(self._exchanged, partial(self._notes.note, LOOKED))
+        wrap_times(self._exchanged, partial(self._notes.note, TIMED), self._notes.note_scan)
         sys.addaudithook(self._events.hear)
 
     def stop(self) -> None:
-        self._stopped = self._notes.log_size()
+        self._notes.end()
         self._events.active = False
         self._environment.stop()
         self._exchanged.restore()
@@ -138,7 +130,7 @@ class Recorder:
 
     def wrap_torch(self) -> None:
         """Watch torch's native readers too, once torch has been imported."""
-        wrap_torch(self._exchanged, self._notes.note_read)
+        wrap_torch(self._exchanged, self._note_read)
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -157,72 +149,42 @@ class Recorder:
                 self._environment.active = active
 
     def observations(self) -> Observations:
-        """Return what has been noted so far, here and in the log of the preloaded library."""
-        # The notes know what code asks, the log has native code, other processes, and the order of reads and writes.
-        # Neither has the other's times, so for each question it is said which one is believed.
-        notes, environment = self._notes, self._environment
+        """Return what has been noted so far."""
+        notes, environment, asked = self._notes, self._environment, self._notes.observed()
         with notes.silent():
             modules, loaded = loaded_modules()
             libraries = mapped_libraries()
-            log = self._read_log()
-            reasons = reasons_of(log)
+            programs = [f"a subprocess ran that cannot be watched: {program}" for program in unrecorded_programs(asked)]
             # without the library nobody tells which entries of a listed folder were looked at
-            entries = entries_of(notes.scanned) if notes.log is None else log.looked_at
-        # Read or made: a file that this export wrote first is no input, and which came first the log knows best, as it
-        # has the writes of everyone. In one case it does not: to it, a new file that is opened to append may have had
-        # contents. Python's event comes before the file is there, so `created` knows that there were none.
-        written_first = set(log.written) - set(log.opened)
-        read = dict.fromkeys(
-            [
-                *(path for path in notes.read if path not in written_first),
-                *(path for path in log.opened if path not in notes.created),
-            ]
-        )
-        # Who listed: the log does not know. What the import system and readers of metadata list is recorded in another
-        # way, so their listings are taken out of it. A program that this one started may have listed the same folder
-        # for its names; that counts where it is the project's own, for every interpreter lists the others on its way.
-        by_import = {**notes.listed_by_import, **dict.fromkeys(folders_of_finders())}
-        listed_here = by_import.keys() | notes.listed_by_metadata
-        by_programs = {path for path in log.listed_by_programs if self.is_own(f"{path}/")}
-        listed_elsewhere = (path for path in log.listed if path not in listed_here or path in by_programs)
+            entries = entries_of(notes.scanned) if notes.log is None else asked.looked_at
+        # The import system and readers of metadata are recorded in another way, so their listings are taken out. A
+        # program that this one started may have listed the same folder for its names; that counts where it is the
+        # project's own, for every interpreter lists the others on its way.
+        by_import = dict.fromkeys([*asked.listed_by_import, *folders_of_finders()])
+        not_by_code = by_import.keys() | set(asked.listed_by_metadata)
+        by_programs = {path for path in asked.listed_by_programs if self.is_own(f"{path}/")}
+        listed = (path for path in asked.listed if path not in not_by_code or path in by_programs)
+        # entries of `os.scandir` tell times without another call, so all of a scanned folder count
+        timed = (path for path in entries if os.path.dirname(path) in notes.scanned)
         return Observations(
-            read=tuple(read),
+            asked=asked,
             loaded=tuple(dict.fromkeys([*loaded, *libraries])),
-            looked=tuple(dict.fromkeys([*notes.looked, *log.missing, *log.looked_at, *log.links, *log.denied])),
-            listed=tuple(dict.fromkeys([*notes.listed, *listed_elsewhere])),
+            listed=tuple(dict.fromkeys([*asked.listed_by_code, *listed])),
             listed_by_import=tuple(by_import),
-            made=frozenset((notes.made | written_first) - read.keys()),
-            folders_made=frozenset(notes.folders_made),
-            removed=frozenset(notes.removed),
+            made=asked.made(),
             modules=tuple(sorted(notes.modules | modules)),
             distributions=tuple(sorted(notes.distributions)),
             environment=self._initial,
             # `os.environ` says whose code read a variable; `getenv` of native code is nobody's own
-            variables={**dict.fromkeys(log.variables, False), **environment.names},
+            variables={**dict.fromkeys(asked.variables, False), **environment.names},
             globs=environment.globs,
-            handed_on=notes.handed_on or bool(log.executed),
-            commands=log.executed,
-            unknown=tuple(sorted({*notes.unknown, *reasons})),
-            # entries of `os.scandir` tell times without another call, so all of a scanned folder count
-            timed=tuple(
-                dict.fromkeys(
-                    [*notes.timed, *log.timed, *(path for path in entries if os.path.dirname(path) in notes.scanned)]
-                )
+            handed_on=notes.handed_on or bool(asked.executed),
+            unknown=tuple(
+                sorted({*asked.incomplete, *programs, *(f"the network was used: {name}" for name in asked.network)})
             ),
-            linked=frozenset(State.read(state)[:2] for state in (*notes.linked, *log.linked)),
-            states=states_of(notes, log),
+            timed=tuple(dict.fromkeys([*asked.timed, *timed])),
+            linked=frozenset(State.read(state)[:2] for state in asked.linked),
         )
-
-    def _read_log(self) -> Observed:
-        log = self._notes.log
-        if log is None:
-            return Observed()
-        observed = read_log(log, self._started, self._stopped)
-        # a variable that this process set itself is no input, unless native code had asked for it before
-        own = self._own_writes.keys() & set(observed.variables)
-        data = log.read_bytes() if own else b""
-        own = {name for name in own if not names_variable(data[self._started : self._own_writes[name]], name)}
-        return replace(observed, variables=tuple(name for name in observed.variables if name not in own))
 
     def is_own(self, file: str) -> bool:
         """Return whether a source file is the project's own code; an environment in its folder is not."""
@@ -234,9 +196,6 @@ class Recorder:
         if self.is_own(file) and not self._notes.paused:
             root = next(root for root in self._roots if file.startswith(root))
             self.clocks.setdefault(f"{file[len(root) :]}:{frame.f_lineno} {what}")
-
-    def _wrote_variable(self, name: str) -> None:
-        self._own_writes[name] = self._notes.log_size()
 
 
 class NotingFinder:
@@ -256,22 +215,6 @@ def entries_of(folders: set[str]) -> list[str]:
         with contextlib.suppress(OSError):
             entries += [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
     return entries
-
-
-def states_of(notes: Notes, log: Observed) -> dict[str, tuple[str, ...]]:
-    states = {path: tuple(texts) for path, texts in notes.states.items()}
-    states.update(log.states)
-    states.update({path: (*states.get(path, ()), "") for path in log.missing})
-    return states
-
-
-def names_variable(records: bytes, name: str) -> bool:
-    return b"\0V%s\0" % os.fsencode(name) in b"\0" + records
-
-
-def reasons_of(log: Observed) -> list[str]:
-    programs = [f"a subprocess ran that cannot be watched: {program}" for program in unrecorded_programs(log)]
-    return [*programs, *(f"the network was used: {address}" for address in log.network), *log.incomplete]
 
 
 def preloaded_by_others(variables: Mapping[str, str]) -> dict[str, str]:
