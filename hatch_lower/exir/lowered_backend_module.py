@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
-from hatch_lower.exir.graph.surgery import all_nodes, flat_signature
+from hatch_lower.exir.graph.surgery import all_nodes, copy_program, flat_signature
 from hatch_lower.exir.graph_module import _get_submodule
 from hatch_lower.exir.lowering.submodules import arrange_graph_outputs as arrange_graph_outputs
 from hatch_lower.exir.lowering.submodules import arrange_graph_placeholders as arrange_graph_placeholders
@@ -60,21 +60,10 @@ class LoweredBackendModule(torch.nn.Module):
         self.prefix = prefix
         self.meta: dict[str, Any] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> LoweredBackendModule:
-        program = self._original_exported_program
+    def __deepcopy__(self, memo: dict[int, object] | None) -> LoweredBackendModule:
         # passes copy whole graph modules: the weights and the blob, which never change, must not be copied with them
-        copied = ExportedProgram(
-            root=copy.deepcopy(program.graph_module),
-            graph=copy.deepcopy(program.graph),
-            graph_signature=copy.deepcopy(program.graph_signature),
-            state_dict=program.state_dict,
-            range_constraints=copy.deepcopy(program.range_constraints),
-            module_call_graph=copy.deepcopy(program.module_call_graph),
-            constants=program.constants,
-            verifiers=program.verifiers,
-        )
         module = LoweredBackendModule(
-            copied,
+            copy_program(self._original_exported_program),
             self._backend_id,
             self._processed_bytes,
             copy.deepcopy(self._compile_specs, memo),

@@ -29,7 +29,7 @@ PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
 # the torch namespaces of the backend dialect; `bind_pattern_to_op` and ExecuTorch's backends add to them
 _BACKEND_OP_LIB = ["executorch_prim", "quantized_decomposed", "DO_NOT_USE_TEST_ONLY"]
 
-Pattern = TypeVar("Pattern", bound=Callable[..., Any])
+Pattern = TypeVar("Pattern", bound=Callable[..., object])
 
 
 class LibraryError(EdgeError, RuntimeError):

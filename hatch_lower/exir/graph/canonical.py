@@ -31,7 +31,7 @@ def structure_digest(program: ExportedProgram) -> str:
     return digest_of(canonical_form(program))
 
 
-def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -> dict[str, Any]:
+def canonical_form(program: ExportedProgram, names: SymbolNames | None = None) -> dict[str, object]:
     """Return the canonical form of a program of any dialect, before or after lowering, as a JSON value."""
     names = SymbolNames() if names is None else names
     name_sizes(program, names)
@@ -72,9 +72,9 @@ def name_sizes(program: ExportedProgram, names: SymbolNames) -> None:
                 names.text(size.node.expr)
 
 
-def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
+def encode_graph(module: GraphModule, names: SymbolNames) -> list[object]:
     positions: dict[Node, int] = {}  # by which nodes refer to others: their names are the model's
-    rows = []
+    rows: list[object] = []
     for position, node in enumerate(module.graph.nodes):
         positions[node] = position
         if node.op == "get_attr":
@@ -88,7 +88,7 @@ def encode_graph(module: GraphModule, names: SymbolNames) -> list[Any]:
     return rows
 
 
-def encode_target(target: Any) -> str:
+def encode_target(target: object) -> str:
     # dialects differ in the full name, overloads of one name in that of the schema
     module, name = getattr(target, "__module__", ""), getattr(target, "__name__", target)
     schema = getattr(target, "_schema", None)
@@ -96,7 +96,7 @@ def encode_target(target: Any) -> str:
     return f"{type(target).__name__}:{module}:{name}:{overload}"
 
 
-def encode_attribute(value: Any, names: SymbolNames) -> Any:
+def encode_attribute(value: Any, names: SymbolNames) -> object:
     if isinstance(value, GraphModule):
         return ["graph", encode_graph(value, names)]
     if isinstance(value, torch.Tensor):
@@ -108,7 +108,7 @@ def encode_attribute(value: Any, names: SymbolNames) -> Any:
     return ["other", type(value).__name__, repr(value)]
 
 
-def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
+def encode(value: object, positions: dict[Node, int], names: SymbolNames) -> object:
     if isinstance(value, Node):
         return ["node", positions[value]]
     if isinstance(value, (list, tuple)):
@@ -120,7 +120,7 @@ def encode(value: Any, positions: dict[Node, int], names: SymbolNames) -> Any:
     return encode_literal(value, names)
 
 
-def encode_literal(value: Any, names: SymbolNames) -> Any:
+def encode_literal(value: object, names: SymbolNames) -> object:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):  # with its type: Python takes 1, 1.0 and True for each other
@@ -135,7 +135,7 @@ def encode_literal(value: Any, names: SymbolNames) -> Any:
     return [type(value).__name__, str(value)]
 
 
-def encode_value(value: Any, names: SymbolNames) -> Any:
+def encode_value(value: object, names: SymbolNames) -> object:
     if isinstance(value, torch.Tensor):
         strides = [encode_literal(stride, names) for stride in value.stride()] if value.layout == torch.strided else []
         sizes = [encode_literal(size, names) for size in value.shape]
@@ -145,14 +145,14 @@ def encode_value(value: Any, names: SymbolNames) -> Any:
     return encode_literal(value, names)
 
 
-def encode_inputs(program: ExportedProgram) -> list[Any]:
+def encode_inputs(program: ExportedProgram) -> list[object]:
     # of constants the layout in memory, which native code is made for; never their contents, which are state
     tensors = [constant_of(program, spec) for spec in constant_specs(program)]
     placed = iter(zip(tensors, layouts(tensors), strict=True))
     mutated = mutated_targets(program)
-    rows: list[Any] = []
+    rows: list[object] = []
     for spec in program.graph_signature.input_specs:
-        row: list[Any] = [spec.kind.name]
+        row: list[object] = [spec.kind.name]
         if spec.kind in CONSTANT_KINDS:
             tensor, layout = next(placed)
             row += [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
@@ -165,11 +165,11 @@ def encode_inputs(program: ExportedProgram) -> list[Any]:
     return rows
 
 
-def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[Any]:
+def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[object]:
     # a node by position or a literal, and the input that it is written back to
     signature = program.graph_signature
     targets = {spec.target: index for index, spec in enumerate(signature.input_specs) if spec.target is not None}
-    rows: list[Any] = []
+    rows: list[object] = []
     for spec in signature.output_specs:
         if isinstance(spec.arg, ConstantArgument):
             value = encode_literal(spec.arg.value, SymbolNames())
@@ -184,9 +184,9 @@ def encode_outputs(program: ExportedProgram, indices: dict[str, int]) -> list[An
     return rows
 
 
-def encode_ranges(program: ExportedProgram, names: SymbolNames) -> list[Any]:
+def encode_ranges(program: ExportedProgram, names: SymbolNames) -> list[object]:
     ranges = program.range_constraints
-    rows = []
+    rows: list[object] = []
     for symbol, renamed in names.symbols.items():
         bounds = ranges.get(symbol)
         rows.append([str(renamed), None if bounds is None else [str(bounds.lower), str(bounds.upper)]])

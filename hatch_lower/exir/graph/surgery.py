@@ -83,8 +83,8 @@ def keep_name(copied: Node, node: Node) -> None:
         copied.name = node.name
 
 
-def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, Any], Graph]:
-    attributes: dict[str, Any] = {}
+def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, object], Graph]:
+    attributes: dict[str, object] = {}
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
@@ -103,7 +103,7 @@ def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, An
 
 def rebuild_program(
     program: ExportedProgram,
-    root: GraphModule | dict[str, Any],
+    root: GraphModule | dict[str, object],
     graph: Graph,
     *,
     signature: ExportGraphSignature | None = None,

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
+from torch.fx.node import Target
 from torch.fx.traceback import get_current_meta
 
 from hatch_lower.errors import EdgeError
@@ -49,7 +50,10 @@ def decompose(
 
 
 def decompose_unwanted(
-    program: ExportedProgram, table: Mapping[Any, Any], some: Mapping[OpOverload, Wanted], born: set[OpOverload]
+    program: ExportedProgram,
+    table: Mapping[OpOverload, Callable[..., object]],
+    some: Mapping[OpOverload, Wanted],
+    born: set[OpOverload],
 ) -> ExportedProgram:
     """Return `program` decomposed, but for the operations that are wanted whole.
 
@@ -72,8 +76,8 @@ def decompose_unwanted(
 
 
 def decompose_unmarked(
-    op: OpOverload, decomposition: Callable[..., Any], born: set[OpOverload], *args: Any, **kwargs: Any
-) -> Any:
+    op: OpOverload, decomposition: Callable[..., object], born: set[OpOverload], *args: object, **kwargs: object
+) -> object:
     # called while torch traces the program operation by operation; it keeps what it is told is not implemented
     target, wanted = get_current_meta().get(KEPT, (None, False))
     if target is op and wanted:
@@ -123,7 +127,7 @@ def to_aten(program: ExportedProgram) -> ExportedProgram:
     return copy_program(program, aten_target, verifier=Verifier)
 
 
-def aten_target(target: Any) -> Any:
+def aten_target(target: Target) -> Target:
     return target._op if isinstance(target, EdgeOpOverload) else target
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import sympy
 import torch
@@ -68,7 +67,7 @@ def extract(owner: ExportedProgram, partition: Partition) -> ExportedProgram:
     owned = sorted(partition.owned, key=lambda node: CONSTANT_ORDER[specs[node.name].kind])
     graph = Graph()
     copies: dict[Node, Node] = {}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     input_specs: list[InputSpec] = []
     for node in owned:
         copies[node] = copy_placeholder(graph, node)
@@ -99,7 +98,7 @@ def copy_placeholder(graph: Graph, node: Node) -> Node:
 
 
 def share_constants(
-    attributes: dict[str, Any], graph: Graph, signature: ExportGraphSignature, owner: ExportedProgram
+    attributes: dict[str, object], graph: Graph, signature: ExportGraphSignature, owner: ExportedProgram
 ) -> ExportedProgram:
     """Return a program whose constants are those of its owner, under the same names."""
     specs = [spec for spec in signature.input_specs if spec.kind in CONSTANT_KINDS]
@@ -108,7 +107,7 @@ def share_constants(
 
 
 def make_program(
-    attributes: dict[str, Any],
+    attributes: dict[str, object],
     graph: Graph,
     signature: ExportGraphSignature,
     tensors: Mapping[str, torch.Tensor],
@@ -166,7 +165,7 @@ def rename(argument: ArgumentSpec, renamed: dict[str, str]) -> ArgumentSpec:
 
 def localise_graph(
     module: GraphModule, names: dict[str, str], handles: dict[int, int]
-) -> tuple[dict[str, Any], Graph, dict[str, str]]:
+) -> tuple[dict[str, object], Graph, dict[str, str]]:
     """Return the attributes and the graph of a copy under local names, and the local name of each node.
 
     Args:
@@ -175,7 +174,7 @@ def localise_graph(
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     renamed: dict[str, str] = {}
     inputs = operations = 0
     for node in module.graph.nodes:

@@ -38,8 +38,8 @@ class ReplacePattern(PassBase):
     def __init__(
         self,
         op: BackendOpOverload,
-        pattern: Callable[..., Any] | None = None,
-        example_inputs: Sequence[Any] | None = None,
+        pattern: Callable[..., object] | None = None,
+        example_inputs: Sequence[object] | None = None,
     ) -> None:
         super().__init__()
         function = op._equivalent_callable if pattern is None else pattern
@@ -103,7 +103,7 @@ def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Any]:
     return given
 
 
-def trace_pattern(pattern: Callable[..., Any], example_inputs: Sequence[Any] | None = None) -> Graph:
+def trace_pattern(pattern: Callable[..., object], example_inputs: Sequence[object] | None = None) -> Graph:
     """Return a pattern as a graph of edge operators, with a placeholder for each argument in order."""
     name = getattr(pattern, "__name__", "pattern")
     graph = recorded_graph(pattern) if example_inputs is None else exported_graph(pattern, example_inputs)
@@ -130,7 +130,7 @@ def is_matchable(node: Node) -> bool:
     return node.op == "call_function" and (isinstance(node.target, EdgeOpOverload) or node.target is operator.getitem)
 
 
-def recorded_graph(pattern: Callable[..., Any]) -> Graph:
+def recorded_graph(pattern: Callable[..., object]) -> Graph:
     graph = torch.fx.symbolic_trace(pattern).graph
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
@@ -138,9 +138,9 @@ def recorded_graph(pattern: Callable[..., Any]) -> Graph:
     return graph
 
 
-def exported_graph(pattern: Callable[..., Any], example_inputs: Sequence[Any]) -> Graph:
+def exported_graph(pattern: Callable[..., object], example_inputs: Sequence[object]) -> Graph:
     class Pattern(torch.nn.Module):
-        def forward(self, *args: Any) -> Any:
+        def forward(self, *args: object) -> object:
             return pattern(*args)
 
     program = to_edge(torch.export.export(Pattern(), tuple(example_inputs), strict=False))

@@ -46,7 +46,7 @@ class Unit:
     """Partitions whose results are made, kept and found together."""
 
     requests: tuple[Request, ...]  # one; or all for a backend that defines `preprocess_multimethod`
-    components: Mapping[str, Any]  # what the key is made of
+    components: Mapping[str, object]  # what the key is made of
     states: tuple[str, ...]  # of each request, the digest of the weights that its backend is given
 
     @property
@@ -214,7 +214,7 @@ def call_backend(requests: Sequence[Request]) -> list[PreprocessResult]:
     by_method: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         by_method.setdefault(request.method, []).append(number)
-    answer: Any = backend.preprocess_multimethod(
+    answer: object = backend.preprocess_multimethod(
         {method: [programs[number] for number in numbers] for method, numbers in by_method.items()},
         {method: [specs[number] for number in numbers] for method, numbers in by_method.items()},
     )
@@ -242,7 +242,7 @@ def check_count(backend_id: str, results: Any, count: int, where: str, subject: 
         )
 
 
-def check_result(backend_id: str, result: Any, method: str) -> None:
+def check_result(backend_id: str, result: object, method: str) -> None:
     where = f"method `{method}`"
     if not isinstance(result, PreprocessResult):
         raise BackendError(

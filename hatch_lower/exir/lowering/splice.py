@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from itertools import count
 from operator import getitem
-from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputSpec
@@ -29,11 +28,11 @@ def rebuild(
     dropped: Set[Node],
     modules: Mapping[Partition, LoweredBackendModule],
     handles: Iterator[int],
-) -> tuple[Graph, dict[Node, Node], dict[str, Any]]:
+) -> tuple[Graph, dict[Node, Node], dict[str, object]]:
     """Return a new graph without its output, the new node for each value that is still there, and attributes."""
     graph = Graph()
     copies: dict[Node, Node] = {}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     for node in root.graph.find_nodes(op="placeholder"):
         if node not in dropped:
             copies[node] = copy_untagged(graph, node, copies)

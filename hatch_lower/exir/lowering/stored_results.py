@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from hatch_lower.cache.partition import StoredData, StoredEntry, StoredLayout, StoredPartition
 from hatch_lower.cache.store import Store
@@ -23,7 +22,7 @@ def is_storable(result: PreprocessResult) -> bool:
     return known and is_plain(result._delegate_info_meta) and is_json(dict(result.info))
 
 
-def result_value(result: PreprocessResult) -> dict[str, Any]:
+def result_value(result: PreprocessResult) -> dict[str, object]:
     data, debug, target = result.data_store_output, result.debug_handle_map, result.target
     return StoredPartition(
         blob=sha256_bytes(result.processed_bytes),
@@ -59,7 +58,7 @@ def stored_entry(entry: DataEntry) -> StoredEntry:
     )
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     # whether it is the same after a round trip through JSON
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
@@ -68,7 +67,7 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, str))
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     try:
         canonical_json(value)
     except (TypeError, ValueError):
@@ -76,7 +75,7 @@ def is_json(value: Any) -> bool:
     return True
 
 
-def read_result(store: Store, value: Any) -> PreprocessResult | None:
+def read_result(store: Store, value: object) -> PreprocessResult | None:
     """Return the result that `result_value` describes, or `None`."""
     try:
         stored = StoredPartition.read(value)

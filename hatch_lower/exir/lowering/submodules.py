@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import getitem
-from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -124,7 +123,7 @@ def build_submodule(
 ) -> tuple[GraphModule, list[Node]]:
     graph = Graph()
     copies: dict[Node, Node] = {}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     for node in inputs:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
-from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.partitioner import Partitioner
@@ -74,19 +73,6 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     return decompose({})
 
 
-def undelegated(program: ExportedProgram, wishes: Wishes) -> Iterator[tuple[Node, OpOverload]]:
-    found = [
-        (node, node.target._op)
-        for node in all_nodes(program.graph_module)
-        if isinstance(node.target, EdgeOpOverload)
-        and node.target._op in wishes.wanted_by
-        and node.target._op.namespace not in FREE_NAMESPACES
-    ]
-    # an operator without a decomposition would be there as well if nobody had asked for it
-    table: Any = default_decompositions() if found else {}
-    yield from ((node, op) for node, op in found if op in table)
-
-
 def refuse_undelegated(
     method: str,
     program: ExportedProgram,
@@ -94,7 +80,15 @@ def refuse_undelegated(
     preserved: Sequence[OpOverload],
     reasons: Mapping[str, str],
 ) -> None:
-    left = [(node, op) for node, op in undelegated(program, wishes) if op not in preserved]
+    edge = [
+        (node, node.target._op) for node in all_nodes(program.graph_module) if isinstance(node.target, EdgeOpOverload)
+    ]
+    wanted = wishes.wanted_by.keys() - set(preserved)
+    left = [(node, op) for node, op in edge if op in wanted and op.namespace not in FREE_NAMESPACES]
+    if left:
+        # an operator without a decomposition would be there as well if nobody had asked for it
+        table: Collection[object] = default_decompositions()
+        left = [(node, op) for node, op in left if op in table]
     if not left:
         return
     node, op = left[0]

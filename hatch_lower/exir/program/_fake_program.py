@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.surgery import copy_graph_module, rebuild_program
+from hatch_lower.exir.graph.surgery import copy_program
 
 
 class FakeModeError(EdgeError, AssertionError):
@@ -31,17 +29,11 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
             found=", ".join(type(value).__name__ for value in values) or "no inputs",
             hint="pass a program as `torch.export.export` or `to_edge` returns it",
         )
-    module = copy_graph_module(real_exported_program.graph_module)
-    return rebuild_program(
-        real_exported_program,
-        module,
-        module.graph,
-        signature=copy.deepcopy(real_exported_program.graph_signature),
-        state_dict={
-            name: mode.from_tensor(tensor, static_shapes=True) if isinstance(tensor, torch.Tensor) else tensor
-            for name, tensor in real_exported_program.state_dict.items()
-        },
-    )
+    program = copy_program(real_exported_program)
+    for name, tensor in program.state_dict.items():
+        if isinstance(tensor, torch.Tensor):
+            program.state_dict[name] = mode.from_tensor(tensor, static_shapes=True)
+    return program
 
 
 def update_to_real_program(fake_exported_program: ExportedProgram, real_exported_program: ExportedProgram) -> None:

@@ -14,7 +14,7 @@ from torch.fx.node import _get_qualified_name
 from hatch_lower.exir.dialects.edge._ops import dotted_name
 
 
-def torch_operator(target: Any) -> Any:
+def torch_operator(target: object) -> Any:
     """Return the torch overload behind an operator of the edge or a backend's dialect, or the target itself."""
     op = getattr(target, "_op", None)  # torch's own overloads have one too, which is none
     return op if isinstance(op, OpOverload) else target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch._C import DispatchKey
 from torch._ops import OpOverload
@@ -31,7 +31,7 @@ class BackendOpOverload(EdgeOpOverload):
     """
 
     _dialect = "backend"
-    _equivalent_callable: Callable[..., Any] | None
+    _equivalent_callable: Callable[..., object] | None
 
     def __init__(self, op: OpOverload) -> None:
         super().__init__(op)

@@ -33,7 +33,7 @@ class EdgeOpOverload:
         self.__name__ = sys.intern(dotted_name(op))
         self.__qualname__ = self.__name__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._op(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +49,7 @@ class EdgeOpOverload:
     def __copy__(self) -> EdgeOpOverload:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> EdgeOpOverload:
+    def __deepcopy__(self, memo: dict[int, object] | None) -> EdgeOpOverload:
         return self
 
     def __repr__(self) -> str:
@@ -97,13 +97,13 @@ class EdgeOpOverloadPacket:
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._packet(*args, **kwargs)
 
     def __copy__(self) -> EdgeOpOverloadPacket:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> EdgeOpOverloadPacket:
+    def __deepcopy__(self, memo: dict[int, object] | None) -> EdgeOpOverloadPacket:
         return self
 
     def __repr__(self) -> str:
