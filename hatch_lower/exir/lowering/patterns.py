@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from hatch_lower.errors import EdgeError
@@ -88,10 +89,11 @@ class ReplacePattern(PassBase):
         return True
 
 
-def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Any]:
-    given: dict[Node, Any] = {}
+def arguments_at(place: Mapping[Node, Node]) -> dict[Node, Argument]:
+    # read when it is replaced, not when it was found: by then an argument may be the call that replaced another place
+    given: dict[Node, Argument] = {}
 
-    def collect(wanted: Any, found: Any) -> None:
+    def collect(wanted: Argument, found: Any) -> None:
         if isinstance(wanted, Node):
             given.setdefault(wanted, found)
         elif isinstance(wanted, (list, tuple)):

@@ -17,7 +17,7 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
 )
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import OperatorSet, operator_name
-from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
+from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import WhyNoPartitionReporter, tag_constant_data, tag_mutated_buffer
@@ -200,8 +200,4 @@ class PatternPartitioner(GroupPartitioner):
         self.ignore_literals = ignore_literals
 
     def places(self, graph_module: GraphModule) -> list[list[Node]]:
-        return [
-            list(place.values())
-            for pattern in self.patterns
-            for place in find_pattern(graph_module.graph, pattern, self.ignore_literals)
-        ]
+        return places_of(graph_module.graph, self.patterns, self.ignore_literals)

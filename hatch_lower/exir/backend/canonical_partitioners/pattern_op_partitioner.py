@@ -15,7 +15,7 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import (
     refuse_overlaps,
     supported_leaves,
 )
-from hatch_lower.exir.backend.canonical_partitioners.patterns import find_pattern
+from hatch_lower.exir.backend.canonical_partitioners.patterns import places_of
 
 
 def generate_pattern_op_partitions(
@@ -38,11 +38,7 @@ def generate_pattern_op_partitions(
     Raises:
         PartitionError: for a pattern without operations, or whose parts share nothing.
     """
-    places = [
-        list(place.values())
-        for pattern in patterns or ()
-        for place in find_pattern(graph_module.graph, pattern, ignore_literals)
-    ]
+    places = places_of(graph_module.graph, patterns or (), ignore_literals)
     return partition_listed(graph_module, places, partitions_list, op_support, skip_horizontal_fusion)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
@@ -36,6 +36,10 @@ def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) ->
                 taken.update(match.values())
                 places.append(match)
     return places
+
+
+def places_of(graph: Graph, patterns: Sequence[Graph], ignore_literals: bool) -> list[list[Node]]:
+    return [list(place.values()) for pattern in patterns for place in find_pattern(graph, pattern, ignore_literals)]
 
 
 class Matcher:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch._ops import OpOverload, OpOverloadPacket
 from torchgen.model import SchemaKind
 
 from hatch_lower.exir.dialects.edge.op.api import to_variant
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # what operators and their namespaces answer to tools that ask any object for its `__file__`
 SOURCE = "hatch_lower.exir.dialects._ops"
@@ -23,7 +26,25 @@ def dotted_name(op: OpOverload) -> str:
     return f"{op._schema.name.replace('::', '.')}.{op._schema.overload_name or 'default'}"
 
 
-class EdgeOpOverload:
+class Unique:
+    """Copied as itself: graphs are copied with their targets, and there is one object for each operator."""
+
+    __name__: str
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object] | None) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.__name__}>"
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+class EdgeOpOverload(Unique):
     """One edge operator; calling it runs the torch overload `_op`, and other attributes are that one's."""
 
     _dialect = "edge"
@@ -45,21 +66,8 @@ class EdgeOpOverload:
         """Return the torch overload that writes the same result into an `out` argument; else a `VariantError`."""
         return to_variant(self._op, SchemaKind.out)
 
-    # graphs are copied with their targets, and identity is equality
-    def __copy__(self) -> EdgeOpOverload:
-        return self
 
-    def __deepcopy__(self, memo: dict[int, object] | None) -> EdgeOpOverload:
-        return self
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.__name__}>"
-
-    def __str__(self) -> str:
-        return self.__name__
-
-
-class EdgeOpOverloadPacket:
+class EdgeOpOverloadPacket(Unique):
     """All overloads of one edge operator, by attribute."""
 
     _overload_type: ClassVar[type[EdgeOpOverload]] = EdgeOpOverload
@@ -94,20 +102,5 @@ class EdgeOpOverloadPacket:
     def __hash__(self) -> int:
         return hash(self._packet)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._packet(*args, **kwargs)
-
-    def __copy__(self) -> EdgeOpOverloadPacket:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object] | None) -> EdgeOpOverloadPacket:
-        return self
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.__name__}>"
-
-    def __str__(self) -> str:
-        return self.__name__
