@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -21,7 +20,7 @@ from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.registry import backend_record, code_digest, code_of, find_backend
-from hatch_lower.exir.graph.tensors import tensor_digest
+from hatch_lower.exir.graph.tensors import is_plain, tensor_digest
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.codec import encode
@@ -63,7 +62,7 @@ class UsedBackend:
         with process_restored():
             return find_backend(self.backend).fingerprint(specs)
 
-    def versions(self) -> list[Any]:
+    def versions(self) -> list[object]:
         """Return what its result depends on beside the partition: its fingerprint, and its code."""
         code = code_of(self.backend, find_backend(self.backend), {})
         return [sorted([name, text] for name, text in self.fingerprint().items()), code]
@@ -107,7 +106,7 @@ def describe_export(
         state=tuple(state),
         sharing=sharing,
         eager=eager_digest(source, examples),
-        recipes=tuple(recipe_row(recipe) for recipe in recipes),
+        recipes=tuple(encode(recipe) for recipe in recipes),
         order=tuple(name for name in settings.recipe_order if name in model.recipes),
         check=settings.check,
         seed=settings.seed,
@@ -123,21 +122,7 @@ def describe_export(
 
 def plain_constants(source: CapturedModel) -> Iterator[torch.Tensor]:
     for method in source.methods:
-        for _, tensor in constants_of(method.program):
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-                yield tensor.detach()
-
-
-def recipe_row(recipe: Recipe) -> dict[str, Any]:
-    backends = [{"name": choice.name, "options": encode(choice.options)} for choice in recipe.backends]
-    return {
-        "name": recipe.name,
-        "backends": backends,
-        "verify": recipe.verify,
-        "rtol": recipe.rtol,
-        "atol": recipe.atol,
-        "imports": list(recipe.imports),
-    }
+        yield from (tensor.detach() for _, tensor in constants_of(method.program) if is_plain(tensor))
 
 
 def eager_digest(source: CapturedModel, examples: tuple[Mapping[str, torch.Tensor], str] | None) -> str:

@@ -19,22 +19,22 @@ from torch._higher_order_ops import executorch_call_delegate
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.exir.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
-from hatch_lower.exir.graph.surgery import attribute_of, graph_modules, nested_graph_modules
-from hatch_lower.exir.graph.tensors import dtype_name, storage_key, tensor_digests
+from hatch_lower.exir.graph.surgery import graph_modules, oldest_ancestor, tensor_attributes
+from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
 # metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
-# ancestors and modules are written by `ancestry` and `module_rows`
+# ancestors and modules are written by `ancestry` and `node_rows`
 NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack"})
 
 
@@ -45,7 +45,7 @@ LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.
 class ExportedMethod:
     """What is known of one method."""
 
-    form: Mapping[str, Any]
+    form: Mapping[str, object]
     graph: str
     names: str  # sha256 of what the form leaves out, but for contents and source lines
     examples: str  # sha256 of the example inputs
@@ -57,13 +57,19 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
     refuse_unknown(program)
     symbols = SymbolNames()
     form = canonical_form(program, symbols)
+    known = {str(symbol): str(renamed) for symbol, renamed in symbols.symbols.items()}
+    ranges = program.range_constraints.items()
     names = {
         "parameters": list(method.parameters),
-        "dimensions": dimension_rows(method, symbols),
-        "ranges": range_rows(program, symbols),
+        "dimensions": sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items()),
+        # the form has the ranges of symbols only, and a plan uses those of expressions too
+        "ranges": sorted([symbols.text(expr), str(limits.lower), str(limits.upper)] for expr, limits in ranges),
         "inputs": [[spec.kind.name, spec.arg.name, spec.target] for spec in program.graph_signature.input_specs],
         "outputs": [[spec.kind.name, spec.target] for spec in program.graph_signature.output_specs],
-        "constants": [[name, *layout_row(tensor)] for name, tensor in constants_of(program)],
+        "constants": [
+            [name, dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+            for name, tensor in constants_of(program)
+        ],
         "containers": [tree_row(tree) for tree in (program.call_spec.in_spec, program.call_spec.out_spec)],
         "nodes": list(node_rows(program, symbols)),
         "graphs": [encode_note(dict(graph.meta), symbols, "a graph") for graph in graph_modules(program.graph_module)],
@@ -71,7 +77,7 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
     return ExportedMethod(form, digest_of(form), digest_of(names), digest_of(example_row(method)))
 
 
-def form_bytes(method: CapturedMethod, form: Mapping[str, Any], sources: list[str]) -> bytes:
+def form_bytes(method: CapturedMethod, form: Mapping[str, object], sources: list[str]) -> bytes:
     specs = method.program.graph_signature.input_specs
     overloads = {encode_target(node.target): node.target for node in operations(method.program)}
     value = {
@@ -118,9 +124,8 @@ def is_composite(operator: OpOverload) -> bool:
     return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def refuse_tensor(subject: str, tensor: Any) -> None:
-    known = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
-    if not known or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+def refuse_tensor(subject: str, tensor: object) -> None:
+    if not is_plain(tensor) or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         msg = f"{subject} is no plain tensor"
         raise NoKeyError(msg)
 
@@ -129,20 +134,7 @@ def constants_of(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
     # also what no input names: a partitioner or backend could look it up
     yield from program.state_dict.items()
     yield from ((name, constant) for name, constant in program.constants.items() if name not in program.state_dict)
-    yield from attributes_of(program.graph_module, "")
-
-
-def attributes_of(module: GraphModule, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for node in module.graph.nodes:
-        attribute = attribute_of(module, node.target) if node.op == "get_attr" else None
-        if isinstance(attribute, torch.Tensor):
-            yield f"{prefix}{node.target}", attribute
-    for target, nested in nested_graph_modules(module):
-        yield from attributes_of(nested, f"{prefix}{target}.")
-
-
-def layout_row(tensor: torch.Tensor) -> list[Any]:
-    return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+    yield from tensor_attributes(program.graph_module)
 
 
 def sharing_of(programs: Iterable[ExportedProgram]) -> str:
@@ -154,42 +146,26 @@ def sharing_of(programs: Iterable[ExportedProgram]) -> str:
     return digest_of([[number, place.group, place.offset] for number, place in zip(numbers, placed, strict=True)])
 
 
-def dimension_rows(method: CapturedMethod, symbols: SymbolNames) -> list[list[str]]:
-    known = {str(symbol): str(renamed) for symbol, renamed in symbols.symbols.items()}
-    return sorted([known.get(symbol, symbol), name] for symbol, name in method.dimensions.items())
-
-
-def range_rows(program: ExportedProgram, symbols: SymbolNames) -> list[list[str]]:
-    # the form has the ranges of symbols only, and a plan uses those of expressions too
-    ranges = program.range_constraints.items()
-    return sorted([symbols.text(symbol), str(bounds.lower), str(bounds.upper)] for symbol, bounds in ranges)
-
-
-def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[Any]]:
+def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[object]]:
     ancestors: dict[tuple[str, int], int] = {}
     for module in graph_modules(program.graph_module):
         for node in module.graph.nodes:
             notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
-            row = [str(node.target) if node.op == "get_attr" else "", module_row(node), ancestry(node, ancestors)]
-            yield [*row, encode_note(notes, symbols, f"node `{node.name}`")]
+            target = str(node.target) if node.op == "get_attr" else ""
+            modules = [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+            note = encode_note(notes, symbols, f"node `{node.name}`")
+            yield [target, modules, ancestry(node, ancestors), note]
 
 
-def module_row(node: Node) -> list[Any]:
-    return [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
-
-
-def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[Any]:
+def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[object]:
     # nodes that have one oldest ancestor share a debug handle
-    sources = node.meta.get("from_node")
-    if not sources:
+    oldest = oldest_ancestor(node)
+    if oldest is None:
         return []
-    oldest = sources[-1]
-    while oldest.from_node:
-        oldest = oldest.from_node[-1]
     return [numbers.setdefault((oldest.name, oldest.graph_id), len(numbers)), str(oldest.target)]
 
 
-def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
+def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
     """Return a note as JSON that only equal notes share."""
     if isinstance(value, dict):
         rows = [[encode_note(item, symbols, where) for item in pair] for pair in value.items()]
@@ -216,7 +192,7 @@ def encode_note(value: Any, symbols: SymbolNames, where: str) -> Any:
     raise NoKeyError(msg)
 
 
-def tree_row(spec: pytree.TreeSpec | None) -> Any:
+def tree_row(spec: pytree.TreeSpec | None) -> object:
     # all that a plan says of containers: their classes, keys and fields
     if spec is None or spec.is_leaf():
         return None if spec is None else "leaf"
@@ -230,13 +206,13 @@ def tree_row(spec: pytree.TreeSpec | None) -> Any:
     return [facts, names, context, [tree_row(child) for child in spec.children()]]
 
 
-def example_row(method: CapturedMethod) -> list[Any]:
+def example_row(method: CapturedMethod) -> list[object]:
     leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     for tensor in tensors:
         refuse_tensor("an example input", tensor)
     contents = iter(zip(tensor_digests(tensors), layouts(tensors), strict=True))
-    rows: list[Any] = []
+    rows: list[object] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             digest, place = next(contents)

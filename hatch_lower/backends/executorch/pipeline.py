@@ -10,6 +10,7 @@ from torch.fx import Node
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.support import float_partitioner
 from hatch_lower.errors import BackendError
+from hatch_lower.exir.graph.surgery import oldest_ancestor
 
 METHOD = "forward"
 ALIGNMENT = 128  # bytes at which the segments of a `.pte` begin, counted from its own beginning
@@ -99,14 +100,8 @@ def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]
 
 
 def oldest_name(node: Node) -> str:
-    # torch records a node's ancestors
-    ancestors = node.meta.get("from_node")
-    if not ancestors:
-        return node.name
-    oldest = ancestors[-1]
-    while oldest.from_node:
-        oldest = oldest.from_node[-1]
-    return str(oldest.name)
+    oldest = oldest_ancestor(node)
+    return node.name if oldest is None else oldest.name
 
 
 def instruction_handles(made: Any, plan: object, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
+from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
 
 MapTarget = Callable[[Target], Target]
@@ -56,6 +57,26 @@ def output_values(module: GraphModule) -> tuple[Argument, ...]:
 
 def computes(node: Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem  # which only takes a result
+
+
+def tensor_attributes(module: GraphModule, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a graph, and those nested in it, have as attributes, by their paths from the outermost."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        attribute = attribute_of(module, node.target)
+        if isinstance(attribute, torch.Tensor):
+            yield f"{prefix}{node.target}", attribute
+    for target, nested in nested_graph_modules(module):
+        yield from tensor_attributes(nested, f"{prefix}{target}.")
+
+
+def oldest_ancestor(node: Node) -> NodeSource | None:
+    """Return the first node that torch recorded as what a node was made of, in the program that was exported."""
+    oldest: NodeSource | None = None
+    ancestors: Sequence[NodeSource] = node.meta.get("from_node") or ()
+    while ancestors:
+        oldest = ancestors[-1]
+        ancestors = oldest.from_node
+    return oldest
 
 
 def count_operations(module: GraphModule) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeGuard
 
 import torch
 
@@ -40,7 +41,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     return number
 
 
-def is_plain(value: object) -> bool:
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
     assert isinstance(value, torch.Tensor)

@@ -21,7 +21,7 @@ from torch.fx.traceback import get_current_meta
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
-from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, rebuild_program
+from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
 
 # says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
@@ -177,11 +177,5 @@ def fill_debug_handles(module: GraphModule, chosen: Callable[[Node], bool], abov
 
 
 def source_of(node: Node) -> Hashable:
-    # the oldest ancestor that torch recorded: the operation of the exported program
-    ancestors = node.meta.get("from_node")
-    if not ancestors:
-        return node
-    oldest = ancestors[-1]
-    while oldest.from_node:
-        oldest = oldest.from_node[-1]
-    return (oldest.name, oldest.graph_id)
+    oldest = oldest_ancestor(node)
+    return node if oldest is None else (oldest.name, oldest.graph_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -15,7 +14,7 @@ from hatch_lower.errors import EdgeError
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
 
 
-def overload_of(target: Any) -> OpOverload | None:
+def overload_of(target: object) -> OpOverload | None:
     """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""
     operator = getattr(target, "_op", target) if not isinstance(target, OpOverload) else target
     return operator if isinstance(operator, OpOverload) else None
@@ -26,7 +25,24 @@ def op_name(overload: OpOverload) -> str:
     return f"{namespace}.{name}.{overload._schema.overload_name or 'default'}"
 
 
-def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) -> Argument:
+def name_of(node: Node) -> str:
+    overload = overload_of(node.target)
+    if overload is not None:
+        return op_name(overload)
+    # torch calls the operation behind `map` `map_impl`
+    return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target)).removesuffix("_impl")
+
+
+def number_conversion(value: object) -> str | None:
+    # a delegate may return a 0-d tensor for what is a Python number in torch's graph
+    if isinstance(value, (bool, torch.SymBool)):
+        return "item_bool"
+    if isinstance(value, (int, torch.SymInt)):
+        return "item_int"
+    return "item_float" if isinstance(value, (float, torch.SymFloat)) else None
+
+
+def convert_argument(value: object, refer: Callable[[Node], Argument], where: str) -> Argument:
     if isinstance(value, Node):
         return refer(value)
     if isinstance(value, (list, tuple)):
@@ -34,10 +50,10 @@ def convert_argument(value: Any, refer: Callable[[Node], Argument], where: str) 
     return literal_argument(value, where)
 
 
-def literal_argument(value: Any, where: str) -> Literal:
+def literal_argument(value: object, where: str) -> Literal:
     if value is None or isinstance(value, (bool, str)):
         return value
-    if type(value) in (int, float, complex):
+    if isinstance(value, (int, float, complex)) and type(value) in (int, float, complex):
         return math.nan if value != value and isinstance(value, float) else value
     if isinstance(value, torch.SymInt):
         known = value.node.maybe_as_int()
@@ -56,7 +72,7 @@ def literal_argument(value: Any, where: str) -> Literal:
 
 
 # functions on sizes, and `getitem`, to the plan's names of them
-PYTHON_FUNCTIONS: Mapping[Any, str] = {
+PYTHON_FUNCTIONS: Mapping[object, str] = {
     **{
         getattr(operator, name): name
         for name in (

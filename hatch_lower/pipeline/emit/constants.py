@@ -16,7 +16,7 @@ import torch
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.state import layouts
-from hatch_lower.exir.graph.tensors import dtype_name, span_bytes, span_length, storage_key, tensor_digest
+from hatch_lower.exir.graph.tensors import dtype_name, is_plain, span_bytes, span_length, storage_key, tensor_digest
 from hatch_lower.format.constants import Constant, Storage, content_key
 from hatch_lower.format.values import DTYPES
 
@@ -60,16 +60,12 @@ class SpanDigests:
         for tensor in tensors:
             place = (tensor.data_ptr(), span_length(tensor) * tensor.element_size())
             if place not in self._known:
-                self._known[place] = (self._pool.submit(span_digest, tensor), tensor)
+                self._known[place] = (self._pool.submit(sha256_bytes, span_bytes(tensor)), tensor)
             pending.append(self._known[place][0])
         return pending
 
     def digests(self, tensors: Sequence[torch.Tensor]) -> list[str]:
         return [digest.result() for digest in self.start(tensors)]
-
-
-def span_digest(tensor: torch.Tensor) -> str:
-    return sha256_bytes(span_bytes(tensor))
 
 
 def name_constants(uses: Iterable[ConstantUse]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
@@ -118,13 +114,10 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
         dtype = dtype_name(span.dtype)
         key = content_key(dtype, content)
         changes = any(name in mutable for name in names)
-        number = None if changes else numbers.get(key)
-        if number is None:
-            number = len(storages)
+        number = len(storages) if changes else numbers.setdefault(key, len(storages))
+        if number == len(storages):
             storages.append(Storage(key, dtype, span.numel()))
             data[key] = span
-            if not changes:
-                numbers[key] = number
         for name in names:
             tensor = plain[name]
             offset = (tensor.storage_offset() * tensor.element_size() - begin) // tensor.element_size()
@@ -141,13 +134,11 @@ def collect_constants(tensors: Mapping[str, torch.Tensor], mutable: frozenset[st
 
 def plain_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     value = tensor.detach()
-    known = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and dtype_name(value.dtype) in DTYPES
-    if not known or value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        kind = f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}"
+    if not is_plain(value) or value.is_quantized or dtype_name(value.dtype) not in DTYPES:
         raise EdgeError(
             "a constant is not a plain tensor on the CPU, and cannot be packaged",
             where=f"`{name}`",
-            found=kind,
+            found=f"{type(value).__name__}, layout {value.layout}, dtype {value.dtype}, on {value.device}",
             hint="move the module to the CPU, and make it of dense tensors, before it is exported",
         )
     return value.resolve_conj().resolve_neg()
@@ -173,4 +164,5 @@ def spanned(members: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def merge_storages(programs: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {key: tensor for data in programs for key, tensor in data.items()}
+    merged = {key: tensor for data in programs for key, tensor in data.items()}
+    return {key: merged[key] for key in sorted(merged)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
@@ -82,12 +82,9 @@ class DelegateTable:
 
     def _join_blobs(self, digest: str, result: PreprocessResult) -> Blob:
         # equal bytes are one file, whichever backends they come from
-        known = self.blobs.get(digest)
-        if known is None:
-            return Blob(result.processed_bytes, result.suffix, result.target, tuple(sorted(set(result.requirements))))
-        requirements = {*known.requirements, *result.requirements}
-        target = result.target if known.target is None else known.target
-        return Blob(known.data, known.suffix, target, tuple(sorted(requirements)))
+        blob = self.blobs.get(digest) or Blob(result.processed_bytes, result.suffix, result.target, ())
+        requirements = sorted({*blob.requirements, *result.requirements})
+        return replace(blob, target=blob.target or result.target, requirements=tuple(requirements))
 
     def _add_data(self, module: LoweredBackendModule) -> dict[str, DataFile]:
         # sorted by name; many partitions may share one output, which is looked at once

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs
-from hatch_lower.exir.graph.surgery import attribute_of, nested_graph_modules
+from hatch_lower.exir.graph.state import (
+    CONSTANT_KINDS,
+    STATE_MUTATIONS,
+    constant_of,
+    constant_specs,
+    mutated_targets,
+)
+from hatch_lower.exir.graph.surgery import tensor_attributes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.arguments import Argument
 from hatch_lower.format.debug_map import DebugMap, MethodDebug
 from hatch_lower.format.plan import MethodPlan, Plan
@@ -24,8 +31,6 @@ from hatch_lower.pipeline.emit.graphs import GraphEmitter, MethodContext
 from hatch_lower.pipeline.emit.signature import input_of, parameters_of, tree_of, user_inputs
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
-
-STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,12 @@ def emit_program(
         BackendError: if a backend returned something that cannot be packaged.
     """
     uses = {name: dict(constant_uses(name, method.program)) for name, method in methods.items()}
-    delegated = [use for method in methods.values() for use in delegate_uses(method.name, method.program)]
+    delegated = [
+        use
+        for method in methods.values()
+        for module in lowered_modules(method.program)
+        for use in module_uses(method.name, module)
+    ]
     tensors, mutable = name_constants([*(use for method in uses.values() for use in method.values()), *delegated])
     constants = collect_constants(tensors, mutable, SpanDigests() if digests is None else digests)
     delegates = DelegateTable(model)
@@ -88,7 +98,7 @@ def emit_program(
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
     """Yield the constants that a program's own operations use, by placeholder name or path of an attribute."""
-    changed = mutated_names(program)
+    changed = mutated_targets(program)
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT or (not node.users and spec.target not in changed):
@@ -100,34 +110,10 @@ def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, 
                 found=spec.kind.name.lower(),
                 hint="plans hold tensors only; script objects cannot be packaged",
             )
-        lifted = spec.kind is InputKind.CONSTANT_TENSOR
-        yield (
-            node.name,
-            ConstantUse(method, str(spec.target), constant_of(program, spec), spec.target in changed, lifted),
-        )
-    yield from attribute_uses(method, program.graph_module, "")
-
-
-def attribute_uses(method: str, module: torch.fx.GraphModule, prefix: str) -> Iterator[tuple[str, ConstantUse]]:
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            attribute = attribute_of(module, node.target)
-            if isinstance(attribute, torch.Tensor):
-                path = f"{prefix}{node.target}"
-                yield path, ConstantUse(method, path, attribute, lifted=True)
-    for target, nested in nested_graph_modules(module):
-        yield from attribute_uses(method, nested, f"{prefix}{target}.")
-
-
-def delegate_uses(method: str, program: ExportedProgram) -> Iterator[ConstantUse]:
-    pending = [program.graph_module]
-    while pending:
-        module = pending.pop()
-        pending += [nested for _, nested in nested_graph_modules(module)]
-        for node in module.graph.nodes:
-            attribute = attribute_of(module, node.target) if node.op == "get_attr" else None
-            if isinstance(attribute, LoweredBackendModule):
-                yield from module_uses(method, attribute)
+        tensor, lifted = constant_of(program, spec), spec.kind is InputKind.CONSTANT_TENSOR
+        yield node.name, ConstantUse(method, str(spec.target), tensor, spec.target in changed, lifted)
+    for path, tensor in tensor_attributes(program.graph_module):
+        yield path, ConstantUse(method, path, tensor, lifted=True)
 
 
 def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
@@ -135,7 +121,7 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
     if not module.constants:
         return []
     program = module.original_module
-    changed = mutated_names(program)
+    changed = mutated_targets(program)
     return [
         ConstantUse(
             method,
@@ -146,11 +132,6 @@ def module_uses(method: str, module: LoweredBackendModule) -> list[ConstantUse]:
         )
         for spec in constant_specs(program)
     ]
-
-
-def mutated_names(program: ExportedProgram) -> frozenset[str]:
-    specs = program.graph_signature.output_specs
-    return frozenset(str(spec.target) for spec in specs if spec.kind in STATE_MUTATIONS)
 
 
 def emit_method(
@@ -192,8 +173,15 @@ def emit_method(
             mutations.append((str(spec.target), argument))
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             input_mutations.append((positions[str(spec.target)], argument))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            outputs.append(argument)
         else:
-            outputs.append(user_output(spec, argument, where))
+            raise EdgeError(
+                "a method has an output that only training needs",
+                where=where,
+                found=spec.kind.name.lower(),
+                hint="export the method for inference",
+            )
     plan = MethodPlan(
         parameters_of(program, method.parameters, where),
         inputs,
@@ -204,14 +192,3 @@ def emit_method(
         tree_of(program.call_spec.out_spec, f"{where}, result"),
     )
     return plan, context.debug(), context.nodes
-
-
-def user_output(spec: OutputSpec, argument: Argument, where: str) -> Argument:
-    if spec.kind is not OutputKind.USER_OUTPUT:
-        raise EdgeError(
-            "a method has an output that only training needs",
-            where=where,
-            found=spec.kind.name.lower(),
-            hint="export the method for inference",
-        )
-    return argument

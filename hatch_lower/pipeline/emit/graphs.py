@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch._higher_order_ops import executorch_call_delegate
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
@@ -27,13 +28,31 @@ from hatch_lower.format.graph import (
     Scan,
     While,
 )
-from hatch_lower.pipeline.emit.arguments import PYTHON_FUNCTIONS, convert_argument, op_name, overload_of
-from hatch_lower.pipeline.emit.nodes import ASSERTIONS, SIZES, clone_of, conversion_of, item_of, name_of, needed_nodes
+from hatch_lower.pipeline.emit.arguments import (
+    PYTHON_FUNCTIONS,
+    convert_argument,
+    name_of,
+    number_conversion,
+    op_name,
+    overload_of,
+)
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
 
 NO_REASON = "no backend of the recipe took it"
+ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
+SIZES = frozenset(
+    {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
+)
+# torch's operators → the instruction, and which of its fields torch's arguments are; where `scan` goes along another
+# dimension, or backwards, torch has turned the tensors
+CONTROL_FLOW: Mapping[object, tuple[Callable[..., Instruction], tuple[str, ...]]] = {
+    torch.ops.higher_order.cond: (Cond, ("predicate", "true", "false", "args")),
+    torch.ops.higher_order.while_loop: (While, ("condition", "body", "args", "extra")),
+    torch.ops.higher_order.map_impl: (Map, ("body", "args", "extra")),
+    torch.ops.higher_order.scan: (Scan, ("body", "args", "rows", "extra")),
+}
 
 
 @dataclass(slots=True)
@@ -67,7 +86,7 @@ class GraphEmitter:
         self._path = path  # what precedes an instruction's number in the debug map: `4.true.`, empty at the top
         self._prefix = prefix  # what precedes an attribute's name: `true_graph_0.`, empty at the top
         self._known: dict[Node, Argument] = {}
-        self._results: dict[Any, list[Argument]] = {}
+        self._results: dict[object, list[Argument]] = {}
         self._inputs: list[int] = []
         self._instructions: list[Instruction] = []
         self._slots = 0
@@ -91,7 +110,7 @@ class GraphEmitter:
                 if name is not None:
                     self._known[node] = ConstantName(name)
 
-    def refer(self, value: Any) -> Argument:
+    def refer(self, value: object) -> Argument:
         return self._argument(value, "output")
 
     def graph(self, outputs: Sequence[Argument]) -> Graph:
@@ -117,10 +136,10 @@ class GraphEmitter:
         source = self._context.sources.source(node.meta.get("stack_trace"))
         return f"{self._context.where}, node `{node.name}`" + (f" ({source})" if source else "")
 
-    def _argument(self, value: Any, node: Node | str) -> Argument:
+    def _argument(self, value: object, node: Node | str) -> Argument:
         return convert_argument(value, self._known.__getitem__, self._where(node))
 
-    def _arguments(self, values: Sequence[Any], node: Node) -> tuple[Argument, ...]:
+    def _arguments(self, values: Sequence[object], node: Node) -> tuple[Argument, ...]:
         return tuple(self._argument(value, node) for value in values)
 
     def _emit_call(self, node: Node) -> None:
@@ -130,14 +149,8 @@ class GraphEmitter:
             self._known[node] = self._emit_op(node, op_name(overload))
         elif target is executorch_call_delegate:
             self._known[node] = self._emit_delegate(node)
-        elif target is torch.ops.higher_order.cond:
-            self._known[node] = self._emit_cond(node)
-        elif target is torch.ops.higher_order.while_loop:
-            self._known[node] = self._emit_while(node)
-        elif target is torch.ops.higher_order.map_impl:
-            self._known[node] = self._emit_map(node)
-        elif target is torch.ops.higher_order.scan:
-            self._known[node] = self._emit_scan(node)
+        elif target in CONTROL_FLOW:
+            self._known[node] = self._emit_control_flow(node)
         elif target is torch.ops.higher_order.auto_functionalized_v2:
             self._results[node] = self._emit_in_place(node)
         elif target is operator.getitem and node.args[0] in self._results:
@@ -173,7 +186,7 @@ class GraphEmitter:
         result = self._append(lambda out: PythonCall(name, args, out), self._handles(node, name))
         source = node.args[0]
         if name == "getitem" and isinstance(source, Node) and source.target is executorch_call_delegate:
-            conversion = conversion_of(node.meta.get("val"))
+            conversion = number_conversion(node.meta.get("val"))
             if conversion is not None:
                 return self._append(lambda out: PythonCall(conversion, (result,), out), ())
         return result
@@ -205,26 +218,30 @@ class GraphEmitter:
     def _emit_in_place(self, node: Node) -> list[Argument]:
         # a plan's operators change no value: a custom one changes copies of its arguments, which are results beside its
         # own, and torch's graph uses these from there on
-        overload: Any = node.args[0]
+        overload = node.args[0]
+        assert isinstance(overload, OpOverload)
         given = dict(node.kwargs)
-        bases: Any = given.pop("_all_bases")
+        bases = given.pop("_all_bases")
+        assert isinstance(bases, list | tuple)
         schema = overload._schema
         changed = [
             argument.name
             for argument in schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        places: dict[str, Any] = {name: given.pop(f"_{name}_base_index", None) for name in changed}
-        if any(key.startswith("_") for key in given) or any(
-            not isinstance(place, int | None) for place in places.values()
-        ):
+        bound = {name: given.pop(f"_{name}_base_index", None) for name in changed}
+        places = {name: place for name, place in bound.items() if isinstance(place, int | None)}
+        if len(places) < len(bound) or any(key.startswith("_") for key in given):
             raise EdgeError(
                 "a custom operator changes a view or a list of tensors, which a plan cannot express",
                 where=self._where(node),
                 found=f"`{op_name(overload)}`",
                 hint="pass it whole tensors, or let it return new ones",
             )
-        copies = [self._append(clone_of(base), ()) for base in self._arguments(bases, node)]
+        copies = [
+            self._append(partial(OpCall, "aten.clone.default", (base,), {}), ())
+            for base in self._arguments(bases, node)
+        ]
         values = {name: self._argument(value, node) for name, value in given.items()}
         values |= {name: None if place is None else copies[place] for name, place in places.items()}
         kwargs = dict(sorted(values.items()))
@@ -232,53 +249,27 @@ class GraphEmitter:
         self._note_undelegated(node, name)
         result = self._append(lambda out: OpCall(name, (), kwargs, out), self._handles(node, name))
         count = len(schema.returns)
-        results = [self._append(item_of(result, index), ()) for index in range(count)] if count > 1 else [result]
+        results = [result]
+        if count > 1:
+            results = [self._append(partial(PythonCall, "getitem", (result, index)), ()) for index in range(count)]
         return [*results, *copies]
 
-    def _result(self, producer: Any, index: Any) -> Argument:
-        return self._results[producer][int(index)]
+    def _result(self, producer: object, index: object) -> Argument:
+        assert isinstance(index, int)
+        return self._results[producer][index]
 
-    def _emit_cond(self, node: Node) -> Argument:
-        arguments: tuple[Any, ...] = node.args
-        predicate, when_true, when_false, operands = arguments
-        path = self._next_path()
-        branches = [
-            self._nested(branch, f"{path}.{name}.") for branch, name in ((when_true, "true"), (when_false, "false"))
-        ]
-        condition, args = self._argument(predicate, node), self._arguments(operands, node)
-        self._note_undelegated(node, "cond")
-        return self._append(
-            lambda out: Cond(condition, branches[0], branches[1], args, out), self._handles(node, "cond")
-        )
+    def _emit_control_flow(self, node: Node) -> Argument:
+        name, path = name_of(node), self._next_path()
+        kind, parts = CONTROL_FLOW[node.target]
+        values: dict[str, Graph | Argument] = {}
+        for part, value in zip(parts, node.args, strict=True):
+            is_graph = part in ("true", "false", "condition", "body")
+            values[part] = self._nested(value, f"{path}.{part}.") if is_graph else self._argument(value, node)
+        self._note_undelegated(node, name)
+        return self._append(lambda out: kind(**values, out=out), self._handles(node, name))
 
-    def _emit_while(self, node: Node) -> Argument:
-        arguments: tuple[Any, ...] = node.args
-        condition_node, body_node, carried, extra = arguments
-        path = self._next_path()
-        condition = self._nested(condition_node, f"{path}.condition.")
-        body = self._nested(body_node, f"{path}.body.")
-        args, rest = self._arguments(carried, node), self._arguments(extra, node)
-        self._note_undelegated(node, "while_loop")
-        return self._append(lambda out: While(condition, body, args, rest, out), self._handles(node, "while_loop"))
-
-    def _emit_map(self, node: Node) -> Argument:
-        arguments: tuple[Any, ...] = node.args
-        body_node, rows, extra = arguments
-        body = self._nested(body_node, f"{self._next_path()}.body.")
-        args, rest = self._arguments(rows, node), self._arguments(extra, node)
-        self._note_undelegated(node, "map")
-        return self._append(lambda out: Map(body, args, rest, out), self._handles(node, "map"))
-
-    def _emit_scan(self, node: Node) -> Argument:
-        # where another dimension is scanned, or backwards, torch has turned the tensors
-        arguments: tuple[Any, ...] = node.args
-        body_node, carried, rows, extra = arguments
-        body = self._nested(body_node, f"{self._next_path()}.body.")
-        args, along, rest = (self._arguments(values, node) for values in (carried, rows, extra))
-        self._note_undelegated(node, "scan")
-        return self._append(lambda out: Scan(body, args, along, rest, out), self._handles(node, "scan"))
-
-    def _nested(self, node: Node, path: str) -> Graph:
+    def _nested(self, node: object, path: str) -> Graph:
+        assert isinstance(node, Node)
         module = attribute_of(self._module, str(node.target))
         emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{node.target}.")
         for inner in module.graph.nodes:
@@ -304,3 +295,19 @@ class GraphEmitter:
     def _note_undelegated(self, node: Node, name: str) -> None:
         reason = self._context.reasons.get(node.name, NO_REASON)
         self._context.undelegated.append(Undelegated(node.name, name, node.meta.get("debug_handle") or 0, reason))
+
+
+def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
+    # all but assertions that always hold, and arithmetic on sizes that nothing uses
+    needed: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        overload = overload_of(node.target) if node.op == "call_function" else None
+        name = op_name(overload) if overload is not None else ""
+        if name in ASSERTIONS and node.args:
+            condition = node.args[0]
+            if symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition):
+                continue
+        pure = name in SIZES or (node.op == "call_function" and node.target in PYTHON_FUNCTIONS)
+        if not pure or any(user in needed for user in node.users):
+            needed.add(node)
+    return needed

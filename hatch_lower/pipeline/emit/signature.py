@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from keyword import iskeyword
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -77,7 +76,7 @@ def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
     )
 
 
-def object_keys(kind: Any, context: Any) -> tuple[list[str] | None, list[str]]:
+def object_keys(kind: object, context: object) -> tuple[list[str] | None, list[str]]:
     """Return the names of a registered class's children, and of its fields that are None; (None, []) if unknown."""
     if is_dataclass(kind) and isinstance(context, list) and len(context) == 2 and isinstance(context[0], list):
         return context[0], context[1]
@@ -85,7 +84,7 @@ def object_keys(kind: Any, context: Any) -> tuple[list[str] | None, list[str]]:
     return (list(context), []) if known and isinstance(context, (list, tuple)) else (None, [])
 
 
-def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
+def dict_keys(keys: Sequence[str | int], where: str) -> tuple[str | int, ...]:
     for key in keys:
         if type(key) not in (str, int):
             raise EdgeError(
@@ -97,11 +96,11 @@ def dict_keys(keys: list[Any], where: str) -> tuple[str | int, ...]:
     return tuple(keys)
 
 
-def issubclass_of(kind: Any, base: type) -> bool:
+def issubclass_of(kind: object, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
 
 
-def is_name(key: Any) -> bool:
+def is_name(key: object) -> bool:
     return isinstance(key, str) and key.isidentifier() and not iskeyword(key)
 
 
@@ -126,7 +125,7 @@ def input_of(spec: InputSpec, node: Node, symbols: Symbols, where: str) -> Input
     return value_input(node.meta["val"], symbols, f"{where}, input `{node.name}`")
 
 
-def value_input(value: Any, symbols: Symbols, where: str) -> Input:
+def value_input(value: object, symbols: Symbols, where: str) -> Input:
     """Return what a method's input, or an argument of a delegate, must be, from its traced value."""
     if isinstance(value, torch.Tensor):
         return tensor_value(value, symbols, where)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 import torch
 from torch.fx import Node
 
+from hatch_lower.exir.graph.surgery import oldest_ancestor
 from hatch_lower.format.debug_map import Origin
 
 OPERATOR = re.compile(r"\w+\.\w+\.\w+")
@@ -64,11 +65,5 @@ def module_path(node: Node) -> str:
 
 
 def exported_op(node: Node) -> str:
-    ancestors = node.meta.get("from_node")
-    if not ancestors:
-        return ""
-    oldest = ancestors[-1]
-    while oldest.from_node:
-        oldest = oldest.from_node[-1]
-    target = str(oldest.target)
-    return target if OPERATOR.fullmatch(target) else ""
+    oldest = oldest_ancestor(node)
+    return oldest.target if oldest is not None and OPERATOR.fullmatch(oldest.target) else ""

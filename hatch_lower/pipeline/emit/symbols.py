@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import sympy
 import torch
@@ -29,12 +28,23 @@ from hatch_lower.format.expression import Compound, Expression
 from hatch_lower.format.inputs import Symbol
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
+OPERATORS: Mapping[type, str] = {
+    **dict.fromkeys((sympy.Max, Max), "max"),
+    **dict.fromkeys((sympy.Min, Min), "min"),
+    **dict.fromkeys((FloorDiv, CleanDiv), "floordiv"),
+    **dict.fromkeys((sympy.Mod, Mod, PythonMod), "mod"),
+    **dict.fromkeys((sympy.Pow, PowByNatural), "pow"),
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+}
 
 
 class Symbols:
     """The symbols of one method."""
 
-    def __init__(self, ranges: Mapping[sympy.Expr, ValueRanges[Any]], labels: Mapping[str, str], where: str) -> None:
+    def __init__(
+        self, ranges: Mapping[sympy.Expr, ValueRanges[sympy.Expr]], labels: Mapping[str, str], where: str
+    ) -> None:
         self._constraints = ranges
         self._labels = labels
         self._where = where
@@ -45,10 +55,10 @@ class Symbols:
         # from here on all symbols met so far are known, and checked to be in range
         self._inputs = set(self._names)
 
-    def expr(self, value: Any) -> Expression:
+    def expr(self, value: int | torch.SymInt | sympy.Expr) -> Expression:
         if isinstance(value, int):
             return value
-        return self._convert(expression_of(value))
+        return self._convert(value.node.expr if isinstance(value, torch.SymInt) else value)
 
     def ranges(self) -> dict[str, Symbol]:
         # of the symbols that an expression used; sizes are not negative
@@ -60,7 +70,7 @@ class Symbols:
             )
         return symbols
 
-    def proves(self, value: Any) -> bool:
+    def proves(self, value: object) -> bool:
         """Return whether a condition (`bool` or `torch.SymBool`) holds for all inputs that are in range."""
         if isinstance(value, bool):
             return value
@@ -80,10 +90,7 @@ class Symbols:
         known = {str(symbol): name for symbol, name in self._names.items()}
         return SYMBOL.sub(lambda match: known.get(match[0], match[0]), text)
 
-    def _name(self, symbol: sympy.Symbol) -> str:
-        return self._names.setdefault(symbol, f"s{len(self._names)}")
-
-    def _range(self, symbol: sympy.Symbol) -> ValueRanges[Any]:
+    def _range(self, symbol: sympy.Symbol) -> ValueRanges[sympy.Expr]:
         # Where only a multiple of a symbol was constrained (a size of `2 * Dim("half")`), torch reports for the symbol
         # itself that it is at least 2, which it merely assumed while tracing; the multiple's range says what was meant.
         own = self._constraints.get(symbol, ValueRanges.unknown_int())
@@ -99,39 +106,33 @@ class Symbols:
         if isinstance(expr, sympy.Integer):
             return int(expr)
         if isinstance(expr, sympy.Symbol):
-            return self._name(expr)
-        rule = RULES.get(type(expr))
-        if rule is None:
+            return self._names.setdefault(expr, f"s{len(self._names)}")
+        if isinstance(expr, Identity):
+            return self._convert(expr.args[0])
+        if isinstance(expr, IntTrueDiv):
+            return self._convert(self._quotient(expr))
+        if isinstance(expr, ModularIndexing):
+            base, divisor, modulus = (self._convert(part) for part in expr.args)
+            return Compound("mod", (Compound("floordiv", (base, divisor)), modulus))
+        op = OPERATORS.get(type(expr))
+        if op is None or (op == "pow" and not (expr.args[1].is_Integer and 0 <= int(expr.args[1]) <= 64)):
             raise self._unsupported(expr)
-        return rule(self, expr)
-
-    def _commutative(self, op: str, expr: sympy.Expr) -> Expression:
-        # the order must not depend on what torch calls its symbols
         parts = [self._convert(part) for part in expr.args]
-        numbers = [part for part in parts if isinstance(part, int)]
-        others = [part for part in parts if not isinstance(part, int)]
-        others.sort(key=lambda part: canonical_json(encode(part)))
-        return Compound(op, tuple([*numbers, *others] if op == "mul" else [*others, *numbers]))
+        if op in ("add", "mul", "max", "min"):
+            # the order must not depend on what torch calls its symbols
+            numbers = [part for part in parts if isinstance(part, int)]
+            others = [part for part in parts if not isinstance(part, int)]
+            others.sort(key=lambda part: canonical_json(encode(part)))
+            parts = [*numbers, *others] if op == "mul" else [*others, *numbers]
+        return Compound(op, tuple(parts))
 
-    def _ordered(self, op: str, expr: sympy.Expr) -> Expression:
-        return Compound(op, tuple(self._convert(part) for part in expr.args))
-
-    def _power(self, expr: sympy.Expr) -> Expression:
-        exponent = expr.args[1]
-        if not exponent.is_Integer or not 0 <= int(exponent) <= 64:
-            raise self._unsupported(expr)
-        return self._ordered("pow", expr)
-
-    def _exact_division(self, expr: sympy.Expr) -> Expression:
+    def _quotient(self, expr: sympy.Expr) -> sympy.Expr:
+        # a plan has no fractions: the numbers in it must be whole once the division is carried out
         numerator, denominator = expr.args
         quotient = sympy.cancel(numerator / denominator)
         if any(not coefficient.is_integer for coefficient in sympy.Poly(quotient, *quotient.free_symbols).coeffs()):
             raise self._unsupported(expr)
-        return self._convert(sympy.expand(quotient))
-
-    def _modular_indexing(self, expr: sympy.Expr) -> Expression:
-        base, divisor, modulus = (self._convert(part) for part in expr.args)
-        return Compound("mod", (Compound("floordiv", (base, divisor)), modulus))
+        return sympy.expand(quotient)
 
     def _unsupported(self, expr: sympy.Expr) -> EdgeError:
         return EdgeError(
@@ -140,34 +141,6 @@ class Symbols:
             found=f"`{expr}`",
             hint="compute it from sizes by +, -, *, //, %, ** with a constant, max and min",
         )
-
-
-Rule = Callable[[Symbols, Any], Expression]
-
-RULES: Mapping[type, Rule] = {
-    sympy.Add: lambda symbols, expr: symbols._commutative("add", expr),
-    sympy.Mul: lambda symbols, expr: symbols._commutative("mul", expr),
-    sympy.Max: lambda symbols, expr: symbols._commutative("max", expr),
-    sympy.Min: lambda symbols, expr: symbols._commutative("min", expr),
-    Max: lambda symbols, expr: symbols._commutative("max", expr),
-    Min: lambda symbols, expr: symbols._commutative("min", expr),
-    FloorDiv: lambda symbols, expr: symbols._ordered("floordiv", expr),
-    CleanDiv: lambda symbols, expr: symbols._ordered("floordiv", expr),
-    Mod: lambda symbols, expr: symbols._ordered("mod", expr),
-    PythonMod: lambda symbols, expr: symbols._ordered("mod", expr),
-    sympy.Mod: lambda symbols, expr: symbols._ordered("mod", expr),
-    sympy.Pow: lambda symbols, expr: symbols._power(expr),
-    PowByNatural: lambda symbols, expr: symbols._power(expr),
-    IntTrueDiv: lambda symbols, expr: symbols._exact_division(expr),
-    ModularIndexing: lambda symbols, expr: symbols._modular_indexing(expr),
-    Identity: lambda symbols, expr: symbols._convert(expr.args[0]),
-}
-
-
-def expression_of(value: Any) -> sympy.Expr:
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.expr
-    return value
 
 
 def finite(bound: sympy.Expr) -> int | None:
