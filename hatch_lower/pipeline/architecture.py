@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -57,7 +56,7 @@ def outputs_of(method: CapturedMethod) -> list[str]:
     return texts
 
 
-def value_text(value: Any, dimensions: Mapping[str, str]) -> str:
+def value_text(value: object, dimensions: Mapping[str, str]) -> str:
     if isinstance(value, torch.Tensor):
         sizes = (SYMBOL.sub(lambda match: dimensions.get(match[0], "?"), str(size)) for size in value.shape)
         return f"{dtype_name(value.dtype)}[{', '.join(sizes)}]"

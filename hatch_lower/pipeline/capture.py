@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._dynamo.exc import UserError
@@ -46,8 +45,8 @@ class CapturedMethod:
 
     name: str
     program: ExportedProgram  # ATen ops, with the module's own tensors
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     # the Python names of the positional arguments, in order; the keyword arguments' names are in
     # `program.call_spec.in_spec`
     parameters: tuple[str, ...]
@@ -74,27 +73,25 @@ def capture_model(
     Raises:
         CaptureError: if a method's name cannot be used, a tensor is not on the CPU, or `torch.export` refuses.
     """
-    methods: Mapping[str, Any] = exports if isinstance(exports, dict) else exports.methods
+    module = None if isinstance(exports, dict) else exports.module
+    methods: Mapping[str, ExportedProgram | Method] = exports if isinstance(exports, dict) else exports.methods
     check_method_names(name, methods)
-    if isinstance(exports, dict):
-        captured = []
-        for method, program in exports.items():
-            with stage(reporter, "export", name, method=method):
-                captured.append(capture_program(name, method, program, examples_needed))
-        share_tensors(name, {method.name: method.program for method in captured})
-        return CapturedModel(name, tuple(captured), None)
-    module = exports.module
-    check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
+    if module is not None:
+        check_devices(name, "", {**dict(module.named_parameters()), **dict(module.named_buffers())})
     captured = []
-    for method, declared in exports.methods.items():
+    attributes = {}
+    for method, declared in methods.items():
         with stage(reporter, "export", name, method=method):
-            captured.append(capture_method(name, method, module, declared, roots))
+            if isinstance(declared, ExportedProgram):
+                captured.append(capture_program(name, method, declared, examples_needed))
+            elif module is not None:
+                captured.append(capture_method(name, method, module, declared, roots))
+                attributes[method] = declared.attribute or method
     share_tensors(name, {method.name: method.program for method in captured})
-    attributes = {method: declared.attribute or method for method, declared in exports.methods.items()}
     return CapturedModel(name, tuple(captured), module, attributes)
 
 
-def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
+def check_method_names(model: str, methods: Mapping[str, object]) -> None:
     # a loaded model offers its methods as attributes
     from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES
 
@@ -114,7 +111,7 @@ def check_method_names(model: str, methods: Mapping[str, Any]) -> None:
 def capture_method(
     model: str, name: str, module: torch.nn.Module, declared: Method, roots: Sequence[Path]
 ) -> CapturedMethod:
-    args, kwargs = separate((tuple(declared.args), dict(declared.kwargs)))
+    args, kwargs = separate(tuple(declared.args), dict(declared.kwargs))
     check_devices(model, name, tensors_of({"args": args, "kwargs": kwargs}))
     attribute = declared.attribute or name
     call = method_of(model, name, module, attribute)
@@ -143,7 +140,7 @@ def capture_method(
     )
 
 
-def separate(examples: Any) -> Any:
+def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
     # of one tensor that stands twice, torch.export would make one input
     seen: set[int] = set()
 
@@ -153,10 +150,13 @@ def separate(examples: Any) -> Any:
         seen.add(id(tensor))
         return tensor
 
-    return pytree.tree_map_only(torch.Tensor, once, examples)
+    return (
+        pytree.tree_map_only(torch.Tensor, once, args),
+        pytree.tree_map_only(torch.Tensor, once, kwargs),
+    )
 
 
-def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> None:
     # torch by itself records the lines of `forward` only
     functions = [getattr(call, "__func__", call)]
     for kind in {type(child): None for child in module.modules()}:
@@ -166,7 +166,7 @@ def keep_source_lines(module: torch.nn.Module, call: Callable[..., Any]) -> None
         _register_stack_trace_anchor(function)
 
 
-def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., Any]:
+def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., object]:
     # a submodule counts as a method that calls it
     try:
         value = getattr(module, attribute)
@@ -192,17 +192,17 @@ def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) ->
     return value  # type: ignore[no-any-return]
 
 
-def submodule_call(module: torch.nn.Module) -> Callable[..., Any]:
+def submodule_call(module: torch.nn.Module) -> Callable[..., object]:
     # `module.forward` must not be a module itself
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return module(*args, **kwargs)
 
     call.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     return call
 
 
-def module_to_export(module: torch.nn.Module, call: Callable[..., Any], attribute: str) -> torch.nn.Module:
+def module_to_export(module: torch.nn.Module, call: Callable[..., object], attribute: str) -> torch.nn.Module:
     """Return a module whose `forward` is the method to export, as `torch.export` exports nothing else."""
     # It has the original's parameters, buffers and submodules under the same names. The method stays bound to the
     # original, so that `self.forward(x)` and `self(x)` in it mean what they mean outside.
@@ -260,7 +260,7 @@ def capture_error(
     name: str,
     module: torch.nn.Module,
     declared: Method,
-    call: Callable[..., Any],
+    call: Callable[..., object],
     error: Exception,
     roots: Sequence[Path],
 ) -> CaptureError:

@@ -6,11 +6,11 @@ import importlib
 import inspect
 import keyword
 import pkgutil
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -71,7 +71,7 @@ def discover(entry: EntryPoint) -> Exports:
     return checked_exports(value, entry)
 
 
-def find_callable(entry: EntryPoint) -> Any:
+def find_callable(entry: EntryPoint) -> Callable[[], object]:
     module_name, colon, attributes = (part.strip() for part in entry.export.partition(":"))
     attributes = attributes.partition("[")[0].strip()  # extras have no meaning for an export
     names = [*module_name.split("."), *attributes.split(".")]
@@ -79,7 +79,7 @@ def find_callable(entry: EntryPoint) -> Any:
         raise EntryPointError(
             "an entry point is written `module:attribute`", where=entry.where(), found=f"`{entry.export}`"
         )
-    value: Any = import_module(module_name, entry)
+    value: object = import_module(module_name, entry)
     owner = module_name
     for name in attributes.split("."):
         try:
@@ -91,8 +91,7 @@ def find_callable(entry: EntryPoint) -> Any:
                 hint=nearest(name, public_names(value)),
             ) from None
         owner = f"{owner}.{name}"
-    check_callable(value, entry)
-    return value
+    return checked_callable(value, entry)
 
 
 def import_module(name: str, entry: EntryPoint) -> ModuleType:
@@ -149,7 +148,7 @@ def raised_error(error: BaseException, entry: EntryPoint, what: str) -> EntryPoi
     )
 
 
-def check_callable(value: Any, entry: EntryPoint) -> None:
+def checked_callable(value: object, entry: EntryPoint) -> Callable[[], object]:
     if isinstance(value, (torch.nn.Module, Model, ExportedProgram)) or not callable(value):
         raise EntryPointError(
             "an entry point must be a function without arguments",
@@ -160,7 +159,7 @@ def check_callable(value: Any, entry: EntryPoint) -> None:
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
-        return
+        return value
     try:
         signature.bind()
     except TypeError as error:
@@ -170,9 +169,10 @@ def check_callable(value: Any, entry: EntryPoint) -> None:
             found=f"`{entry.export}{signature}`: {error}",
             hint="give its parameters defaults, or wrap it in a function without arguments",
         ) from None
+    return value
 
 
-def checked_exports(value: Any, entry: EntryPoint) -> Exports:
+def checked_exports(value: object, entry: EntryPoint) -> Exports:
     if isinstance(value, ExportedProgram):
         return {"forward": value}
     if isinstance(value, Mapping) and value and all(isinstance(program, ExportedProgram) for program in value.values()):
@@ -206,27 +206,22 @@ def check_model(model: Model, entry: EntryPoint) -> None:
             raise refused(entry, method.kwargs, "write a dict: `Method(kwargs={...})`", f"{where}, `kwargs`")
 
 
-def refused(entry: EntryPoint, value: Any, hint: str, part: str = "") -> EntryPointError:
+def refused(entry: EntryPoint, value: object, hint: str, part: str = "") -> EntryPointError:
     where = entry.where(part)
     return EntryPointError(
         "the entry point returned something that cannot be exported", where=where, found=described(value), hint=hint
     )
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """Return "a `tuple` of `Linear`, `Tensor`" and the like."""
     name = f"`{type(value).__name__}`"
     if value is None or isinstance(value, (bool, int, float, str)):
         return f"{value!r}"[:80]
-    members: list[Any] = []
-    if isinstance(value, (tuple, list)):
-        members = list(value)
-    elif isinstance(value, Mapping):
-        members = list(value.values())
-    if not members:
-        return f"an empty {name}" if isinstance(value, (tuple, list, Mapping)) else f"a value of type {name}"
-    kinds = ", ".join(f"`{type(member).__name__}`" for member in members[:5])
-    return f"a {name} of {kinds}{', …' if len(members) > 5 else ''}"
+    if not isinstance(value, (tuple, list, Mapping)):
+        return f"a value of type {name}"
+    kinds = [f"`{type(member).__name__}`" for member in (value.values() if isinstance(value, Mapping) else value)]
+    return f"a {name} of {', '.join(kinds[:5])}{', …' if len(kinds) > 5 else ''}" if kinds else f"an empty {name}"
 
 
 def named_files(error: BaseException) -> list[Path]:
@@ -237,11 +232,7 @@ def named_files(error: BaseException) -> list[Path]:
     if isinstance(filename, (str, Path)) and not isinstance(error, SyntaxError):
         files.append(Path(filename))
     message = message_of(error)
-    step = error.__traceback__
-    frames = []
-    while step is not None:
-        frames.append(step.tb_frame)
-        step = step.tb_next
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
         for value in frame.f_locals.values():
             if isinstance(value, Path) or (isinstance(value, str) and 0 < len(value) < 1024 and "\n" not in value):
@@ -278,7 +269,7 @@ def sibling_modules(name: str, entry: EntryPoint) -> list[str]:
     return [f"{parent}.{info.name}" for info in pkgutil.iter_modules(getattr(package, "__path__", []))]
 
 
-def public_names(value: Any) -> list[str]:
+def public_names(value: object) -> list[str]:
     # of a module only what it defines itself: what it imports is no entry point
     names = [name for name in dir(value) if not name.startswith("_")]
     if not isinstance(value, ModuleType):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -14,12 +13,15 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
+from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 
+CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
 
 
@@ -39,32 +41,24 @@ class Leaf:
         return "*"
 
 
+@dataclass(slots=True)
 class Sides:
     """Eager and the lowered method, side by side, with the tolerances of one recipe."""
 
-    def __init__(
-        self,
-        where: str,
-        new_eager: Callable[[], Callable[..., Any]],
-        lowered: Callable[..., Any],
-        reset: Callable[[], object],
-        tolerance: Tolerance,
-        hint: str,
-    ) -> None:
-        self.where = where
-        self.new_eager = new_eager
-        self.lowered = lowered
-        self.reset = reset
-        self.tolerance = tolerance
-        self.hint = hint
-        self.largest_error = 0.0
+    where: str  # model, recipe and method, for errors
+    new_eager: Callable[[], Callable[..., object]]  # returns eager's callable with fresh state
+    lowered: Callable[..., object]
+    reset: Callable[[], object]  # gives the lowered method fresh state
+    tolerance: Tolerance
+    hint: str  # what to do about a mismatch
+    largest_error: float = 0.0
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
         self.reset()
         return self.compare_call(self.new_eager(), case, case.name)[0]
 
-    def compare_call(self, eager: Callable[..., Any], case: InputCase, name: str) -> tuple[str, Any, Any]:
+    def compare_call(self, eager: Callable[..., object], case: InputCase, name: str) -> tuple[str, object, object]:
         """Compare one call; return eager's refusal (or nothing), eager's outputs and the lowered outputs."""
         args, kwargs = case.copied()
         try:
@@ -109,7 +103,7 @@ class Sides:
             # eager's own outputs may be views of its state, which the second call has changed
             self.compare(f"{case.name}, after a second call", "output", expected, given)
 
-    def compare(self, case: str, part: str, expected: Any, given: Any) -> None:
+    def compare(self, case: str, part: str, expected: object, given: object) -> None:
         expected_leaves, expected_spec = pytree.tree_flatten_with_path(expected)
         given_leaves, given_spec = pytree.tree_flatten_with_path(given)
         if expected_spec != given_spec:
@@ -129,10 +123,10 @@ class Sides:
                     hint=self.hint,
                 )
 
-    def leaf_difference(self, expected: Any, given: Any) -> str:
+    def leaf_difference(self, expected: object, given: object) -> str:
         if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):
             if expected.dtype != given.dtype:
-                return f"dtype {dtype_of(expected)} in eager, {dtype_of(given)} lowered"
+                return f"dtype {dtype_name(expected.dtype)} in eager, {dtype_name(given.dtype)} lowered"
             if expected.shape != given.shape:
                 return f"shape {list(expected.shape)} in eager, {list(given.shape)} lowered"
             return self.number_difference(expected, given)
@@ -152,7 +146,7 @@ class Sides:
 def verify_method(
     model: CapturedModel,
     method: CapturedMethod,
-    lowered: Callable[..., Any],
+    lowered: Callable[..., object],
     reset: Callable[[], object],
     *,
     recipe: str,
@@ -208,12 +202,7 @@ def verify_method(
 
 
 def random_operators(program: ExportedProgram) -> list[str]:
-    nodes = [
-        node
-        for module in program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-    ]
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
     return sorted({str(node.target) for node in nodes if draws(node)})
 
 
@@ -236,13 +225,13 @@ def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
 
 def eager_factory(
     model: CapturedModel, method: CapturedMethod, mutable: Collection[str] = ()
-) -> Callable[[], Callable[..., Any]]:
+) -> Callable[[], Callable[..., object]]:
     """Return what makes the eager method of a fresh copy, which shares the parameters that nothing changes."""
     module = model.eager if model.eager is not None else method.program.module()
     attribute = model.attributes.get(method.name, "forward") if model.eager is not None else "forward"
     shared = {id(tensor): tensor for name, tensor in module.named_parameters() if name not in mutable}
 
-    def new_eager() -> Callable[..., Any]:
+    def new_eager() -> Callable[..., object]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specifications
@@ -269,10 +258,35 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
     )
 
 
-def structure_of(value: Any) -> str:
+def structure_of(value: object) -> str:
     text = str(pytree.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 
-def dtype_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, torch.Tensor], str]:
+    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if total > CHECK_BYTES:
+        return {}, f"no check data: example inputs and outputs take {total} bytes, more than {CHECK_BYTES}"
+    return found, note
+
+
+def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
+    # the names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
+    # the tensors are contiguous and share no memory
+    found: dict[str, torch.Tensor] = {}
+    for method in model.methods:
+        if not method.has_examples or random_operators(method.program):
+            continue
+        case = example_case(method)
+        args, kwargs = case.copied()
+        try:
+            with torch.no_grad():
+                outputs = eager_factory(model, method)()(*args, **kwargs)
+        except Exception as error:
+            return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
+        for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
+            for i, leaf in enumerate(pytree.tree_leaves(tree)):
+                if isinstance(leaf, torch.Tensor):
+                    found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
+    return found, ""

@@ -27,7 +27,7 @@ USED: Mapping[str, str] = {
     "torch._inductor.runtime.cache_dir_utils": "TORCHINDUCTOR_",  # the user's name only names a folder for caches
 }
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def called_by_tracer(function: Function) -> Function:
@@ -53,7 +53,7 @@ class EnvironmentReads:
         self.names: dict[str, bool] = {}  # name → whether the project's own code read it
         self.own_writes: set[str] = set()  # names that the process itself set or removed before they were read
 
-    def __deepcopy__(self, memo: Any) -> EnvironmentReads:
+    def __deepcopy__(self, memo: object) -> EnvironmentReads:
         return self  # who copies `os.environ` deeply wants the variables
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class EnvironmentReads:
             self.globs[glob] = self.globs.get(glob, False) or own
 
     @called_by_tracer
-    def one(self, name: str | bytes) -> None:
+    def one(self, name: object) -> None:
         caller = sys._getframe(2)
         view = caller.f_code.co_name == "__iter__" and caller.f_code.co_filename in BETWEEN
         name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
@@ -98,7 +98,7 @@ class EnvironmentReads:
                 self.names[name] = self.names.get(name, False) or own
 
     @called_by_tracer
-    def write(self, name: str | bytes) -> None:
+    def write(self, name: object) -> None:
         name = os.fsdecode(name) if isinstance(name, (str, bytes)) else ""
         if name and name not in self.names and name not in self.own_writes:
             self.own_writes.add(name)
@@ -112,19 +112,19 @@ class EnvironmentReads:
 class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form is no class before Python 3.12
     _reads: EnvironmentReads
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> object:
         self._reads.one(key)
         return super().__getitem__(key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._reads.write(key)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         self._reads.write(key)
         super().__delitem__(key)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         self._reads.every()
         return super().__iter__()
 
@@ -136,12 +136,12 @@ class NotingEnviron(os._Environ):  # type: ignore[type-arg]  # its generic form 
         self._reads.every()
         return super().__repr__()
 
-    def keys(self) -> KeysView[Any]:
+    def keys(self) -> KeysView[object]:
         # `dict(os.environ)` begins with the names and then asks for every value
         self._reads.copying()
         return super().keys()
 
-    def copy(self) -> dict[Any, Any]:
+    def copy(self) -> dict[object, object]:
         self._reads.every()
         return dict(super().items())
 

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from packaging.utils import canonicalize_name
 
 from hatch_lower.config.requirements import distributions_required
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.codec import decode, encode
-from hatch_lower.format.plan import read_plan
+from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.check import check_method
-from hatch_lower.runtime.executor import execute_plan
+from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
@@ -156,6 +155,15 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
             )
 
 
+def load_written(path: Path, constants: Path | None, folder: Path) -> tuple[Plan, Executor]:
+    """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
+    plan = read_plan(path.read_bytes(), path.name)
+    spans = ConstantsFile(constants, constants.name).spans(plan.storages) if constants is not None else ()
+    kinds = DelegateKinds()
+    delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
+    return plan, execute_plan(plan, spans, delegates, folder, checks_outputs=True)
+
+
 def problem_of(packaged: Packaged) -> str:
     finder = RequiredOnly(packaged.requirements or ())
     try:
@@ -163,13 +171,7 @@ def problem_of(packaged: Packaged) -> str:
             sys.meta_path.insert(0, finder)
         for name in packaged.imports:
             importlib.import_module(name)
-        plan = read_plan(packaged.plan.read_bytes(), packaged.plan.name)
-        spans: Sequence[torch.Tensor] = ()
-        if packaged.constants is not None:
-            spans = ConstantsFile(packaged.constants, packaged.constants.name).spans(plan.storages)
-        kinds = DelegateKinds()
-        delegates = {delegate.backend: kinds.load(delegate.backend) for delegate in plan.delegates}
-        executor = execute_plan(plan, spans, delegates, packaged.folder, checks_outputs=True)
+        plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder)
         tensors = ConstantsFile(packaged.examples, packaged.examples.name).tensors()
         for name, tolerance in packaged.tolerances.items():
             status, detail, _ = check_method(executor, plan, name, tensors, tolerance)

@@ -29,8 +29,7 @@ from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
-from hatch_lower.pipeline.check_data import example_tensors, limited
-from hatch_lower.pipeline.eager import eager_factory
+from hatch_lower.pipeline.eager import eager_factory, example_tensors, limited
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
@@ -42,7 +41,7 @@ from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_unmet
 from hatch_lower.pipeline.reuse import reused_or_lowered
-from hatch_lower.pipeline.verify_recipes import verify_recipes
+from hatch_lower.pipeline.verify import verify_recipes
 
 
 def lower_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -106,19 +106,20 @@ class Packager:
         path = f"{self._model}/{CONSTANTS}"
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
         key = digest_of(["constants", CONSTANTS_SCHEMA, described])
-        known = self._store.find(key, shared=False)
-        if known is not None and known.keys() != {"size", "sha256", "header_sha256"}:
-            known = None
-        if known is not None:
-            written, source = WrittenConstants(**known), self._store.blob_path(known["sha256"])
-            if not (source.is_file() and source.stat().st_size == written.size):
-                known = None
-        if known is None:
-            written, source = self._write_constants(path, storages)
-            value = {"size": written.size, "sha256": written.sha256, "header_sha256": written.header_sha256}
-            self._store.put(key, {"constants": len(described)}, value, [written.sha256], shared=False)
+        stored = self._stored_constants(key)
+        written, source = stored or self._write_constants(path, storages)
+        if stored is None:
+            self._store.put(key, {"constants": len(described)}, asdict(written), [written.sha256], shared=False)
         self._files[path] = PayloadFile(path, source, written.size, written.sha256)
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
+
+    def _stored_constants(self, key: str) -> tuple[WrittenConstants, Path] | None:
+        known = self._store.find(key, shared=False)
+        if known is None or known.keys() != {"size", "sha256", "header_sha256"}:
+            return None
+        source = self._store.blob_path(known["sha256"])
+        is_whole = source.is_file() and source.stat().st_size == known["size"]
+        return (WrittenConstants(**known), source) if is_whole else None
 
     def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
         # It is written where it will stay: in the store, for the folder may be on another file system, or in memory;

@@ -24,14 +24,14 @@ class InputCase:
     """Arguments for one call."""
 
     name: str  # what an error calls it: `example inputs`, `random inputs, seed 1`, `batch = 3`
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     parameters: tuple[str, ...]  # the names of `args`
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def named(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         return {**dict(zip(self.parameters, args, strict=True)), **kwargs}
 
-    def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
         # a method may change its inputs, and their strides decide what some operators do
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
         return args, kwargs
@@ -86,14 +86,14 @@ def has_whole_sizes(method: CapturedMethod, sizes: Sizes) -> bool:
 def example_sizes(method: CapturedMethod) -> dict[sympy.Symbol, int]:
     sizes: dict[sympy.Symbol, int] = {}
     for leaf, value in zip(leaves_of(method), user_values(method.program), strict=True):
-        pairs: list[tuple[Any, Any]] = []
+        pairs: list[tuple[object, object]] = []
         if isinstance(value, torch.SymInt):
             pairs = [(leaf, value)]
         elif isinstance(value, torch.Tensor) and isinstance(leaf, torch.Tensor):
             pairs = list(zip(leaf.shape, value.shape, strict=True))
         for number, size in pairs:
-            if isinstance(size, torch.SymInt):
-                note_size(size.node.expr, int(number), sizes)
+            if isinstance(size, torch.SymInt) and isinstance(number, int):
+                note_size(size.node.expr, number, sizes)
     return sizes
 
 
@@ -146,12 +146,12 @@ def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> 
     return InputCase(name, args, kwargs, method.parameters)
 
 
-def leaves_of(method: CapturedMethod) -> list[Any]:
+def leaves_of(method: CapturedMethod) -> list[object]:
     case = example_case(method)
     return pytree.tree_leaves((case.args, case.kwargs))
 
 
-def rebuilt_leaf(leaf: Any, value: Any, sizes: Sizes, generator: torch.Generator) -> Any:
+def rebuilt_leaf(leaf: object, value: object, sizes: Sizes, generator: torch.Generator) -> object:
     if isinstance(value, torch.SymInt):
         return size_of(value, sizes)
     if not isinstance(leaf, torch.Tensor) or not isinstance(value, torch.Tensor):

@@ -21,7 +21,6 @@ from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
-from hatch_lower.pipeline.emit.emit import EmittedProgram
 from hatch_lower.pipeline.export_key import Export, UsedBackend, describe_export
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
@@ -52,9 +51,7 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
             return report
         report, recipes = lowered_and_verified(build, lower, verify)
         report = replace(report, methods=export.methods, key=encode(export.key.components()))
-        emitted = {lowered.recipe.name: lowered.emitted for lowered in recipes}
-        used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
-        reason = keep_report(store, export, report, emitted, used)
+        reason = keep_report(store, export, report, recipes)
     if reason:
         build.warn(f"the model is not kept in the cache as a whole: {reason}")
     return report
@@ -119,43 +116,31 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
 def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
     try:
         return all(
-            UsedBackend(stored["backend"], tuple((key, value) for key, value in stored["specs"])).versions()
-            == stored["versions"]
+            UsedBackend(stored["backend"], tuple(map(tuple, stored["specs"]))).versions() == stored["versions"]
             for stored in used
         )
     except Exception:  # lowering will say what is wrong with the backend
         return False
 
 
-def keep_report(
-    store: Store,
-    export: Export,
-    report: ModelReport,
-    emitted: Mapping[str, EmittedProgram],
-    used: Iterable[UsedBackend],
-) -> str:
+def keep_report(store: Store, export: Export, report: ModelReport, recipes: Sequence[LoweredRecipe]) -> str:
     """Store what lowering an export came to; return why it was not stored, if a later build could not use it."""
     if not store.writes:
         return ""
     anchors: dict[str, Anchors] = {}
-    for recipe, program in emitted.items():
-        anchors[recipe] = anchors_of(program.nodes, export.programs)
-        if re_anchor(program.debug, anchors[recipe], export.programs, export.sources) != program.debug:
-            return f"the source lines of the recipe `{recipe}` do not follow from its exported graphs"
+    for lowered in recipes:
+        name, program = lowered.recipe.name, lowered.emitted
+        anchors[name] = anchors_of(program.nodes, export.programs)
+        if re_anchor(program.debug, anchors[name], export.programs, export.sources) != program.debug:
+            return f"the source lines of the recipe `{name}` do not follow from its exported graphs"
         if reason := line_in_reasons(program.debug):
             return f"a backend's reason names a source line: {reason}"
     value = report_value(store, report)
     if value is None:
         return ""
+    used = dict.fromkeys(backend for lowered in recipes for backend in lowered.used)
     try:
-        backends = [
-            {
-                "backend": backend.backend,
-                "specs": [list(spec) for spec in backend.specs],
-                "versions": backend.versions(),
-            }
-            for backend in used
-        ]
+        backends = [{**encode(backend), "versions": backend.versions()} for backend in used]
     except NoKeyError as error:
         return str(error)
     stored = {

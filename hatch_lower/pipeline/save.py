@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -69,10 +68,10 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     return folder
 
 
-def constant_program(value: Any) -> ExportedProgram:
+def constant_program(value: object) -> ExportedProgram:
 
     class Constant(torch.nn.Module):
-        def forward(self) -> Any:
+        def forward(self) -> object:
             return value
 
     return to_edge(torch.export.export(Constant(), (), strict=False))

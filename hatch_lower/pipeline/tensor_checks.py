@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -11,9 +10,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError
+from hatch_lower.runtime.refusals import describe_value
 
 
-def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
+def check_devices(model: str, method: str, tensors: Mapping[str, object]) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
             raise CaptureError(
@@ -25,12 +25,12 @@ def check_devices(model: str, method: str, tensors: Mapping[str, Any]) -> None:
             )
 
 
-def tensors_of(value: Any) -> dict[str, Any]:
+def tensors_of(value: object) -> dict[str, torch.Tensor]:
     leaves, _ = pytree.tree_flatten_with_path(value)
     return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def path_text(path: Sequence[Any]) -> str:
+def path_text(path: pytree.KeyPath) -> str:
     first, *rest = path
     return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
 
@@ -100,7 +100,7 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
                     raise CaptureError(
                         f"methods `{owner}` and `{method}` have different tensors under the name `{name}`",
                         where=f"model `{model}`",
-                        found=f"{described_tensor(known)} and {described_tensor(tensor)}",
+                        found=f"{describe_value(known)} and {describe_value(tensor)}",
                         hint="export them from one module, or declare them as two models",
                     )
                 store[name] = known
@@ -110,7 +110,3 @@ def same_tensor(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if (tensor.dtype, tensor.shape, tensor.stride()) != (other.dtype, other.shape, other.stride()):
         return False
     return tensor.data_ptr() == other.data_ptr() or bool(torch.equal(tensor, other))
-
-
-def described_tensor(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,42 +1,78 @@
-"""A lowered recipe against eager: what was written is read back as an installed wheel's files are, and run."""
+"""The stage `verify`: what was written is read back as an installed wheel's files are, and compared with eager."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
-from hatch_lower.config.settings import Recipe
+from hatch_lower.cache.quarantine import suspected
 from hatch_lower.errors import LowerError, VerificationError
-from hatch_lower.events import Event, Reporter, stage
+from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
-from hatch_lower.format.plan import MethodPlan, Plan, read_plan
-from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
-from hatch_lower.pipeline.eager import verify_method
+from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.pipeline.capture import CapturedMethod
+from hatch_lower.pipeline.eager import dtypes_of, verify_method
+from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
-from hatch_lower.pipeline.package import CONSTANTS, Packager, ProgramFiles
+from hatch_lower.pipeline.fresh_process import Packaged, load_written
+from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
+from hatch_lower.pipeline.package import CONSTANTS
+from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
-from hatch_lower.runtime.executor import Executor, execute_plan
-from hatch_lower.runtime.mapped import ConstantsFile
-from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.executor import Executor
+from hatch_lower.runtime.numbers import Tolerance
+
+EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 
 
-def verify_recipe(
-    source: CapturedModel, recipe: Recipe, files: ProgramFiles, packager: Packager, seed: int, reporter: Reporter
-) -> None:
-    plan = read_plan(packager.source(files.plan.path).read_bytes(), files.plan.path)
-    spans: Sequence[torch.Tensor] = ()
-    if plan.storages:
-        spans = ConstantsFile(packager.source(f"{source.name}/{CONSTANTS}"), CONSTANTS).spans(plan.storages)
-    mutable = [name for name, constant in plan.constants.items() if constant.mutable]
-    executor: Executor | None = None
+def verify_recipes(build: ModelBuild, recipes: Sequence[LoweredRecipe]) -> None:
+    """Compare each packaged recipe with eager, as far as it asks for that."""
+    for lowered in recipes:
+        if not lowered.recipe.verify:
+            continue
+        place = build.place(lowered.recipe)
+        with suspected(build.folder, tuple(lowered.keys)):
+            verify_here(build, lowered)
+            build.packager.refuse_changed(lowered.files, place)
+            verify_afresh(build, lowered)
+            build.packager.refuse_changed(lowered.files, place)
+
+
+def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
+    if build.fresh is None or build.examples is None:
+        return
+    source, recipe, packager = build.source, lowered.recipe, build.packager
+    examples = build.folder / EXAMPLES
+    if not examples.exists():
+        write_constants(examples, build.examples[0])
+    with stage(build.reporter, "verify", source.name, recipe.name) as describe:
+        tolerance = Tolerance(recipe.rtol, recipe.atol)
+        packaged = Packaged(
+            folder=packager.folder,
+            plan=packager.source(lowered.files.plan.path),
+            constants=constants_path(build, lowered),
+            imports=recipe.imports,
+            examples=examples,
+            tolerances={method.name: tolerance.widened(dtypes_of(method)) for method in source.methods},
+            requirements=wheel_requirements(build.settings, lowered),
+        )
+        asked = build.fresh.check(packaged, build.place(recipe))
+        describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed its pipes")
+
+
+def constants_path(build: ModelBuild, lowered: LoweredRecipe) -> Path | None:
+    return build.packager.source(f"{build.source.name}/{CONSTANTS}") if lowered.emitted.plan.storages else None
+
+
+def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
+    source, recipe, reporter = build.source, lowered.recipe, build.reporter
+    loaded: tuple[Plan, Executor] | None = None
     for method in source.methods:
         with process_restored(), stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
-            if executor is None:  # a library may crash as soon as it is loaded, and then the stage says so
-                executor = load_program(plan, spans, packager.folder, f"model `{source.name}`, recipe `{recipe.name}`")
+            # in the first method's stage: a library may crash as soon as it is loaded, and then the stage says so
+            plan, executor = loaded = loaded or load_program(build, lowered)
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
             result = verify_method(
@@ -47,8 +83,8 @@ def verify_recipe(
                 recipe=recipe.name,
                 rtol=recipe.rtol,
                 atol=recipe.atol,
-                seed=seed,
-                mutable=mutable,
+                seed=build.settings.seed,
+                mutable=[name for name, constant in plan.constants.items() if constant.mutable],
             )
             count = len(result.cases)
             describe(f"{count} input{'' if count == 1 else 's'}, largest difference {result.largest_error:.1e}")
@@ -57,30 +93,30 @@ def verify_recipe(
             reporter.report(Event("verify", "note", source.name, recipe.name, method.name, detail=note))
 
 
-def as_exported(call: Callable[..., Any], plan: MethodPlan, method: CapturedMethod) -> Callable[..., Any]:
+def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedMethod) -> Callable[..., object]:
     # eager's classes, in place of what stands for them here, so that the trees of both sides can be compared
     leaves = take_apart(method.name, plan.outputs, "output")
     spec = method.program.call_spec.out_spec
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         return pytree.tree_unflatten(leaves(call(*args, **kwargs)), spec)
 
     return run
 
 
-def load_program(plan: Plan, spans: Sequence[torch.Tensor], folder: Path, where: str) -> Executor:
+def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Executor]:
     """Load a program as an installed package would; a `VerificationError` for whatever a run half raises."""
-    kinds = DelegateKinds()
+    packager = build.packager
     try:
-        delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
-        return execute_plan(plan, spans, delegates, folder, checks_outputs=True)
+        plan = packager.source(lowered.files.plan.path)
+        return load_written(plan, constants_path(build, lowered), packager.folder)
     except BaseException as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         found = f"{error.what}: {error.found}" if isinstance(error, LowerError) else describe_exception(error)
         raise VerificationError(
             "what was lowered cannot be loaded",
-            where=where,
+            where=build.place(lowered.recipe),
             found=trim(found),
             hint="leave out backends to find the one whose program it is, and report it there; the next build lowers"
             " it again",

@@ -16,7 +16,7 @@ from hatch_lower.config.tables import BackendChoice
 from hatch_lower.events import Event
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
-from hatch_lower.pipeline.check_data import example_tensors
+from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
 from hatch_lower.pipeline.lower_model import lower_model

@@ -23,7 +23,7 @@ from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
 from hatch_lower.format.debug_map import read_debug
 from hatch_lower.format.record import ModelReport
-from hatch_lower.pipeline import verify_recipes
+from hatch_lower.pipeline import verify
 from hatch_lower.pipeline.capture import CapturedModel
 
 pytestmark = pytest.mark.torch
@@ -375,7 +375,7 @@ class Verdicts:
 
 def test_what_does_not_verify_is_kept_and_verified_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     source = shop.capture()
-    monkeypatch.setattr(verify_recipes, "verify_recipe", Verdicts(False, True))
+    monkeypatch.setattr(verify, "verify_here", Verdicts(False, True))
     with pytest.raises(VerificationError):
         shop.build(source, settings_of(Recipe("default", (BackendChoice("reference"),))))
     looser = settings_of(Recipe("default", (BackendChoice("reference"),), rtol=1.0))
@@ -387,7 +387,7 @@ def test_what_does_not_verify_is_kept_and_verified_again(shop: Workshop, monkeyp
 def test_what_was_kept_and_does_not_verify_again_is_made_anew(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     source, settings = shop.capture(), settings_of(Recipe("default", (BackendChoice("reference"),)))
     verdicts = Verdicts(False, False, True)
-    monkeypatch.setattr(verify_recipes, "verify_recipe", verdicts)
+    monkeypatch.setattr(verify, "verify_here", verdicts)
     with pytest.raises(VerificationError):
         shop.build(source, settings)
     report, events = shop.build(source, settings)
