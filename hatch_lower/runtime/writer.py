@@ -43,6 +43,7 @@ from hatch_lower.format.graph import (
 from hatch_lower.format.inputs import Input, TensorInput
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
+from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
 from hatch_lower.runtime.containers import output_code, take_apart
 from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
@@ -50,6 +51,14 @@ from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.operators import function_of, python_code, resolve_operators, size_code
 from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
+
+
+class Scope(Frozen):
+    """What is known where the code of one graph is written; it is completed on the way."""
+
+    variables: dict[int, str]  # of slots
+    symbols: dict[str, str]  # the variables of sizes
+    checked: Mapping[int, Input]  # the slots that hold an input which was checked already
 
 
 class MethodWriter:
@@ -74,10 +83,11 @@ class MethodWriter:
         opening, leaves = self._open_parameters(refusals)
         checks = InputWriter(method, names, refusals, leaves, bindings)
         body = checks.write()
-        variables = dict(zip(method.graph.inputs, leaves, strict=True))
-        specs = dict(zip(method.graph.inputs, method.inputs, strict=True))
-        body += self._write_graph(method.graph, variables, checks.symbols, specs)
-        body += self._write_end(variables, leaves)
+        slots = method.graph.inputs
+        checked = dict(zip(slots, method.inputs, strict=True))
+        scope = Scope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
+        body += self._write_graph(method.graph, scope, self._kept_slots())
+        body += self._write_end(scope, leaves)
         if self._is_locked:
             body = [f"with {names.local('lock')}:", *indented(body)]
         missing = names.bind("missing", inspect.Parameter.empty, "missing")
@@ -125,22 +135,14 @@ class MethodWriter:
             f" with {autocast}({device}, enabled=False): return {names.local('method')}({', '.join(arguments)})",
         ]
 
-    def _write_graph(
-        self,
-        graph: Graph,
-        variables: dict[int, str],
-        symbols: dict[str, str],
-        specs: Mapping[int, Input],
-        kept: frozenset[int] = frozenset(),
-    ) -> list[str]:
-        # `variables` and `symbols` are completed on the way; `specs` are of the slots that hold a checked input
-        last = last_uses(graph, self._kept_slots() if graph is self._method.graph else kept)
+    def _write_graph(self, graph: Graph, scope: Scope, kept: frozenset[int] = frozenset()) -> list[str]:
+        last = last_uses(graph, kept)
         lines: list[str] = []
         for index, instruction in enumerate(graph.instructions):
             out = self.names.local(f"v{instruction.out}")
-            lines += self._write_instruction(instruction, out, variables, symbols, specs)
-            variables[instruction.out] = out
-            dead = [variables[slot] for slot in last.get(index, ())]
+            lines += self._write_instruction(instruction, out, scope)
+            scope.variables[instruction.out] = out
+            dead = [scope.variables[slot] for slot in last.get(index, ())]
             if dead:
                 lines.append(f"del {', '.join(dead)}")
         return lines
@@ -151,15 +153,8 @@ class MethodWriter:
         slots = {value.slot for value in references_to_values(sources)}
         return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
 
-    def _write_instruction(
-        self,
-        instruction: Instruction,
-        out: str,
-        variables: Mapping[int, str],
-        symbols: dict[str, str],
-        specs: Mapping[int, Input],
-    ) -> list[str]:
-        args = [self._argument(arg, variables) for arg in instruction.args]
+    def _write_instruction(self, instruction: Instruction, out: str, scope: Scope) -> list[str]:
+        args = self._arguments(instruction.args, scope)
         match instruction:
             case OpCall():
                 code = size_code(instruction.op, args) if not instruction.kwargs else None
@@ -167,37 +162,30 @@ class MethodWriter:
                     operator = self._operators[instruction.op]
                     called = function_of(instruction.op, operator)
                     function = self.names.bind(operator.__name__.partition(".")[0], called, instruction.op)
-                    code = f"{function}({', '.join([*args, *self._keywords(instruction, variables)])})"
+                    code = f"{function}({', '.join([*args, *self._keywords(instruction, scope)])})"
                 return [f"{out} = {code}"]
             case PythonCall():
                 return [f"{out} = {python_code(instruction.op, args, self.names)}"]
             case DelegateCall():
-                return self._write_delegate(instruction, args, out, symbols, specs)
+                return self._write_delegate(instruction, args, out, scope)
             case Cond():
-                predicate = self._argument(instruction.predicate, variables)
-                yes, no = (self._call_graph(branch, args, symbols) for branch in (instruction.true, instruction.false))
+                predicate = self._argument(instruction.predicate, scope)
+                yes, no = (self._call_graph(branch, args, scope) for branch in (instruction.true, instruction.false))
                 return [f"{out} = {yes} if {predicate} else {no}"]
             case While():
-                return self._write_while(instruction, args, out, variables, symbols)
-        return [f"{out} = {self._rows_code(instruction, args, variables, symbols)}"]
+                return self._write_while(instruction, args, out, scope)
+        return [f"{out} = {self._rows_code(instruction, args, scope)}"]
 
-    def _write_delegate(
-        self,
-        instruction: DelegateCall,
-        args: list[str],
-        out: str,
-        symbols: dict[str, str],
-        specs: Mapping[int, Input],
-    ) -> list[str]:
+    def _write_delegate(self, instruction: DelegateCall, args: list[str], out: str, scope: Scope) -> list[str]:
         where = f"delegate {instruction.delegate} of {self._where}"
         lines: list[str] = []
         given: list[str] = []
         for argument, entry, code in zip(instruction.args, instruction.inputs, args, strict=True):
-            is_checked = isinstance(argument, Value) and specs.get(argument.slot) == entry
+            is_checked = isinstance(argument, Value) and scope.checked.get(argument.slot) == entry
             if isinstance(entry, TensorInput) and not is_checked:
                 variable = self.names.fresh("a")
                 lines.append(f"{variable} = {code}")
-                lines += delegate_input_lines(where, entry, variable, symbols, self.names, self._method.symbols)
+                lines += delegate_input_lines(where, entry, variable, scope.symbols, self.names, self._method.symbols)
                 given.append(variable)
             else:
                 given.append(code)
@@ -210,53 +198,50 @@ class MethodWriter:
         ]
         check = self.names.bind("check_outputs", OutputCheck(where, instruction.outputs))
         if self._checks_outputs:
-            known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in symbols.items()]
+            known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
             lines.append(f"{check}({out}, {{{', '.join(known)}}})")
         else:
             length = self.names.bind("len", len, "len")
             lines.append(f"if {length}({out}) != {len(instruction.outputs)}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
 
-    def _write_while(
-        self, loop: While, args: list[str], out: str, variables: Mapping[int, str], symbols: dict[str, str]
-    ) -> list[str]:
-        extra = [self._argument(argument, variables) for argument in loop.extra]
+    def _write_while(self, loop: While, args: list[str], out: str, scope: Scope) -> list[str]:
+        extra = self._arguments(loop.extra, scope)
         carried = [f"*{out}", *extra]
-        condition = self._call_graph(loop.condition, carried, symbols)
-        body = self._call_graph(loop.body, carried, symbols)
+        condition = self._call_graph(loop.condition, carried, scope)
+        body = self._call_graph(loop.body, carried, scope)
         return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
 
-    def _rows_code(
-        self, loop: Map | Scan, args: list[str], variables: Mapping[int, str], symbols: Mapping[str, str]
-    ) -> str:
-        function, given = self._write_function(loop.body, symbols)
+    def _rows_code(self, loop: Map | Scan, args: list[str], scope: Scope) -> str:
+        function, given = self._write_function(loop.body, scope)
         if given:
             function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
-        groups = [args, [self._argument(argument, variables) for argument in loop.extra]]
+        groups = [args, self._arguments(loop.extra, scope)]
         if isinstance(loop, Scan):
-            groups.insert(1, [self._argument(row, variables) for row in loop.rows])
+            groups.insert(1, self._arguments(loop.rows, scope))
         run = map_rows if isinstance(loop, Map) else scan_rows
         where = self.names.bind("where", self._where, "where")
         return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
 
-    def _call_graph(self, graph: Graph, args: Sequence[str], symbols: Mapping[str, str]) -> str:
-        function, given = self._write_function(graph, symbols)
+    def _call_graph(self, graph: Graph, args: Sequence[str], scope: Scope) -> str:
+        function, given = self._write_function(graph, scope)
         return f"{function}({', '.join([*given, *args])})"
 
-    def _write_function(self, graph: Graph, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
+    def _write_function(self, graph: Graph, outer: Scope) -> tuple[str, list[str]]:
         """Write a function for a nested graph; return its name, and the code of its first arguments: sizes."""
-        needed = sorted(symbols_of(graph) & symbols.keys())
-        inner = {symbol: self.names.fresh("s") for symbol in needed}
+        needed = sorted(symbols_of(graph) & outer.symbols.keys())
+        sizes = {symbol: self.names.fresh("s") for symbol in needed}
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
         function = self.names.fresh("graph")
-        lines = self._write_graph(graph, variables, dict(inner), {})
-        outputs = [self._argument(output, variables) for output in graph.outputs]
-        parameters = [*inner.values(), *(variables[slot] for slot in graph.inputs)]
+        parameters = [*sizes.values(), *(variables[slot] for slot in graph.inputs)]
+        scope = Scope(variables, dict(sizes), {})
+        lines = self._write_graph(graph, scope)
+        outputs = self._arguments(graph.outputs, scope)
         lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
-        return function, [symbols[symbol] for symbol in needed]
+        return function, [outer.symbols[symbol] for symbol in needed]
 
-    def _write_end(self, variables: Mapping[int, str], leaves: Sequence[str]) -> list[str]:
+    def _write_end(self, scope: Scope, leaves: Sequence[str]) -> list[str]:
         # All values were computed from the old contents, so what shares memory with something that is about to be
         # overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
         # model, and every other instance.
@@ -274,7 +259,7 @@ class MethodWriter:
         lines: list[str] = []
         codes: list[str] = []
         for argument in method.graph.outputs:
-            code = self._argument(argument, variables)
+            code = self._argument(argument, scope)
             roots = aliasing.roots_of(argument)
             if isinstance(argument, Value | ConstantName) and (
                 any(root.is_constant for root in roots) or roots & changed
@@ -284,29 +269,32 @@ class MethodWriter:
             codes.append(code)
         copies = []
         for target, text, source, _ in targets:
-            code = self._argument(source, variables)
+            code = self._argument(source, scope)
             if aliasing.roots_of(source) & changed:
                 lines.append(f"{names.local(text)} = {code}.clone()")
                 code = names.local(text)
             copies.append(f"{target}.copy_({code})")
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
-    def _keywords(self, call: OpCall, variables: Mapping[int, str]) -> Iterator[str]:
+    def _keywords(self, call: OpCall, scope: Scope) -> Iterator[str]:
         # `from`, which torch uses and Python reserves, goes through a dict
         for name, argument in call.kwargs.items():
-            code = self._argument(argument, variables)
+            code = self._argument(argument, scope)
             if keyword.iskeyword(name):
                 yield f"**{{{self.names.bind('key', name, ('key', name))}: {code}}}"
             else:
                 yield f"{name}={code}"
 
-    def _argument(self, argument: Argument, variables: Mapping[int, str]) -> str:
+    def _arguments(self, arguments: Iterable[Argument], scope: Scope) -> list[str]:
+        return [self._argument(argument, scope) for argument in arguments]
+
+    def _argument(self, argument: Argument, scope: Scope) -> str:
         if isinstance(argument, Value):
-            return variables[argument.slot]
+            return scope.variables[argument.slot]
         if isinstance(argument, ConstantName):
             return self.names.constant(argument.name)
         if isinstance(argument, tuple):
-            return f"[{', '.join(self._argument(item, variables) for item in argument)}]"
+            return f"[{', '.join(self._arguments(argument, scope))}]"
         if argument is None or isinstance(argument, bool):
             return str(argument)
         if isinstance(argument, int):
