@@ -150,10 +150,7 @@ def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
         seen.add(id(tensor))
         return tensor
 
-    return (
-        pytree.tree_map_only(torch.Tensor, once, args),
-        pytree.tree_map_only(torch.Tensor, once, kwargs),
-    )
+    return pytree.tree_map_only(torch.Tensor, once, args), pytree.tree_map_only(torch.Tensor, once, kwargs)
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> None:

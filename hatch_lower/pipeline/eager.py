@@ -73,12 +73,8 @@ class Sides:
         except MemoryError:
             raise
         except BaseException as error:  # a delegate may not end the build either
-            raise VerificationError(
-                "the lowered method fails where the eager module does not",
-                where=f"{self.where}, {name}",
-                found=describe_exception(error),
-                hint=self.hint,
-            ) from error
+            what = "the lowered method fails where the eager module does not"
+            raise self.mismatch(what, name, describe_exception(error)) from error
         self.compare(name, "output", expected, given)
         self.compare(name, "input", case.named(args, kwargs), case.named(lowered_args, lowered_kwargs))
         return "", expected, given
@@ -107,21 +103,17 @@ class Sides:
         expected_leaves, expected_spec = pytree.tree_flatten_with_path(expected)
         given_leaves, given_spec = pytree.tree_flatten_with_path(given)
         if expected_spec != given_spec:
-            raise VerificationError(
-                f"the lowered method's {part}s have another structure than eager's",
-                where=f"{self.where}, {case}",
-                found=f"eager {structure_of(expected)}, lowered {structure_of(given)}",
-                hint=self.hint,
-            )
+            found = f"eager {structure_of(expected)}, lowered {structure_of(given)}"
+            raise self.mismatch(f"the lowered method's {part}s have another structure than eager's", case, found)
         for (path, expected_leaf), (_, given_leaf) in zip(expected_leaves, given_leaves, strict=True):
             if difference := self.leaf_difference(expected_leaf, given_leaf):
                 name = path_text(path) if part == "input" else pytree.keystr(path)
-                raise VerificationError(
-                    "the lowered method computes something else than the eager module",
-                    where=f"{self.where}, {case}, {f'{part} `{name}`' if name else f'its only {part}'}",
-                    found=difference,
-                    hint=self.hint,
-                )
+                place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
+                what = "the lowered method computes something else than the eager module"
+                raise self.mismatch(what, place, difference)
+
+    def mismatch(self, what: str, place: str, found: str) -> VerificationError:
+        return VerificationError(what, where=f"{self.where}, {place}", found=found, hint=self.hint)
 
     def leaf_difference(self, expected: object, given: object) -> str:
         if isinstance(expected, torch.Tensor) and isinstance(given, torch.Tensor):

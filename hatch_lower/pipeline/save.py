@@ -42,13 +42,10 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         )
     constants = lowered.constant_methods
     programs = {**lowered.programs, **{name: constant_program(value) for name, value in constants.items()}}
-    captured = {
-        name: capture_program(model, name, program, examples_needed=False) for name, program in programs.items()
-    }
-    methods = {
-        name: LoweredMethod(name, program, captured[name].parameters, lowered.reasons.get(name, {}))
-        for name, program in programs.items()
-    }
+    methods = {}
+    for name, program in programs.items():
+        parameters = capture_program(model, name, program, examples_needed=False).parameters
+        methods[name] = LoweredMethod(name, program, parameters, lowered.reasons.get(name, {}))
     emitted = emit_program(model, methods)
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
     files = packager.write_program(RECIPE, emitted)
