@@ -46,18 +46,15 @@ class TensorLayout:
         Raises:
             ValueError: as `NamedDataError`, if it is neither contiguous nor channels-last.
         """
-        dense = tensor.is_contiguous() or (
-            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        )
-        if not dense:
+        if tensor.is_contiguous():
+            order = tuple(range(tensor.dim()))
+        elif tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+            # a dimension of size 1 has any stride: its place among equals is its own
+            order = tuple(sorted(range(4), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
+        else:
             raise NamedDataError(
                 "a tensor with gaps or transposed dimensions cannot be named data",
                 found=f"sizes {tuple(tensor.shape)}, strides {tensor.stride()}",
                 hint="call `.contiguous()` on it",
             )
-        if tensor.is_contiguous():
-            order = tuple(range(tensor.dim()))
-        else:
-            # a dimension of size 1 has any stride: its place among equals is its own
-            order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-int(tensor.stride()[dim]), dim)))
         return cls(dtype_name(tensor.dtype), tuple(tensor.shape), order)

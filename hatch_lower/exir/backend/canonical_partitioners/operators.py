@@ -66,9 +66,6 @@ class OperatorSet:
         # a packet stands for all its overloads
         return isinstance(torch_operator(node.target), OpOverload) and name.rpartition(".")[0] in self._names
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def overloads(self) -> list[OpOverload]:
         targets = (torch_operator(operator) for operator in self.operators)
         return [target for target in targets if isinstance(target, OpOverload)]

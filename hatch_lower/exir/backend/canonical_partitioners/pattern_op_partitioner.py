@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
@@ -38,8 +38,17 @@ def generate_pattern_op_partitions(
     Raises:
         PartitionError: for a pattern without operations, or whose parts share nothing.
     """
-    places = places_of(graph_module.graph, patterns or (), ignore_literals)
-    return partition_listed(graph_module, places, partitions_list, op_support, skip_horizontal_fusion)
+    listed = {node: None for nodes in partitions_list or () for node in nodes}
+    alone = predicate(graph_module, op_support)
+    partitioner = CapabilityBasedPartitioner(
+        graph_module,
+        lambda node: node in listed or alone(node),
+        allows_single_node_partition=True,
+        skip_horizontal_fusion=skip_horizontal_fusion,
+    )
+    partitioner.node_groups = places_of(graph_module.graph, patterns or (), ignore_literals)
+    partitioner.leaves = [*listed, *supported_leaves(graph_module, op_support)]
+    return partitioner.propose_partitions()
 
 
 def generate_partitions_from_list_of_nodes(
@@ -49,7 +58,7 @@ def generate_partitions_from_list_of_nodes(
 ) -> list[Partition]:
     """Return the largest partitions of listed and supported nodes; which list one is in means nothing."""
     require_either(pattern_list, op_support)
-    return partition_listed(graph_module, [], pattern_list, op_support)
+    return generate_pattern_op_partitions(graph_module, partitions_list=pattern_list, op_support=op_support)
 
 
 def generate_grouped_partitions_from_list_of_nodes(
@@ -65,34 +74,9 @@ def generate_grouped_partitions_from_list_of_nodes(
     require_either(pattern_list, op_support)
     groups = [list(dict.fromkeys(group)) for group in pattern_list or ()]
     refuse_overlaps(groups)
-    return propose(graph_module, predicate(graph_module, op_support), groups)
-
-
-def partition_listed(
-    graph_module: GraphModule,
-    groups: Sequence[Sequence[Node]],
-    lists: Sequence[Sequence[Node]] | None,
-    op_support: Support | None,
-    skip_horizontal_fusion: bool = False,
-) -> list[Partition]:
-    listed = {node: None for nodes in lists or () for node in nodes}
-    alone = predicate(graph_module, op_support)
-    leaves = [*listed, *supported_leaves(graph_module, op_support)]
-    return propose(graph_module, lambda node: node in listed or alone(node), groups, leaves, skip_horizontal_fusion)
-
-
-def propose(
-    graph_module: GraphModule,
-    supports: Callable[[Node], bool],
-    groups: Sequence[Sequence[Node]],
-    leaves: Sequence[Node] = (),
-    skip_horizontal_fusion: bool = False,
-) -> list[Partition]:
-    partitioner = CapabilityBasedPartitioner(
-        graph_module, supports, allows_single_node_partition=True, skip_horizontal_fusion=skip_horizontal_fusion
-    )
+    supports = predicate(graph_module, op_support)
+    partitioner = CapabilityBasedPartitioner(graph_module, supports, allows_single_node_partition=True)
     partitioner.node_groups = groups
-    partitioner.leaves = leaves
     return partitioner.propose_partitions()
 
 

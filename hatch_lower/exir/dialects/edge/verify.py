@@ -7,8 +7,7 @@ exempt from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,49 +30,44 @@ class EdgeViolationError(EdgeError, SpecViolationError):
     """A program breaks a rule of the edge dialect."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleContext:
-    module: GraphModule
-    exempt: frozenset[OpOverload] = frozenset()  # torch overloads that need not be core ATen
+# a node, the module whose graph it is in, and the torch overloads that need not be core ATen
+Rule = Callable[[Node, GraphModule, Collection[OpOverload]], "str | None"]
 
 
-Rule = Callable[[Node, RuleContext], "str | None"]
-
-
-def is_edge_operator(node: Node, context: RuleContext) -> str | None:
+def is_edge_operator(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Refuse torch's own overloads: an edge program says by its targets that it is one."""
     return f"{node.target} is not an edge operator" if isinstance(node.target, OpOverload) else None
 
 
-def is_functional(node: Node, context: RuleContext) -> str | None:
+def is_functional(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Refuse operators that change their arguments."""
     if isinstance(node.target, EdgeOpOverload) and node.target._op._schema.is_mutable:
         return f"edge operator {node.target} changes its arguments"
     return None
 
 
-def has_debug_handle(node: Node, context: RuleContext) -> str | None:
+def has_debug_handle(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Require a debug handle on every operation."""
     missing = node.op == "call_function" and "debug_handle" not in node.meta
     return f"node {node.name} has no debug handle" if missing else None
 
 
-def is_core_aten(node: Node, context: RuleContext) -> str | None:
+def is_core_aten(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Refuse ATen operators that are not in the core set; asserts, which return nothing, may stay."""
     if not isinstance(node.target, EdgeOpOverload):
         return None
     op = node.target._op
     core = torch.Tag.core in op.tags or torch.Tag.view_copy in op.tags
-    if core or op.namespace not in ATEN_NAMESPACES or op in context.exempt or not op._schema.returns:
+    if core or op.namespace not in ATEN_NAMESPACES or op in exempt or not op._schema.returns:
         return None
     return f"operator {node.target} is not core ATen"
 
 
-def has_contiguous_attribute(node: Node, context: RuleContext) -> str | None:
+def has_contiguous_attribute(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Refuse attribute tensors with gaps or transposed dimensions."""
     if node.op != "get_attr":
         return None
-    found = attribute_of(context.module, str(node.target))
+    found = attribute_of(module, str(node.target))
     if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or is_dense(found):
         return None
     return f"the attribute tensor {node.target} is neither contiguous nor channels-last"
@@ -94,12 +88,11 @@ HINTS: Mapping[Rule, str] = MappingProxyType(
 def find_violations(
     module: GraphModule, rules: Iterable[Rule] = DIALECT_RULES, exempt: Iterable[OpOverload] = ()
 ) -> Iterator[tuple[Rule, Node, str]]:
-    listed = tuple(rules)
+    listed, exempt = tuple(rules), frozenset(exempt)
     for inner in graph_modules(module):
-        context = RuleContext(inner, frozenset(exempt))
         for node in inner.graph.nodes:
             for rule in listed:
-                message = rule(node, context)
+                message = rule(node, inner, exempt)
                 if message is not None:
                     yield rule, node, message
 
