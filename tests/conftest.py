@@ -20,7 +20,7 @@ from support.shared import Shared, shared_by_the_run
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile(
-    "short", max_examples=24, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
+    "short", max_examples=16, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate], **COMMON
 )
 settings.register_profile("long", max_examples=1500, print_blob=True, **COMMON)
 settings.load_profile("short")

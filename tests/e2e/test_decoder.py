@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.effort import LONG
 from support.scenarios import copy_project, unpack
 from support.venv import run
 
@@ -16,7 +17,8 @@ if None in (find_spec("openvino"), find_spec("onnxruntime"), find_spec("transfor
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-RECIPES = {"default": {"aoti"}, "onnxruntime": {"onnxruntime"}, "openvino": {"openvino"}, "portable": set()}
+NATIVE = {"aoti"} if LONG else set()  # compiling takes a minute
+RECIPES = {"default": NATIVE, "onnxruntime": {"onnxruntime"}, "openvino": {"openvino"}, "portable": set()}
 """Recipe to the backends of its delegates."""
 
 PROMPTS = [[5, 17], [3, 200, 41, 7, 99, 12, 8], [5, 17]]
@@ -48,7 +50,10 @@ assert "transformers" not in sys.modules
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built wheel, unpacked."""
     folder = tmp_path_factory.mktemp("decoder")
-    return unpack(copy_project("decoder", folder).wheel(), folder / "site")
+    project = copy_project("decoder", folder)
+    if not LONG:
+        project.edit("pyproject.toml", 'backends = ["aoti"] ', "backends = []")
+    return unpack(project.wheel(), folder / "site")
 
 
 def test_every_recipe_generates_what_transformers_generates(site: Path) -> None:

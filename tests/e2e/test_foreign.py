@@ -99,6 +99,10 @@ FOREIGN = {
 CASES = sorted(set(FOREIGN) - ({"an older processor"} if platform.machine() != "x86_64" else set()))
 
 
+SHORT = ("another torch", "an older processor")
+"""One of the interpreter's environment and one of the machine; unit tests hold the other reasons."""
+
+
 @pytest.fixture
 def installed(built: Callable[[str], Path], tmp_path: Path) -> Installed:
     """The wheel with the recipes `default`, of native code, and `portable`, unpacked."""
@@ -134,7 +138,9 @@ def warnings_in(finished: Finished) -> list[str]:
     return [line for line in finished.stderr.splitlines() if "RuntimeWarning: model `mixed`" in line]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in SHORT else pytest.mark.long) for case in CASES]
+)
 def test_the_portable_recipe_runs_instead_and_that_is_said_once(installed: Installed, case: str) -> None:
     foreign = FOREIGN[case]
     make_foreign(installed, foreign, portable=True)

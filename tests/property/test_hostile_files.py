@@ -77,7 +77,7 @@ from hatch_lower.runtime.loaded import LoadedModel
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
 
-SEEDS = 1500 if LONG else 40
+SEEDS = 1500 if LONG else 24
 BATCH = 100 if LONG else 25
 """Inputs that one seed makes: 13 kinds of documents, so 13 000 in CI and 1 650 000 in a long run."""
 

@@ -15,7 +15,7 @@ from support.exports import SOURCE, Workshop, files_of, key_of, settings_of
 from torch.export import ExportedProgram
 
 from hatch_lower.cache.key import ExportKey
-from hatch_lower.config.settings import Recipe
+from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, CacheError, VerificationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
@@ -28,6 +28,8 @@ from hatch_lower.pipeline.capture import CapturedModel
 
 pytestmark = pytest.mark.torch
 
+REFERENCE = Recipe("default", (BackendChoice("reference"),))
+ONE = settings_of(REFERENCE)  # where recipes are not the subject
 LOWERING = {"edge", "lower", "emit", "constants", "verify"}
 
 
@@ -47,10 +49,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ExportKey:
     return first
 
 
-def uncached(shop: Workshop, source: CapturedModel, monkeypatch: pytest.MonkeyPatch) -> ModelReport:
+def uncached(
+    shop: Workshop, source: CapturedModel, monkeypatch: pytest.MonkeyPatch, settings: Settings | None = None
+) -> ModelReport:
     with monkeypatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
-        report, events = shop.build(source)
+        report, events = shop.build(source, settings)
     assert events.stages() >= LOWERING
     return report
 
@@ -89,16 +93,16 @@ def test_lines_that_move_apart_are_told_apart(shop: Workshop, monkeypatch: pytes
         "        hidden = torch.clamp(self.block(image) * scale, 0, 600)\n": "        hidden = self.block(image)"
         " * scale; hidden = torch.clamp(hidden, 0, 600)\n"
     }
-    shop.build(shop.capture(edits=one_line))
+    shop.build(shop.capture(edits=one_line), ONE)
     moved = shop.capture(
         edits={
             "        hidden = torch.clamp(self.block(image) * scale, 0, 600)\n": "        hidden = self.block(image)\n"
             "        hidden = hidden * scale\n\n        hidden = torch.clamp(hidden, 0, 600)\n"
         }
     )
-    second, events = shop.build(moved)
+    second, events = shop.build(moved, ONE)
     assert events.stages() == {"known"}
-    assert files_of(second) == files_of(uncached(shop, moved, monkeypatch))
+    assert files_of(second) == files_of(uncached(shop, moved, monkeypatch, ONE))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_what_does_not_show_in_the_export_is_a_hit(shop: Workshop, base: ExportK
 
 
 def test_renamed_nodes_are_a_hit(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop.build(shop.capture())
+    shop.build(shop.capture(), ONE)
     renamed = shop.capture()
     for method in renamed.methods:
         program = method.program
@@ -131,9 +135,9 @@ def test_renamed_nodes_are_a_hit(shop: Workshop, monkeypatch: pytest.MonkeyPatch
             name = getattr(spec.arg, "name", None)
             if name in names:
                 spec.arg = replace(spec.arg, name=names[name])
-    second, events = shop.build(renamed)
+    second, events = shop.build(renamed, ONE)
     assert events.stages() == {"known"}
-    assert files_of(second) == files_of(uncached(shop, renamed, monkeypatch))
+    assert files_of(second) == files_of(uncached(shop, renamed, monkeypatch, ONE))
 
 
 MISSES: dict[str, dict[str, str]] = {
@@ -199,7 +203,6 @@ def test_a_change_of_the_export_is_a_miss(shop: Workshop, base: ExportKey, chang
     assert key_of(shop.capture(edits=MISSES[change])).digest() != base.digest()
 
 
-REFERENCE = Recipe("default", (BackendChoice("reference"),))
 SETTINGS = {
     "a tolerance": settings_of(replace(REFERENCE, rtol=1e-3), Recipe("portable")),
     "another tolerance": settings_of(replace(REFERENCE, atol=1e-3), Recipe("portable")),
@@ -224,11 +227,11 @@ def test_a_change_of_the_settings_is_a_miss(shop: Workshop, base: ExportKey, cha
 
 def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, tmp_path: Path) -> None:
     source = shop.capture()
-    report, _ = shop.build(source)
+    report, _ = shop.build(source, ONE)
     plan = next(file for file in report.files if file.path == "net/default.json")
     (blob,) = (tmp_path / "cache").rglob(plan.sha256)
     blob.write_bytes(blob.read_bytes()[:-1] + b" ")
-    again, events = shop.build(source)
+    again, events = shop.build(source, ONE)
     assert events.stages() >= LOWERING
     assert any("damaged" in note for note in events.notes())
     assert files_of(again) == files_of(report)
@@ -237,9 +240,9 @@ def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, tmp_path: Path)
 @pytest.mark.parametrize("mode", ["refresh", "off"])
 def test_no_look_up(shop: Workshop, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = shop.capture()
-    report, _ = shop.build(source)
+    report, _ = shop.build(source, ONE)
     monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
-    again, events = shop.build(source)
+    again, events = shop.build(source, ONE)
     assert events.stages() >= LOWERING
     assert files_of(again) == files_of(report)
 
@@ -248,10 +251,10 @@ def test_no_look_up(shop: Workshop, mode: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_look_up_that_writes_nothing(
     shop: Workshop, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, _ = shop.build(shop.capture())
+    report, _ = shop.build(shop.capture(), ONE)
     entries = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
-    again, events = shop.build(shop.capture(edits={"class Block": "# moved\nclass Block"}))
+    again, events = shop.build(shop.capture(edits={"class Block": "# moved\nclass Block"}), ONE)
     assert events.stages() == {"known"}
     assert files_of(again).keys() == files_of(report).keys()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries
