@@ -40,7 +40,7 @@ from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
 
-NO_REASON = "no backend of the recipe took it"
+NO_REASON = "no backend took it"
 ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
 SIZES = frozenset(
     {"aten.sym_size.int", "aten.sym_stride.int", "aten.sym_numel.default", "aten.sym_storage_offset.default"}
