@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
@@ -194,8 +194,7 @@ def verify_method(
 
 
 def random_operators(program: ExportedProgram) -> list[str]:
-    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
-    return sorted({str(node.target) for node in nodes if draws(node)})
+    return sorted({str(node.target) for node in all_nodes(program.graph_module) if draws(node)})
 
 
 def draws(node: torch.fx.Node) -> bool:

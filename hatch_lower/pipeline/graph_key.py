@@ -26,7 +26,7 @@ from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
 from hatch_lower.exir.graph.canonical import SymbolNames, canonical_form, encode_literal, encode_target, encode_value
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, layouts
-from hatch_lower.exir.graph.surgery import graph_modules, oldest_ancestor, tensor_attributes
+from hatch_lower.exir.graph.surgery import all_nodes, graph_modules, oldest_ancestor, tensor_attributes
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
@@ -94,8 +94,7 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, object], sources: list
 
 
 def operations(program: ExportedProgram) -> Iterator[Node]:
-    for module in graph_modules(program.graph_module):
-        yield from (node for node in module.graph.nodes if node.op == "call_function")
+    return (node for node in all_nodes(program.graph_module) if node.op == "call_function")
 
 
 def refuse_unknown(program: ExportedProgram) -> None:
@@ -148,13 +147,12 @@ def sharing_of(programs: Iterable[ExportedProgram]) -> str:
 
 def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[object]]:
     ancestors: dict[tuple[str, int], int] = {}
-    for module in graph_modules(program.graph_module):
-        for node in module.graph.nodes:
-            notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
-            target = str(node.target) if node.op == "get_attr" else ""
-            modules = [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
-            note = encode_note(notes, symbols, f"node `{node.name}`")
-            yield [target, modules, ancestry(node, ancestors), note]
+    for node in all_nodes(program.graph_module):
+        notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
+        target = str(node.target) if node.op == "get_attr" else ""
+        modules = [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        note = encode_note(notes, symbols, f"node `{node.name}`")
+        yield [target, modules, ancestry(node, ancestors), note]
 
 
 def ancestry(node: Node, numbers: dict[tuple[str, int], int]) -> list[object]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.format.debug_map import DebugMap, MethodDebug, Origin
 from hatch_lower.pipeline.emit.sources import SourceRoots, module_path
 
@@ -26,7 +26,7 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
     for method, handles in nodes.items():
         positions: dict[tuple[str, int], int] = {}
         places: dict[tuple[str, str], int] = {}
-        for position, node in enumerate(exported_nodes(exported[method])):
+        for position, node in enumerate(all_nodes(exported[method].graph_module)):
             positions[node.name, id(node.graph)] = position
             places.setdefault(place_of(node), position)
         anchors[method] = {
@@ -35,10 +35,6 @@ def anchors_of(nodes: Mapping[str, Mapping[int, Node]], exported: Mapping[str, E
             for handle, node in handles.items()
         }
     return anchors
-
-
-def exported_nodes(program: ExportedProgram) -> list[Node]:
-    return [node for module in graph_modules(program.graph_module) for node in module.graph.nodes]
 
 
 def position_of(node: Node, positions: Mapping[tuple[str, int], int]) -> int | None:
@@ -58,7 +54,7 @@ def re_anchor(
     """Return a debug map with the module paths and source lines of an export, before decomposition."""
     return DebugMap(
         {
-            name: re_anchor_method(method, anchors[name], exported_nodes(exported[name]), sources)
+            name: re_anchor_method(method, anchors[name], list(all_nodes(exported[name].graph_module)), sources)
             for name, method in debug.methods.items()
         }
     )

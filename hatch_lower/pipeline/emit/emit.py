@@ -19,7 +19,7 @@ from hatch_lower.exir.graph.state import (
     constant_specs,
     mutated_targets,
 )
-from hatch_lower.exir.graph.surgery import tensor_attributes
+from hatch_lower.exir.graph.surgery import output_values, tensor_attributes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.arguments import Argument
@@ -159,15 +159,13 @@ def emit_method(
         emitter.add_input(node)
     emitter.emit_calls()
 
-    values = program.graph.output_node().args[0]
-    assert isinstance(values, (list, tuple))
     specs = program.graph_signature.output_specs
     positions = {node.name: index for index, (_, node) in enumerate(users)}
 
     mutations: list[tuple[str, Argument]] = []
     input_mutations: list[tuple[int, Argument]] = []
     outputs: list[Argument] = []
-    for spec, value in zip(specs, values, strict=True):
+    for spec, value in zip(specs, output_values(program.graph_module), strict=True):
         argument = emitter.refer(value)
         if spec.kind in STATE_MUTATIONS:
             mutations.append((str(spec.target), argument))

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.exir.graph.surgery import all_nodes, attribute_of, output_values
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
@@ -206,10 +206,9 @@ class GraphEmitter:
         )
         args = self._arguments(operands, node)
         handles: dict[int, None] = {}
-        for nested in graph_modules(module.original_module.graph_module):
-            for inner in nested.graph.nodes:
-                if inner.op == "call_function":
-                    handles.update(dict.fromkeys(self._handles(inner, name_of(inner))))
+        for inner in all_nodes(module.original_module.graph_module):
+            if inner.op == "call_function":
+                handles.update(dict.fromkeys(self._handles(inner, name_of(inner))))
         debug = (module.meta or {}).get("debug_handle_map", module.result.debug_handle_map)
         mapped = None if debug is None else {str(key): tuple(value) for key, value in debug.items()}
         self._context.delegates[self._next_path()] = DelegateDebug(module.backend_id, mapped)
@@ -276,9 +275,7 @@ class GraphEmitter:
             if inner.op == "placeholder":
                 emitter.add_input(inner)
         emitter.emit_calls()
-        values = module.graph.output_node().args[0]
-        listed = values if isinstance(values, (list, tuple)) else [values]
-        return emitter.graph([emitter.refer(value) for value in listed])
+        return emitter.graph([emitter.refer(value) for value in output_values(module)])
 
     def _handles(self, node: Node, name: str) -> tuple[int, ...]:
         """Note what stands behind a node's debug handle, and return the handle."""
