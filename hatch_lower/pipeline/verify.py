@@ -71,8 +71,9 @@ def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
     loaded: tuple[Plan, Executor] | None = None
     for method in source.methods:
         with process_restored(), stage(reporter, "verify", source.name, recipe.name, method.name) as describe:
-            # in the first method's stage: a library may crash as soon as it is loaded, and then the stage says so
-            plan, executor = loaded = loaded or load_program(build, lowered)
+            if loaded is None:  # a library may crash as soon as it is loaded, and then the stage says so
+                loaded = load_program(build, lowered)
+            plan, executor = loaded
             replaced = dict(replaced_in(plan.methods[method.name].outputs))
             call = executor.methods[method.name]
             result = verify_method(
