@@ -27,14 +27,17 @@ class SourceRoots:
         known = [*roots, *installed, standard]
         listed = {root.absolute() for root in known} | {root.resolve() for root in known}
         self._roots = sorted(listed, key=lambda root: (-len(root.parts), root))
+        self._known: dict[str, str] = {}  # paths below the roots, by those in traces: few files have all lines
         self._standard = {standard.absolute(), standard.resolve()}
         self._machinery = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
     def source(self, stack_trace: str | None) -> str:
         """Return `digits/model.py:31` for the innermost frame that is neither torch's nor Python's own, or ""."""
         for frame in reversed(list(FRAME.finditer(stack_trace or ""))):
-            path = self._relative(PurePath(frame["path"]))
-            if path:
+            name = frame["path"]
+            if name not in self._known:
+                self._known[name] = self._relative(PurePath(name))
+            if path := self._known[name]:
                 return f"{path}:{frame['line']}"
         return ""
 
