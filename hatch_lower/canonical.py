@@ -30,12 +30,16 @@ def digest_of(value: object) -> str:
 
 def sha256_file(path: Path, size: int | None = None) -> str:
     """Return the sha256 of a file's bytes, or of its first `size` bytes if there are as many."""
+    with open_file(path) as file:
+        return sha256_stream(file, size)
+
+
+def sha256_stream(file: BinaryIO, size: int | None = None) -> str:
     total = hashlib.sha256()
     done = 0
-    with open_file(path) as file:
-        while piece := file.read(PIECE if size is None else min(PIECE, size - done)):
-            total.update(piece)
-            done += len(piece)
+    while piece := file.read(PIECE if size is None else min(PIECE, size - done)):
+        total.update(piece)
+        done += len(piece)
     return total.hexdigest()
 
 

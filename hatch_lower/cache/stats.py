@@ -9,7 +9,6 @@ before. Files of an image that is mounted read-only are hashed every time.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -20,10 +19,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 from hatch_lower.cache.files import write_file
-from hatch_lower.canonical import read_file
+from hatch_lower.canonical import read_file, sha256_bytes, sha256_stream
 
 TABLE = Path("/proc/self/mountinfo")
 # file systems whose times come from the clock of this machine
@@ -37,7 +36,6 @@ RECORD_MARK = "#installed"
 COMMAND = re.compile(rb'"?(\.\./)+(bin|Scripts)/')
 NOTE = re.compile(rb"\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_\w+\.json)\"?,")
 PARTS = 5  # of an identity; behind it: when it was first seen, and the digest, if that is certain
-PIECE = 1 << 20
 
 
 class Times(Enum):
@@ -103,13 +101,13 @@ class StatCache:
         self._times: Mapping[int, Times] | None = None
 
     def digest(self, path: str | Path) -> str:
-        return self._digest(os.path.abspath(path), "", hashlib.sha256)
+        return self._digest(os.path.abspath(path), "", sha256_stream)
 
     def digest_of_record(self, path: str | Path) -> str:
         """The sha256 of what a RECORD says of the contents that were installed, wherever and by whom."""
-        return self._digest(os.path.abspath(path), RECORD_MARK, RecordHash)
+        return self._digest(os.path.abspath(path), RECORD_MARK, record_digest)
 
-    def _digest(self, path: str, mark: str, new_hash: Callable[[], Hash]) -> str:
+    def _digest(self, path: str, mark: str, digest_of: Callable[[BinaryIO], str]) -> str:
         name = path + mark
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
@@ -120,7 +118,13 @@ class StatCache:
             self._known[name] = known  # at the end: used last
             return str(known[-1])
         now = time.time_ns()
-        return self._read(path, name, new_hash, int(known[PARTS]) if known is not None and same else now, now)
+        seen = int(known[PARTS]) if known is not None and same else now
+        with open(path, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            digest = digest_of(file)
+            after = os.fstat(file.fileno())
+        self._remember(name, digest, before, after, seen=seen, now=now)
+        return digest
 
     def note(self, path: str | Path, digest: str, before: os.stat_result, began_ns: int) -> None:
         """Remember the sha256 of a file that somebody else has read; `before` and `began_ns` are of before that."""
@@ -140,17 +144,6 @@ class StatCache:
             write_file(self._path, json.dumps({"version": VERSION, "files": kept}, separators=(",", ":")).encode())
             self._changed = False
 
-    def _read(self, path: str, name: str, new_hash: Callable[[], Hash], seen: int, now: int) -> str:
-        total = new_hash()
-        with open(path, "rb", buffering=0) as file:
-            before = os.fstat(file.fileno())
-            while piece := file.read(PIECE):
-                total.update(piece)
-            after = os.fstat(file.fileno())
-        digest = total.hexdigest()
-        self._remember(name, digest, before, after, seen=seen, now=now)
-        return digest
-
     def _remember(
         self, name: str, digest: str, before: os.stat_result, after: os.stat_result, *, seen: int, now: int
     ) -> None:
@@ -169,21 +162,8 @@ class StatCache:
         return self._times[device]
 
 
-class Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class RecordHash:
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def update(self, data: bytes, /) -> None:
-        self._pieces.append(data)
-
-    def hexdigest(self) -> str:
-        return hashlib.sha256(installed_rows(b"".join(self._pieces))).hexdigest()
+def record_digest(file: BinaryIO) -> str:
+    return sha256_bytes(installed_rows(file.read()))
 
 
 def installed_rows(record: bytes) -> bytes:

@@ -104,14 +104,11 @@ def table_schema(kind: type) -> dict[str, Any]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     properties = {}
     for setting in fields(kind):
+        default = default_of(setting)
         properties[toml_key(setting.name)] = {
             "description": " ".join(texts[setting.name].split()),
             **value_schema(hints[setting.name], setting.metadata),
-            **(
-                {}
-                if default_of(setting) is None or is_dataclass(default_of(setting))
-                else {"default": default_of(setting)}
-            ),
+            **({} if default is None or is_dataclass(default) else {"default": default}),
         }
     return {
         "type": "object",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -13,9 +13,20 @@ from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 
 DEPTH_LIMIT = 32
 POWER_LIMIT = 64
-# operation to its number of arguments; `None`: one or more
-ARITIES: Mapping[str, int | None] = MappingProxyType(
-    {"add": None, "floordiv": 2, "max": None, "min": None, "mod": 2, "mul": None, "neg": 1, "pow": 2, "sub": 2}
+# operation to its number of arguments (`None`: one or more) and its value; a division by a symbol that is 0 gives -1,
+# which is no size
+OPERATIONS: Mapping[str, tuple[int | None, Callable[[Sequence[int]], int]]] = MappingProxyType(
+    {
+        "add": (None, sum),
+        "floordiv": (2, lambda args: args[0] // args[1] if args[1] else -1),
+        "max": (None, max),
+        "min": (None, min),
+        "mod": (2, lambda args: args[0] % args[1] if args[1] else -1),
+        "mul": (None, math.prod),
+        "neg": (1, lambda args: -args[0]),
+        "pow": (2, lambda args: int(args[0] ** args[1])),
+        "sub": (2, lambda args: args[0] - args[1]),
+    }
 )
 
 
@@ -42,12 +53,12 @@ def read_expression(value: object, depth: int = 0) -> Any:
     if value.keys() != {"op", "args"}:
         raise Damage("an object without just `op` and `args` instead of a size")
     op = value["op"]
-    if not isinstance(op, str) or op not in ARITIES:
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise Damage(f"unknown operation {op!r:.40}")
     if depth >= DEPTH_LIMIT:
         raise Damage(f"an expression of more than {DEPTH_LIMIT} levels")
     args = tuple(read_expression(part, depth + 1) for part in read_list(value["args"]))
-    arity = ARITIES[op]
+    arity, _ = OPERATIONS[op]
     if len(args) != arity if arity is not None else not args:
         raise Damage(f"`{op}` of {len(args)} arguments")
     if op in ("floordiv", "mod") and args[1] == 0:
@@ -76,27 +87,8 @@ def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
         return values[expression]
     if isinstance(expression, int):
         return expression
-    args = [evaluate(part, values) for part in expression.args]
-    # a division by a symbol that is 0 gives -1, which is no size
-    match expression.op:
-        case "add":
-            return sum(args)
-        case "mul":
-            return math.prod(args)
-        case "sub":
-            return args[0] - args[1]
-        case "neg":
-            return -args[0]
-        case "max":
-            return max(args)
-        case "min":
-            return min(args)
-        case "pow":
-            return int(args[0] ** args[1])
-        case "mod":
-            return args[0] % args[1] if args[1] else -1
-        case _:
-            return args[0] // args[1] if args[1] else -1
+    _, compute = OPERATIONS[expression.op]
+    return compute([evaluate(part, values) for part in expression.args])
 
 
 def expression_text(expression: Expression, names: Mapping[str, str]) -> str:

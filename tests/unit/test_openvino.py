@@ -24,8 +24,8 @@ from torch.export import Dim, ExportedProgram
 from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
-from hatch_lower.backends.openvino.composites import COMPOSITES
 from hatch_lower.backends.openvino.convert import arrange
+from hatch_lower.backends.openvino.prepare import COMPOSITES
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule

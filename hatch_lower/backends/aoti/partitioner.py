@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
 
@@ -51,9 +52,7 @@ class AotiPartitioner(EnginePartitioner):
     def idle_refusal(self, node: Node) -> str:
         return ONLY_SIZES if is_symbolic(node) else ONLY_VIEWS
 
-    def ops_to_not_decompose(
-        self, ep: ExportedProgram
-    ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         return list(KEPT_OPERATORS), None
 
 

@@ -116,11 +116,8 @@ class FakeInputs:
         self._examples: dict[sympy.Symbol, int] = {}
         shapes = [node.meta["val"].shape for node in tensors]
         self.sources = find_sources(shapes)
-        for source in self.sources.values():
-            if source.inverse is None:
-                self._renamed[source.expression] = self._new_symbol(source.expression)
-            elif isinstance(source.symbol, sympy.Symbol):
-                self._renamed[source.symbol] = self._new_symbol(source.symbol)
+        for known in self.sources:
+            self._renamed[known] = self._new_symbol(known)
 
     def make(self, value: torch.Tensor) -> torch.Tensor:
         with self._mode:

@@ -43,9 +43,10 @@ def generate(copied: AotiCopy) -> Generated:
         except Exception as error:
             if (ours := find_backend_error(error)) is not None:
                 raise ours from None
+            message = "\n".join(str(error).strip().splitlines()[:12])
             raise BackendError(
                 "inductor could not lower a partition",
-                found=f"{type(error).__name__}: {first_lines(str(error))}",
+                found=f"{type(error).__name__}: {message}",
                 hint="leave the operation out with the backend's option `exclude`",
             ) from error
     if len(records) != 1:
@@ -132,7 +133,3 @@ def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:
     return {
         kernel: tuple(sorted({origins[name] for name in names if name in origins})) for kernel, names in kernels.items()
     }
-
-
-def first_lines(text: str, count: int = 12) -> str:
-    return "\n".join(text.strip().splitlines()[:count])

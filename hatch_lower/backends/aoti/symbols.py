@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
-from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolSource:
-    """Where a symbol's value is found."""
+class SizeSource(NamedTuple):
+    """Where a symbol is found, or an expression that is taken as a whole: a size of a tensor, divided."""
 
-    # the symbol; for an expression that is taken as a whole, the expression
-    symbol: sympy.Expr
-    # the size of `tensor`, a position, in the dimension `dim`
-    expression: sympy.Expr
-    tensor: int
+    tensor: int  # its position
     dim: int
-    # the symbol by the size, where the size stands as `inverse`'s own symbol; `None` if the size is taken as a symbol
-    # of its own, because its parts cannot be told apart
-    inverse: sympy.Expr | None
+    divisor: int = 1
 
 
-SIZE = sympy.Symbol("size", integer=True, nonnegative=True)
-
-
-def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.Expr, SymbolSource]:
+def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.Expr, SizeSource]:
     """Return where each symbol can be read: plain sizes first, then multiples, then expressions as a whole."""
     sizes = [
         (size.node.expr, tensor, dim)
@@ -40,28 +29,29 @@ def find_sources(shapes: Sequence[Sequence[int | torch.SymInt]]) -> dict[sympy.E
         for dim, size in enumerate(shape)
         if isinstance(size, torch.SymInt) and size.node.expr.free_symbols
     ]
-    sources: dict[sympy.Expr, SymbolSource] = {}
+    sources: dict[sympy.Expr, SizeSource] = {}
     for expression, tensor, dim in sizes:
         if isinstance(expression, sympy.Symbol) and expression not in sources:
-            sources[expression] = SymbolSource(expression, expression, tensor, dim, SIZE)
+            sources[expression] = SizeSource(tensor, dim)
     for expression, tensor, dim in sizes:
         unknown = [symbol for symbol in expression.free_symbols if symbol not in sources]
         factor = expression / unknown[0] if len(unknown) == 1 else sympy.S.Zero
         if factor.is_Integer and factor > 0:
-            sources[unknown[0]] = SymbolSource(unknown[0], expression, tensor, dim, FloorDiv(SIZE, factor))
+            sources[unknown[0]] = SizeSource(tensor, dim, int(factor))
+    # the parts of what is left cannot be told apart
     for expression, tensor, dim in sizes:
         if expression not in sources and any(symbol not in sources for symbol in expression.free_symbols):
-            sources[expression] = SymbolSource(expression, expression, tensor, dim, None)
+            sources[expression] = SizeSource(tensor, dim)
     return sources
 
 
-def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SymbolSource]) -> bool:
+def is_resolvable(expression: sympy.Expr, sources: Mapping[sympy.Expr, SizeSource]) -> bool:
     return expression in sources or all(symbol in sources for symbol in expression.free_symbols)
 
 
 def rebuild_expression(
     expression: sympy.Expr,
-    sources: Mapping[sympy.Expr, SymbolSource],
+    sources: Mapping[sympy.Expr, SizeSource],
     tensors: Sequence[Node],
     graph: Graph,
 ) -> object:
@@ -77,9 +67,6 @@ def rebuild_expression(
     return result.node if isinstance(result, Proxy) else result
 
 
-def read_source(source: SymbolSource, tensors: Sequence[Node], graph: Graph) -> Node:
+def read_source(source: SizeSource, tensors: Sequence[Node], graph: Graph) -> Node:
     size = graph.call_function(torch.ops.aten.sym_size.int, (tensors[source.tensor], source.dim))
-    if source.inverse is None or source.inverse == SIZE:
-        return size
-    divisor = int(source.inverse.args[1])
-    return graph.call_function(operator.floordiv, (size, divisor))
+    return size if source.divisor == 1 else graph.call_function(operator.floordiv, (size, source.divisor))

@@ -18,6 +18,7 @@ import torch
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.errors import BackendError
 
+HINT = "check the compiler, or set CXX to another one"
 ERROR_LINES = 12
 ERROR_CHARACTERS = 300
 # in the first line of a compiler's output that says why it failed
@@ -79,7 +80,6 @@ class Compiler:
         """Run a command in `folder`; its last word is the file that it writes."""
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
         where = f"{Path(self.program).name} {command[1] if '-c' in command else 'while linking'}"
-        hint = "check the compiler, or set CXX to another one"
         try:
             done = subprocess.run(
                 command,
@@ -93,14 +93,14 @@ class Compiler:
                 check=False,
             )
         except OSError as error:
-            raise BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=hint) from error
+            raise not_run(error, where) from error
         if done.returncode != 0:
             killed = done.returncode == -signal.SIGKILL or "Killed signal" in done.stdout
             raise BackendError(
                 "the C++ compiler failed on the code that inductor generated",
                 where=where,
                 found=error_lines(done.stdout) or f"{ending(done.returncode)} without a message",
-                hint="give the build more memory" if killed else hint,
+                hint="give the build more memory" if killed else HINT,
             )
         reason = reason_to_refuse(folder / command[-1], linked="-c" not in command)
         if reason is not None:
@@ -108,7 +108,7 @@ class Compiler:
                 "the C++ compiler says that all went well, and did not write what it was told to",
                 where=where,
                 found="\n".join([reason, *filter(None, [error_lines(done.stdout)])]),
-                hint=hint,
+                hint=HINT,
             )
 
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
@@ -143,6 +143,10 @@ def find_compiler(isa: Isa) -> Compiler:
         found=f"CXX is {named!r}, which is no program" if named else "neither `g++` nor `clang++` is on PATH",
         hint="install one (`apt-get install g++`, `dnf install gcc-c++`), or set CXX to its path",
     )
+
+
+def not_run(error: OSError, where: str = "") -> BackendError:
+    return BackendError("the C++ compiler cannot be run", where=where, found=str(error), hint=HINT)
 
 
 def error_lines(output: str) -> str:
@@ -183,10 +187,6 @@ def first_line(command: list[str]) -> str:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
-        raise BackendError(
-            "the C++ compiler cannot be run",
-            found=str(error),
-            hint="check the compiler, or set CXX to another one",
-        ) from error
+        raise not_run(error) from error
     lines = (done.stdout or done.stderr).strip().splitlines()
     return re.sub(r"^\S*/", "", lines[0]) if lines else "unknown"

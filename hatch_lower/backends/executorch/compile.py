@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.fx import Node
 
-from hatch_lower.backends.executorch.configuration import BACKEND_ID, executorch, parse_options
-from hatch_lower.backends.executorch.partitioner import ExecutorchPartitioner
+from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
-from hatch_lower.backends.executorch.support import guards_suppressed
+from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner, guards_suppressed
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
@@ -71,3 +76,28 @@ def installed(name: str, *, required: bool = False) -> str:
                 "the backend `executorch` needs ExecuTorch, which is not installed", hint=extra_hint("executorch")
             ) from error
         return "none"
+
+
+class ExecutorchPartitioner(EnginePartitioner):
+    """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
+        self.options = options
+
+    def reasons(self, program: ExportedProgram) -> Reasons:
+        return Support(program, self.options).why
+
+    def computes(self, node: Node) -> bool:
+        # it does more than to arrange its operand anew
+        target = torch_operator(node.target)
+        return isinstance(target, OpOverload) and str(target) not in VIEWS
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        with executorch():
+            originals = {
+                config.get_original_aten()
+                for config in float_partitioner(finite=True).target_partitioner_configs.values()
+            }
+        kept = [op for op in originals if op is not None and str(op) not in self.options.exclude]
+        return sorted(kept, key=str), None

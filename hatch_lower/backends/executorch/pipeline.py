@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
-from hatch_lower.backends.executorch.support import float_partitioner
+from hatch_lower.backends.executorch.support import float_partitioner, portable_kernels
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.surgery import oldest_ancestor
 
@@ -68,13 +68,10 @@ def head_of(data: bytes, weights: Any) -> int | None:
 
 
 def refuse_missing(plan: Any) -> None:
-    from executorch.extension.pybindings import _portable_lib
-
-    known = set(_portable_lib._get_operator_names())
     names = {
         f"{operator.name}.{operator.overload}" if operator.overload else operator.name for operator in plan.operators
     }
-    missing = sorted(names - known)
+    missing = sorted(names - portable_kernels())
     if missing:
         raise BackendError(
             "ExecuTorch lowered a partition to operators that its runtime does not have",

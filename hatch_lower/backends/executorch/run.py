@@ -24,16 +24,13 @@ class Pool:
     # process. So the programs that are loaded have to be known.
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._users: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
-
-    def add(self, user: ExecutorchDelegate) -> None:
-        self._users.add(user)
+        self.users: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
 
     def resize(self, library: Any, threads: int) -> None:
         present = library._threadpool_get_thread_count()
         if present == threads:
             return
-        if len(self._users) or any(name in sys.modules for name in OTHERS):
+        if len(self.users) or any(name in sys.modules for name in OTHERS):
             warnings.warn(
                 f"ExecuTorch runs with {present} threads instead of {threads}: its pool belongs to the process, and a "
                 "program that was loaded before uses it",
@@ -71,7 +68,7 @@ class ExecutorchDelegate(Delegate):
                     hint="install the package again, or the version of ExecuTorch that it requires",
                 ) from error
             delegate = cls(program, method, info.call)
-            cls._pool.add(delegate)
+            cls._pool.users.add(delegate)
         return delegate
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:

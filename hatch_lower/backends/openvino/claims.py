@@ -35,9 +35,13 @@ class Claim:
     moves: bool = False
 
 
-def listed(names: str, claim: Claim) -> dict[str, Claim]:
+def overloads(names: str) -> list[str]:
     # without an overload's name it is the default one
-    return {f"aten.{name}" if "." in name else f"aten.{name}.default": claim for name in names.split()}
+    return [f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split()]
+
+
+def listed(names: str, claim: Claim) -> dict[str, Claim]:
+    return dict.fromkeys(overloads(names), claim)
 
 
 # by the name of an overload; a test compares each of them with eager, for each of its dtypes
@@ -92,12 +96,10 @@ CLAIMS: Mapping[str, Claim] = {
 }
 
 # the result has each element of their first input, and no other
-KEPT_WHOLE = frozenset(
-    listed("alias clone expand flip permute repeat squeeze.dims unsqueeze view", Claim(STORED, moves=True))
-)
+KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze.dims unsqueeze view"))
 
 # the result has some elements of their inputs, and no other
-CHOICES = frozenset(listed("cat index_select select.int slice.Tensor split_with_sizes", Claim(STORED, moves=True)))
+CHOICES = frozenset(overloads("cat index_select select.int slice.Tensor split_with_sizes"))
 
 # the argument that an operator looks its indices up in; OpenVINO does not notice those that are out of range
 TABLES: Mapping[str, str] = {"aten.embedding.default": "weight", "aten.index_select.default": "self"}
@@ -105,13 +107,12 @@ TABLES: Mapping[str, str] = {"aten.embedding.default": "weight", "aten.index_sel
 # They may give a number where eager gives NaN, the other way round, or order it elsewhere. Few networks do without
 # them. A division multiplies by the reciprocal, which is infinite for a subnormal number.
 NAN_LOSING = frozenset(
-    listed(
+    overloads(
         """
         _log_softmax _softmax argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
         max_pool2d_with_indices max_pool3d_with_indices maximum minimum relu scaled_dot_product_attention softmax.int
         sort topk
-        """,
-        Claim(FLOATING),
+        """
     )
 )
 

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
+from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
 from hatch_lower.backends.openvino.convert import ALIGNMENT, convert
 from hatch_lower.backends.openvino.library import import_openvino
-from hatch_lower.backends.openvino.options import BACKEND_ID, parse_options
-from hatch_lower.backends.openvino.partitioner import OpenvinoPartitioner
+from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
+from hatch_lower.backends.openvino.support import (
+    Support,
+    is_move,
+    is_result,
+    is_square,
+    why_not_operation,
+)
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
+from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
+from hatch_lower.exir.backend.utils import unchanged_constants
+from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.tensor_layout import TensorLayout
 
 VERSION = "3"
@@ -81,3 +96,34 @@ def check_installed() -> str:
             found=str(error),
             hint=extra_hint("openvino"),
         ) from error
+
+
+class OpenvinoPartitioner(EnginePartitioner):
+    """Takes as many nodes as OpenVINO computes as eager does, in as few convex groups as possible."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
+        self.options = options
+
+    def reasons(self, program: ExportedProgram) -> Reasons:
+        constants = unchanged_constants(program)
+        supports = {
+            module.graph: Support(module.graph, self.options, constants, program.range_constraints)
+            for module in graph_modules(program.graph_module)
+        }
+        return lambda node: supports[node.graph].why_not(node)
+
+    def computes(self, node: Node) -> bool:
+        return not is_move(node) and not is_result(node)
+
+    def idle_refusal(self, node: Node) -> str:
+        return "it only moves values, and nothing beside it is taken"
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        return list(KEPT_OPERATORS), lambda node: self._keeps(node, ep.range_constraints)
+
+    def _keeps(self, node: Node, ranges: Ranges) -> bool:
+        weight = named_arguments(node).get("weight")
+        if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
+            return False  # whether it is taken, only the edge program shows
+        return not why_not_operation(node, self.options, ranges)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 LENGTH_BYTES = 8
+WEIGHTS = "the weights of a delegate of the reference backend are"
 
 
 class ReferenceDelegate(Delegate):
@@ -52,20 +53,10 @@ def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
         tensors = load(weights)
         spans = [tensors[storage.key].view(getattr(torch, storage.dtype)) for storage in plan.storages]
     except (KeyError, RuntimeError, SafetensorError) as error:
-        raise ProgramError(
-            "the weights of a delegate of the reference backend are damaged",
-            where=where,
-            found=f"{type(error).__name__}: {error}",
-            hint="install the package again, or build it again",
-        ) from error
+        raise damaged(WEIGHTS, where, f"{type(error).__name__}: {error}") from error
     lengths = [span.numel() for span in spans]
     if lengths != [storage.length for storage in plan.storages]:
-        raise ProgramError(
-            "the weights of a delegate of the reference backend are damaged",
-            where=where,
-            found=f"tensors of {lengths} elements",
-            hint="install the package again, or build it again",
-        )
+        raise damaged(WEIGHTS, where, f"tensors of {lengths} elements")
     return spans
 
 
@@ -77,10 +68,11 @@ def split_blob(data: bytes, where: str) -> tuple[bytes, bytes]:
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     end = LENGTH_BYTES + length
     if len(data) < LENGTH_BYTES or end > len(data):
-        raise ProgramError(
-            "a delegate of the reference backend is damaged",
-            where=where,
-            found=f"{len(data)} bytes instead of at least {end}",
-            hint="install the package again, or build it again",
-        )
+        raise damaged("a delegate of the reference backend is", where, f"{len(data)} bytes instead of at least {end}")
     return data[LENGTH_BYTES:end], data[end:]
+
+
+def damaged(what: str, where: str, found: str) -> ProgramError:
+    return ProgramError(
+        f"{what} damaged", where=where, found=found, hint="install the package again, or build it again"
+    )

@@ -32,11 +32,9 @@ def sample(bench: Bench, cases: Sequence[Case]) -> list[Case]:
     by_name = {case.name: case for case in cases}
     claimed = bench.claimed([by_name[name] for name in SAMPLE if name in by_name])
     if len(claimed) < LEAST:
-        others = (case for case in cases if case.name not in SAMPLE)
-        for case in others:
-            if len(claimed) == LEAST:
-                break
-            claimed += bench.claimed([case])
+        for case in cases:
+            if len(claimed) < LEAST and case.name not in SAMPLE:
+                claimed += bench.claimed([case])
     if not claimed:
         raise NotClaimedError("the backend takes nothing of any program")
     return claimed[:MOST]
@@ -58,15 +56,7 @@ Load = Callable[[type[Delegate], DelegateBlob, Sequence[Tensor]], Delegate]
 Run = Callable[[Delegate, list[Tensor]], Sequence[object]]
 
 
-def plain_load(kind: type[Delegate], blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
-    return kind.load(blob, constants)
-
-
-def plain_run(delegate: Delegate, inputs: list[Tensor]) -> Sequence[object]:
-    return delegate.run(inputs)
-
-
-def watched(kind: type[Delegate], load: Load = plain_load, run: Run = plain_run) -> type[Delegate]:
+def watched(kind: type[Delegate], load: Load | None = None, run: Run | None = None) -> type[Delegate]:
     """Return a run half that stands before another one."""
 
     class Watched(Delegate):
@@ -75,9 +65,9 @@ def watched(kind: type[Delegate], load: Load = plain_load, run: Run = plain_run)
 
         @classmethod
         def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
-            return cls(load(kind, blob, constants))
+            return cls(load(kind, blob, constants) if load else kind.load(blob, constants))
 
         def run(self, inputs: list[Tensor]) -> Sequence[object]:
-            return run(self._inner, inputs)
+            return run(self._inner, inputs) if run else self._inner.run(inputs)
 
     return Watched

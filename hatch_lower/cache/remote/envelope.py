@@ -6,7 +6,6 @@ What is verified is what is used: the signature is over the canonical JSON of th
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -106,7 +105,7 @@ def read_signature(value: object) -> Signature | None:
         raise ValueError("a signature whose key has no name")
     try:
         return Signature(value["key"], base64.b64decode(value["ed25519"], validate=True))
-    except binascii.Error as error:
+    except ValueError as error:
         raise ValueError("a signature that is not base64") from error
 
 
