@@ -541,27 +541,18 @@ def test_variables_that_the_standard_library_and_hubs_read_are_inputs(project: P
 
 
 @pytest.mark.torch
-def test_an_ordinary_import_of_torch_reads_no_variable_that_is_set(project: Project) -> None:
+def test_the_inputs_of_an_export_with_torch_are_few_and_no_variable_that_is_set(project: Project) -> None:
     """A shared record names no variable that is set."""
     code = """
         import torch
         from hatch_lower.exir.lowering.process_state import process_restored
+        recorder.wrap_torch()
         with process_restored():
             torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
         """
-    environment = project.record(code, USER="me", LOGNAME="me", SHELL="sh", COLOUR="red")["environment"]
-    assert {name for name, mark in environment.items() if mark} == set()
-    assert {"TQDM_*", "NETWORKX_*"} <= environment.keys()
-
-
-@pytest.mark.torch
-def test_the_inputs_of_an_export_with_torch_are_few(project: Project) -> None:
-    code = """
-        import torch
-        recorder.wrap_torch()
-        torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    """
-    inputs = project.record(code)
+    inputs = project.record(code, USER="me", LOGNAME="me", SHELL="sh", COLOUR="red")
+    assert {name for name, mark in inputs["environment"].items() if mark} == set()
+    assert {"TQDM_*", "NETWORKX_*"} <= inputs["environment"].keys()
     assert inputs["unknown"] == []
     assert "torch" in inputs["distributions"]
     assert len(text_of(inputs)) < 100_000
