@@ -3,14 +3,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pytest
 
 from hatch_lower.cache import stats
 from hatch_lower.cache import store as store_module
 from hatch_lower.cache.store import LARGE, Store
-from hatch_lower.canonical import sha256_bytes, sha256_file
+from hatch_lower.canonical import sha256_bytes, sha256_file, sha256_stream
 
 SIZE = LARGE
 DIGEST = sha256_bytes(bytes(SIZE))
@@ -25,13 +25,12 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256_file(path)
 
-    def read(cache: stats.StatCache, path: str, *arguments: Any) -> str:
-        names.append(Path(path).name)
-        return plain_read(cache, path, *arguments)
+    def read(file: BinaryIO) -> str:
+        names.append(Path(file.name).name)
+        return sha256_stream(file)
 
-    plain_read = stats.StatCache._read
     monkeypatch.setattr(store_module, "sha256_file", count)
-    monkeypatch.setattr(stats.StatCache, "_read", read)
+    monkeypatch.setattr(stats, "sha256_stream", read)
     return names
 
 
