@@ -14,6 +14,8 @@ from support.recorded import Project
 from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.canonical import sha256_bytes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:

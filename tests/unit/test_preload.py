@@ -14,6 +14,8 @@ import pytest
 from hatch_lower.build.inputs.log import Observed, is_static, read_log, unrecorded_programs
 from hatch_lower.build.inputs.preload import SOURCE, RecordingSwitch, built_library, find_compiler, preload_environment
 
+pytestmark = pytest.mark.processes
+
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 

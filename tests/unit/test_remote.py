@@ -27,6 +27,8 @@ from hatch_lower.cache.remote.unsigned import reason_to_refuse
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 
+pytestmark = pytest.mark.processes
+
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 BLOBS = (b"first blob" * 500, b"", b"second blob")
 PORTABLE = {

@@ -16,6 +16,8 @@ from hatch_lower.cache.contents import repair, survey
 from hatch_lower.cache.store import Store
 from hatch_lower.cache.trim import Limits, trim
 
+pytestmark = pytest.mark.processes
+
 KEY = "ab" * 32
 START = """
 import os, random, sys, time

@@ -15,6 +15,8 @@ from hatch_lower.build.inputs.preload import built_library
 from hatch_lower.build.inputs.watch import PausingReporter
 from hatch_lower.events import Event
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
