@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import hashlib
 import json
@@ -45,7 +44,8 @@ import onnx
 from onnxruntime_operators import examine, examine_samples, write_table
 from onnxruntime_samples import Call, spread
 
-from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
+from hatch_lower.backends.onnxruntime.library import SWITCH, import_onnxruntime
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
 
@@ -674,14 +674,8 @@ def test_the_fingerprint_names_what_shapes_the_bytes() -> None:
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the libraries of the extra not be found."""
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] in ("onnx", "onnxruntime", "onnxscript"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    for name in ("onnx", "onnx.helper", "onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.mark.usefixtures("hidden")
@@ -689,6 +683,31 @@ def test_a_build_without_the_libraries_names_the_extra() -> None:
     with pytest.raises(BackendError) as caught:
         OnnxruntimeBackend.partitioner({})
     assert '`[build-system] requires` name "hatch-lower[onnxruntime]"' in str(caught.value)
+
+
+def test_a_folder_with_the_name_of_a_library_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "onnx"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "onnx").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(BackendError, match="needs libraries that cannot be imported"):
+        require_libraries()
+
+
+def test_loads_side_by_side_leave_the_switch_of_the_telemetry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            loads = [pool.submit(lambda: [import_onnxruntime() for _ in range(2000)]) for _ in range(4)]
+            for load in loads:
+                load.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert SWITCH not in os.environ
 
 
 @pytest.mark.usefixtures("hidden")

@@ -95,9 +95,8 @@ def installed_version(name: str) -> str:
 
 def require_libraries() -> None:
     try:
-        import onnx
-        import onnxscript
-
+        importlib.import_module("onnx.helper")  # a folder with the name `onnx` would be a package, too
+        importlib.import_module("onnxscript.optimizer")
         import_onnxruntime()
     except ImportError as error:
         raise BackendError(
@@ -105,8 +104,6 @@ def require_libraries() -> None:
             found=f"{type(error).__name__}: {error}",
             hint=extra_hint("onnxruntime"),
         ) from error
-    assert onnx.__version__
-    assert onnxscript.__version__
 
 
 def requirement(options: Options) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from threading import Lock
 from typing import Any
 
 SWITCH = "ORT_DISABLE_TELEMETRY"
+IMPORTING = Lock()
 
 
 def import_onnxruntime() -> Any:
     # Importing it starts threads that send messages to its vendor, and writes a number of the machine and a database
     # below the user's cache folder. A build and a loaded model do neither: the library has a switch, which it reads as
     # it is imported. What the user has set there stays as it is, and so does what the process has imported before.
-    chosen = SWITCH in os.environ
-    os.environ.setdefault(SWITCH, "1")
-    try:
-        import onnxruntime
-    finally:
-        if not chosen:
-            del os.environ[SWITCH]
+    with IMPORTING:  # of two loads at a time one would take away the other's switch, or leave its own behind
+        chosen = SWITCH in os.environ
+        os.environ.setdefault(SWITCH, "1")
+        try:
+            import onnxruntime
+        finally:
+            if not chosen:
+                del os.environ[SWITCH]
     return onnxruntime

@@ -61,7 +61,7 @@ def try_call(node: Node) -> str:
     except BackendError as error:
         return f"torch's exporter does not translate it: {error.found.splitlines()[0]}"
     except Exception as error:
-        return f"ONNX Runtime refuses it: {str(error).splitlines()[0]}"
+        return f"ONNX Runtime refuses it: {f'{type(error).__name__}: {error}'.splitlines()[0]}"
     return ""
 
 

@@ -102,7 +102,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
             cause = cause.__cause__
         raise BackendError(
             "an operation could not be translated to ONNX",
-            found=f"{str(error).splitlines()[0]}: {type(cause).__name__}: {cause}",
+            found=f"{f'{type(error).__name__}: {error}'.splitlines()[0]}: {type(cause).__name__}: {cause}",
             hint="name the operator in the backend's option `exclude`",
         ) from error
     for node in model.graph:

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 INSTALL = 'install it: `pip install "hatch-lower[openvino]"`'
 TELEMETRY = "openvino_telemetry"
+IMPORTING = Lock()
 
 
 def import_openvino() -> Any:
     # Importing it sends a message to its vendor and writes into the home folder, where the telemetry package that it
     # brings is found. A build and a loaded model do neither, so the package is hidden meanwhile; the library has a way
     # of its own to do without.
-    with hidden(TELEMETRY):
+    with IMPORTING, hidden(TELEMETRY):
         return importlib.import_module("openvino")
 
 
