@@ -125,7 +125,8 @@ class Executor:
         program = self._program
         entry = program.plan.delegates[index]
         try:
-            return program.kinds[index].load(program.blobs[index], [self._constants[name] for name in entry.constants])
+            constants = [self._constants[name] for name in entry.constants]
+            loaded: object = program.kinds[index].load(program.blobs[index], constants)
         except LowerError:
             raise
         except Exception as error:
@@ -135,6 +136,14 @@ class Executor:
                 found=f"{type(error).__name__}: {error}",
                 hint="install the versions that the program requires, or build the wheel again",
             ) from error
+        if not isinstance(loaded, Delegate):
+            raise ProgramError(
+                f"the backend `{entry.backend}` loads something else than a `Delegate`",
+                where=entry.file,
+                found=f"`{type(loaded).__name__}`",
+                hint="this is a fault of the backend: report it to its authors",
+            )
+        return loaded
 
     def _run_of(self, index: int) -> Callable[..., Any]:
         # looked up in each call where `reset` replaces the delegate

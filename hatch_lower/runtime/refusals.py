@@ -189,7 +189,9 @@ class OutputCheck:
         self._where = where
         self._expected = expected
 
-    def __call__(self, outputs: Sequence[object], sizes: Mapping[str, int]) -> None:
+    def __call__(self, outputs: object, sizes: Mapping[str, int]) -> None:
+        if not isinstance(outputs, Sequence):
+            raise self._error(self._where, f"`{type(outputs).__name__}` instead of a sequence of outputs")
         if len(outputs) != len(self._expected):
             raise self._error(self._where, f"{len(outputs)} outputs instead of {len(self._expected)}")
         for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):

@@ -12,7 +12,7 @@ For a method with one delegate the source reads like this (identifiers shortened
         if not image.is_contiguous(): image = restride(image, (n1, 1,))
         try: v1 = delegate([image])
         except Exception as error: failed(error)
-        if len(v1) != 1: check_outputs(v1, {})
+        if type(v1) is not list or len(v1) != 1: check_outputs(v1, {})
         v2 = v1[0]
         del v1
         return v2
@@ -53,8 +53,8 @@ from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
 
 
-class Scope(Frozen):
-    """What is known where the code of one graph is written; it is completed on the way."""
+class GraphScope(Frozen):
+    """What is known where the code of one graph is written; its dicts grow meanwhile."""
 
     variables: dict[int, str]  # of slots
     symbols: dict[str, str]  # the variables of sizes
@@ -85,7 +85,7 @@ class MethodWriter:
         body = checks.write()
         slots = method.graph.inputs
         checked = dict(zip(slots, method.inputs, strict=True))
-        scope = Scope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
+        scope = GraphScope(dict(zip(slots, leaves, strict=True)), checks.symbols, checked)
         body += self._write_graph(method.graph, scope, self._kept_slots())
         body += self._write_end(scope, leaves)
         if self._is_locked:
@@ -135,7 +135,7 @@ class MethodWriter:
             f" with {autocast}({device}, enabled=False): return {names.local('method')}({', '.join(arguments)})",
         ]
 
-    def _write_graph(self, graph: Graph, scope: Scope, kept: frozenset[int] = frozenset()) -> list[str]:
+    def _write_graph(self, graph: Graph, scope: GraphScope, kept: frozenset[int] = frozenset()) -> list[str]:
         last = last_uses(graph, kept)
         lines: list[str] = []
         for index, instruction in enumerate(graph.instructions):
@@ -153,7 +153,7 @@ class MethodWriter:
         slots = {value.slot for value in references_to_values(sources)}
         return frozenset(slots | {method.graph.inputs[index] for index, _ in method.input_mutations})
 
-    def _write_instruction(self, instruction: Instruction, out: str, scope: Scope) -> list[str]:
+    def _write_instruction(self, instruction: Instruction, out: str, scope: GraphScope) -> list[str]:
         args = self._arguments(instruction.args, scope)
         match instruction:
             case OpCall():
@@ -176,7 +176,7 @@ class MethodWriter:
                 return self._write_while(instruction, args, out, scope)
         return [f"{out} = {self._rows_code(instruction, args, scope)}"]
 
-    def _write_delegate(self, instruction: DelegateCall, args: list[str], out: str, scope: Scope) -> list[str]:
+    def _write_delegate(self, instruction: DelegateCall, args: list[str], out: str, scope: GraphScope) -> list[str]:
         where = f"delegate {instruction.delegate} of {self._where}"
         lines: list[str] = []
         given: list[str] = []
@@ -201,18 +201,20 @@ class MethodWriter:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
             lines.append(f"{check}({out}, {{{', '.join(known)}}})")
         else:
+            kind, plain = self.names.bind("type", type, "type"), self.names.bind("list", list, "list")
             length = self.names.bind("len", len, "len")
-            lines.append(f"if {length}({out}) != {len(instruction.outputs)}: {check}({out}, {{}})")
+            wrong = f"{kind}({out}) is not {plain} or {length}({out}) != {len(instruction.outputs)}"
+            lines.append(f"if {wrong}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
 
-    def _write_while(self, loop: While, args: list[str], out: str, scope: Scope) -> list[str]:
+    def _write_while(self, loop: While, args: list[str], out: str, scope: GraphScope) -> list[str]:
         extra = self._arguments(loop.extra, scope)
         carried = [f"*{out}", *extra]
         condition = self._call_graph(loop.condition, carried, scope)
         body = self._call_graph(loop.body, carried, scope)
         return [f"{out} = {tuple_code(args)}", f"while {condition}[0]: {out} = {body}"]
 
-    def _rows_code(self, loop: Map | Scan, args: list[str], scope: Scope) -> str:
+    def _rows_code(self, loop: Map | Scan, args: list[str], scope: GraphScope) -> str:
         function, given = self._write_function(loop.body, scope)
         if given:
             function = f"{self.names.bind('partial', partial, 'partial')}({', '.join([function, *given])})"
@@ -223,25 +225,25 @@ class MethodWriter:
         where = self.names.bind("where", self._where, "where")
         return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
 
-    def _call_graph(self, graph: Graph, args: Sequence[str], scope: Scope) -> str:
+    def _call_graph(self, graph: Graph, args: Sequence[str], scope: GraphScope) -> str:
         function, given = self._write_function(graph, scope)
         return f"{function}({', '.join([*given, *args])})"
 
-    def _write_function(self, graph: Graph, outer: Scope) -> tuple[str, list[str]]:
+    def _write_function(self, graph: Graph, outer: GraphScope) -> tuple[str, list[str]]:
         """Write a function for a nested graph; return its name, and the code of its first arguments: sizes."""
         needed = sorted(symbols_of(graph) & outer.symbols.keys())
         sizes = {symbol: self.names.fresh("s") for symbol in needed}
         variables = {slot: self.names.local(f"v{slot}") for slot in graph.inputs}
         function = self.names.fresh("graph")
         parameters = [*sizes.values(), *(variables[slot] for slot in graph.inputs)]
-        scope = Scope(variables, dict(sizes), {})
+        scope = GraphScope(variables, dict(sizes), {})
         lines = self._write_graph(graph, scope)
         outputs = self._arguments(graph.outputs, scope)
         lines = [f"def {function}({', '.join(parameters)}):", *indented([*lines, f"return {tuple_code(outputs)}"])]
         self._functions += lines
         return function, [outer.symbols[symbol] for symbol in needed]
 
-    def _write_end(self, scope: Scope, leaves: Sequence[str]) -> list[str]:
+    def _write_end(self, scope: GraphScope, leaves: Sequence[str]) -> list[str]:
         # All values were computed from the old contents, so what shares memory with something that is about to be
         # overwritten is cloned first. An output never shares memory with a constant: writing into it would change the
         # model, and every other instance.
@@ -276,7 +278,7 @@ class MethodWriter:
             copies.append(f"{target}.copy_({code})")
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
-    def _keywords(self, call: OpCall, scope: Scope) -> Iterator[str]:
+    def _keywords(self, call: OpCall, scope: GraphScope) -> Iterator[str]:
         # `from`, which torch uses and Python reserves, goes through a dict
         for name, argument in call.kwargs.items():
             code = self._argument(argument, scope)
@@ -285,10 +287,10 @@ class MethodWriter:
             else:
                 yield f"{name}={code}"
 
-    def _arguments(self, arguments: Iterable[Argument], scope: Scope) -> list[str]:
+    def _arguments(self, arguments: Iterable[Argument], scope: GraphScope) -> list[str]:
         return [self._argument(argument, scope) for argument in arguments]
 
-    def _argument(self, argument: Argument, scope: Scope) -> str:
+    def _argument(self, argument: Argument, scope: GraphScope) -> str:
         if isinstance(argument, Value):
             return scope.variables[argument.slot]
         if isinstance(argument, ConstantName):

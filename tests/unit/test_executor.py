@@ -319,6 +319,26 @@ def test_a_wrong_number_of_outputs_is_an_error_of_that_call(monkeypatch: pytest.
         )
 
 
+@pytest.mark.parametrize("checks_outputs", [False, True])
+def test_outputs_that_are_no_sequence_are_an_error_of_that_call(
+    monkeypatch: pytest.MonkeyPatch, checks_outputs: bool
+) -> None:
+    # the tensor has as many rows as outputs are expected
+    for outputs in (None, 3, {0: torch.ones(3, 4)}, torch.ones(1, 3, 4)):
+        monkeypatch.setattr(Returning, "run", lambda self, inputs, outputs=outputs: outputs)
+        with pytest.raises(ProgramError, match="a delegate returned something else") as caught:
+            returned(monkeypatch, expected=[tensor_input("s0", 4)], checks_outputs=checks_outputs)
+        assert caught.value.found == f"`{type(outputs).__name__}` instead of a sequence of outputs"
+
+
+def test_a_delegate_that_loads_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Returning, "load", classmethod(lambda cls, blob, constants: None))
+    with pytest.raises(ProgramError) as caught:
+        returned(monkeypatch, torch.ones(3, 4), expected=[tensor_input("s0", 4)])
+    assert caught.value.what == "the backend `returning` loads something else than a `Delegate`"
+    assert caught.value.found == "`NoneType`"
+
+
 @pytest.mark.parametrize(
     ("output", "expected", "found"),
     [
