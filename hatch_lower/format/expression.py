@@ -13,15 +13,26 @@ from hatch_lower.format.codec import Damage, encode, read_integer, read_list
 
 DEPTH_LIMIT = 32
 POWER_LIMIT = 64
+
+
+def divide(numerator: int, denominator: int) -> int:
+    # -1 is no size, and so refused where it is compared
+    return numerator // denominator if denominator else -1
+
+
+def modulo(numerator: int, denominator: int) -> int:
+    return numerator % denominator if denominator else -1
+
+
 # operation to its number of arguments (`None`: one or more) and its value; a division by a symbol that is 0 gives -1,
 # which is no size
 OPERATIONS: Mapping[str, tuple[int | None, Callable[[Sequence[int]], int]]] = MappingProxyType(
     {
         "add": (None, sum),
-        "floordiv": (2, lambda args: args[0] // args[1] if args[1] else -1),
+        "floordiv": (2, lambda args: divide(*args)),
         "max": (None, max),
         "min": (None, min),
-        "mod": (2, lambda args: args[0] % args[1] if args[1] else -1),
+        "mod": (2, lambda args: modulo(*args)),
         "mul": (None, math.prod),
         "neg": (1, lambda args: -args[0]),
         "pow": (2, lambda args: int(args[0] ** args[1])),
@@ -109,10 +120,10 @@ def expression_text(expression: Expression, names: Mapping[str, str]) -> str:
 
 
 def _degree(expression: Expression) -> int:
-    # the product of the exponents over the deepest power: what it takes to evaluate grows with it
+    # how many factors are multiplied in the end: what it takes to evaluate grows with it
     if not isinstance(expression, Compound):
         return 1
-    inner = max(map(_degree, expression.args))
+    inner = (sum if expression.op == "mul" else max)(map(_degree, expression.args))
     exponent = expression.args[-1] if expression.op == "pow" else 1
     return inner * max(1, exponent) if isinstance(exponent, int) else inner
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from hatch_lower.format.expression import Compound, Expression
+from hatch_lower.format.expression import Compound, Expression, divide, modulo
 
 
 class Names:
@@ -72,12 +72,3 @@ def expression_code(expression: Expression, variables: Mapping[str, str], names:
             return f"{names.bind(expression.op, function, expression.op)}({', '.join(args)})"
     signs = {"add": " + ", "sub": " - ", "mul": "*", "floordiv": "//", "mod": " % ", "pow": "**"}
     return f"({signs[expression.op].join(args)})"
-
-
-def divide(numerator: int, denominator: int) -> int:
-    # -1 is no size, and so refused where it is compared
-    return numerator // denominator if denominator else -1
-
-
-def modulo(numerator: int, denominator: int) -> int:
-    return numerator % denominator if denominator else -1
