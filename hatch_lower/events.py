@@ -90,6 +90,8 @@ class LineReporter:
 
 
 class LiveReporter:
+    """Keeps one line on a terminal that says what is being done; above it is a line for each finished stage."""
+
     # where several models are lowered side by side, the stage that began last is shown
     def __init__(self, stream: TextIO, write_line: Callable[[str], None], columns: int) -> None:
         self._stream = stream

@@ -35,7 +35,7 @@ class CallMap:
         self.given = given
         self.passed = passed  # positions of the inputs that the engine gets
         self.outputs = outputs
-        # that the engine has
+        # how many results the engine has
         self.results = len({index for output in outputs if (index := result_of(output)) is not None})
         self.passes_all = passed == list(range(given))
         self.returns_all = outputs == list(range(len(outputs)))
@@ -87,7 +87,7 @@ def read_call_map(facts: Mapping[str, Any]) -> CallMap:
 
 
 def is_output(output: object, given: int) -> bool:
-    # a compile half could have written it
+    """Return whether an output is in one of the forms that `CallMap` names."""
     match output:
         case bool():
             return False

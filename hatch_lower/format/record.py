@@ -17,7 +17,7 @@ class MethodRecord:
     """What an exported method was, before decomposition; sha256 each."""
 
     graph: str  # canonical form
-    names: str  # what torch and the author noted at its nodes among them
+    names: str  # of its nodes, with what torch and the author noted at them
     examples: str  # inputs
     state: Mapping[str, str]  # by constant
     form: str  # blob in the store: zlib-compressed JSON with the canonical form and the source lines

@@ -9,9 +9,9 @@ from typing import Annotated, NamedTuple
 from hatch_lower.format.codec import GREATEST_INTEGER, Damage, shown
 
 
-def read_natural(value: object, limit: int = GREATEST_INTEGER) -> int:
-    if type(value) is not int or not 0 <= value <= limit:
-        raise Damage(f"{shown(value)} instead of an integer from 0 to {limit}")
+def read_natural(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= GREATEST_INTEGER:
+        raise Damage(f"{shown(value)} instead of an integer from 0 to {GREATEST_INTEGER}")
     return value
 
 

@@ -101,7 +101,6 @@ SOURCES_SCHEMA = 1
 
 
 class Sources(Frozen):
-    # model to the file's path below the project, its time in nanoseconds and digest
     """The files that exports read."""
 
     # model to the file's path below the project, its time in nanoseconds and digest

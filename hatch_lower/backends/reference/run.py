@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LENGTH_BYTES = 8
-WEIGHTS = "the weights of a delegate of the reference backend are"
+WEIGHTS = "the weights of a delegate of the reference backend are damaged"
 
 
 class ReferenceDelegate(Delegate):
@@ -68,11 +68,11 @@ def split_blob(data: bytes, where: str) -> tuple[bytes, bytes]:
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     end = LENGTH_BYTES + length
     if len(data) < LENGTH_BYTES or end > len(data):
-        raise damaged("a delegate of the reference backend is", where, f"{len(data)} bytes instead of at least {end}")
+        raise damaged(
+            "a delegate of the reference backend is damaged", where, f"{len(data)} bytes instead of at least {end}"
+        )
     return data[LENGTH_BYTES:end], data[end:]
 
 
 def damaged(what: str, where: str, found: str) -> ProgramError:
-    return ProgramError(
-        f"{what} damaged", where=where, found=found, hint="install the package again, or build it again"
-    )
+    return ProgramError(what, where=where, found=found, hint="install the package again, or build it again")

@@ -18,6 +18,7 @@ from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
+from hatch_lower.runtime.refusals import describe_value
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -78,13 +79,11 @@ def words(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    # of a module in eager mode
-    # as they were before it
-    arguments: tuple[object, ...]
-    # what it returned
+    """One call of a module in eager mode."""
+
+    arguments: tuple[object, ...]  # as they were before it
     result: object
-    # the arguments as it left them
-    after: tuple[object, ...]
+    after: tuple[object, ...]  # the arguments as it left them
 
     def copied(self) -> tuple[object, ...]:
         return copy.deepcopy(self.arguments)
@@ -135,14 +134,10 @@ def leaf_difference(found: object, expected: object, tolerance: Tolerance) -> st
         close = isinstance(found, float) and isinstance(expected, float) and abs(found - expected) <= tolerance.atol
         return "" if same or close else f"{found!r:.60} instead of {expected!r:.60}"
     if found.dtype != expected.dtype or found.shape != expected.shape:
-        return f"{describe(found)} instead of {describe(expected)}"
+        return f"{describe_value(found)} instead of {describe_value(expected)}"
     wrong = wrong_places(expected, found, tolerance.widened([expected.dtype])).nonzero()
     if not len(wrong):
         return ""
     place = tuple(int(index) for index in wrong[0])
     count = f" ({len(wrong)} of {expected.numel()} numbers differ)"
     return f"{found[place].item()} instead of {expected[place].item()} at {list(place)}{count}"
-
-
-def describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
