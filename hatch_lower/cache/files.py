@@ -52,12 +52,13 @@ def in_folder(folder: Path, action: Callable[[], Result]) -> Result:
 
 
 @contextlib.contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
+def temporary_beside(path: Path, *, private: bool = False) -> Iterator[Path]:
     folder = path.parent
     handle, name = in_folder(folder, lambda: tempfile.mkstemp(prefix=".", suffix=LEFTOVER, dir=folder))
     os.close(handle)
     try:
-        os.chmod(name, file_mode(folder))
+        if not private:  # else nobody else's, not for a moment: that is how `mkstemp` makes it
+            os.chmod(name, file_mode(folder))
         yield Path(name)
     finally:
         with contextlib.suppress(FileNotFoundError):  # it was renamed

@@ -36,7 +36,7 @@ class PartitionKey(Key):
     compile_specs: tuple[tuple[str, str], ...]  # values in hexadecimal
     torch: str
     interpreter: str  # shapes the code that torch generates for some graphs
-    system: str  # and machine
+    system: str  # operating system and machine
     result_schema: int  # of the form in which results are stored
 
 

@@ -45,6 +45,16 @@ def test_the_secret_stays_the_same_and_only_its_owner_reads_it(tmp_path: Path) -
     assert secret(tmp_path / "other") != first
 
 
+def test_the_secret_is_open_to_nobody_else_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o2770)  # a cache that a group shares
+    modes = []
+    chmod = os.chmod
+    monkeypatch.setattr(os, "chmod", lambda path, mode, **rest: (modes.append(mode), chmod(path, mode, **rest)))
+    secret(tmp_path)
+    assert not [mode for mode in modes if mode & 0o077]
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("damaged", [b"", b"short", b"l" * 40])
 def test_a_damaged_secret_is_replaced(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "secret").write_bytes(damaged)

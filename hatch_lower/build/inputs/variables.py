@@ -56,8 +56,8 @@ def secret(folder: Path, *, keeps: bool = True) -> bytes:
     fresh = os.urandom(SECRET_BYTES)
     if not keeps:
         return fresh  # it is another one each time, so no recorded value is recognised
-    with suppress(OSError), temporary_beside(path) as part:
-        part.chmod(0o600)  # also in a folder that a group shares: whoever has the key can try out values
+    # also in a folder that a group shares: whoever has the key can try out values
+    with suppress(OSError), temporary_beside(path, private=True) as part:
         part.write_bytes(fresh)
         keep(part, path)
     return read_secret(path) or fresh
