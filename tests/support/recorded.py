@@ -82,6 +82,7 @@ class Project:
         tools: tuple[str, ...] = (),
         site: Path | None = None,
         ahead_ns: int = 0,
+        through: tuple[str, ...] = (),
         **variables: str,
     ) -> dict[str, Any]:
         """Return the recorded inputs of an export as JSON.
@@ -91,6 +92,7 @@ class Project:
             globs: declared inputs.
             tools: commands on which the result depends.
             site: one more folder with installed distributions.
+            through: a command that starts the child.
             ahead_ns: by how much the build's clock is ahead of the one that the files have their times from.
             variables: set for the child.
         """
@@ -112,7 +114,7 @@ class Project:
         began = time.time_ns() + 50_000_000 + ahead_ns
         request = [str(self.folder), str(work), log_path, began, globs, tools, self.metadata]
         done = subprocess.run(
-            [sys.executable, "-c", CHILD, json.dumps(request)],
+            [*through, sys.executable, "-c", CHILD, json.dumps(request)],
             cwd=self.folder,
             env=environment,
             capture_output=True,

@@ -320,6 +320,81 @@ COPIES = {
 }
 
 
+FAILING = {
+    "a link": "os.link('other.bin', 'data.bin')",
+    "a renaming of nothing": "os.rename('nothing.bin', 'data.bin')",
+    "a renaming from another file system": "os.rename('/dev/shm/FILE', 'data.bin')",
+    "a folder": "os.mkdir('data.bin')",
+}
+
+
+@pytest.mark.parametrize("call", FAILING.values(), ids=FAILING)
+def test_a_file_that_could_not_be_written_is_an_input(project: Project, call: str) -> None:
+    project.write("data.bin", "1")
+    project.write("other.bin")
+    elsewhere = Path("/dev/shm") / f"hatch-lower-{project.folder.parent.name}"
+    elsewhere.touch()
+    try:
+        inputs = project.record(
+            f"try:\n    {call.replace('FILE', elsewhere.name)}\nexcept OSError:\n    open('data.bin').read()"
+        )
+    finally:
+        elsewhere.unlink()
+    assert "project/data.bin" in inputs["files"]
+
+
+def test_a_file_is_an_input_where_a_program_took_the_library_out(project: Project) -> None:
+    project.write("data.bin", "1")
+    inputs = project.record("open('data.bin').read()", through=("env", "-u", "LD_PRELOAD"))
+    assert "project/data.bin" in inputs["files"]
+
+
+def test_a_file_that_could_not_be_linked_to_is_an_input(either: Project) -> None:
+    either.write("data.bin", "1")
+    either.write("other.bin")
+    inputs = either.record("try:\n    os.link('other.bin', 'data.bin')\nexcept OSError:\n    open('data.bin').read()")
+    assert "project/data.bin" in inputs["files"]
+    assert inputs["unknown"] == [] or either.library is None
+
+
+def test_a_file_that_is_made_because_it_is_not_there_is_known_to_be_absent(either: Project) -> None:
+    inputs = either.record("try:\n    open('made')\nexcept OSError:\n    open('made', 'w').close()\nopen('made')")
+    assert "project/made" in inputs["absent"]
+    assert "project/made" not in inputs["files"]
+    assert inputs["unknown"] == []
+
+
+def test_a_look_at_what_the_export_made_is_no_input(either: Project) -> None:
+    inputs = either.record("open('made', 'w').close()\nos.stat('made')\nos.remove('made')")
+    assert "project/made" not in inputs["absent"]
+    assert inputs["unknown"] == []
+
+
+def test_what_was_there_and_is_removed_is_a_reason_to_doubt(either: Project) -> None:
+    either.write("data.bin", "1")
+    inputs = either.record("os.path.exists('data.bin')\nopen('data.bin', 'w').close()\nos.remove('data.bin')")
+    assert "project/data.bin" not in inputs["absent"]
+    assert inputs["unknown"] != []
+
+
+def test_what_is_removed_where_nothing_is_gives_no_reason_to_doubt(either: Project) -> None:
+    inputs = either.record("from pathlib import Path\nos.path.exists('x')\nPath('x').unlink(missing_ok=True)")
+    assert "project/x" in inputs["absent"]
+    assert inputs["unknown"] == []
+
+
+TIMES = {
+    "beside a folder": "folder = os.open('.', os.O_RDONLY)\nos.stat('data.bin', dir_fd=folder)",
+    "by name": "os.stat(follow_symlinks=True, path='data.bin')",
+}
+
+
+@pytest.mark.parametrize("code", TIMES.values(), ids=TIMES)
+def test_a_time_that_is_asked_for_is_an_input(either: Project, code: str) -> None:
+    either.write("data.bin", "1")
+    assert "project/data.bin" in either.record(code)["times"]
+
+
 @pytest.mark.parametrize("code", COPIES.values(), ids=COPIES)
 def test_whoever_takes_all_variables_reads_all_if_it_is_the_project(unaided: Project, code: str) -> None:
     assert {"COLOUR", "HOME"} <= set(unaided.record(code, COLOUR="red", HOME="/h")["environment"])

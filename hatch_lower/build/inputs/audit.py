@@ -76,7 +76,7 @@ class AuditEvents:
         # was empty. This one comes first.
         creates = flags & (os.O_TRUNC | os.O_CREAT) and not self._notes.is_there(path)
         if creates or (flags & os.O_TRUNC and not doubtful):
-            self._notes.note_change(events.WRITTEN, path)
+            self._notes.note_written(path)
         elif access != os.O_WRONLY:
             self._notes.note(events.READ, path)
 
@@ -94,17 +94,18 @@ class AuditEvents:
         if folder == NO_FOLDER and not self._notes.is_there(path):
             self._notes.note_change(events.FOLDER_MADE, path)
 
-    def _on_remove(self, path: object, *_: object) -> None:
-        self._notes.note_change(events.REMOVED, path)
+    def _on_remove(self, path: object, folder: int = NO_FOLDER) -> None:
+        if folder == NO_FOLDER and self._notes.is_there(path):
+            self._notes.note_change(events.REMOVED, path)
 
     def _on_rename(self, source: object, target: object, *folders: int) -> None:
-        if set(folders) <= {NO_FOLDER}:
+        if set(folders) <= {NO_FOLDER} and self._notes.is_there(source):  # else it fails
             self._notes.note(events.READ, source)
             self._notes.note_change(events.REMOVED, source)
-            self._notes.note_change(events.WRITTEN, target)
+            self._notes.note_written(target)
 
     def _on_link(self, source: object, target: object, *folders: int) -> None:
-        if set(folders) <= {NO_FOLDER}:
+        if set(folders) <= {NO_FOLDER} and not self._notes.is_there(target):  # else it fails
             self._notes.note(events.READ, source)
             self._notes.note_change(events.WRITTEN, target)
             if self._notes.log is None:  # else the library notes it

@@ -175,7 +175,9 @@ class Collector:
             elif path in self.observations.asked.folders_made:
                 continue
             elif path in self.observations.made:
-                if not self.is_initial(located):
+                if self.was_another(path, ABSENT):
+                    self.doubt(located)
+                elif not self.is_initial(located):
                     self.absent.add(located)
             elif self.was_another(path, state):
                 self.doubt(located)

@@ -16,17 +16,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+# Kinds that only the library notes
+UPDATED, DENIED, LINK, LISTED, LISTED_BY_PROGRAM, EXECUTED, PROCESS = "B", "D", "K", "L", "F", "X", "P"
+VARIABLE, NETWORK, BOUND = "V", "N", "U"
 # Kinds that only the recorder notes
 LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE = "A", "E", "Y"
 FOLDER_MADE, REMOVED, VARIABLE_SET = "G", "O", "Z"
 # Kinds that it notes in place of the library, too
 READ, WRITTEN, MISSING, LOOKED, TIMED, HARD_LINKED, INCOMPLETE = "R", "W", "M", "S", "T", "H", "I"
-PATH_KINDS = frozenset("RWBMDSKLFXPTHAEYGO")
-OTHER_KINDS = frozenset("VNIUZ")
+OTHER_KINDS = frozenset({VARIABLE, NETWORK, INCOMPLETE, BOUND, VARIABLE_SET})  # their text is no path
+LOOKS = frozenset({MISSING, LOOKED, LINK, DENIED})
+LISTINGS = frozenset({LISTED, LISTED_BY_PROGRAM, LISTED_BY_IMPORT, LISTED_BY_METADATA, LISTED_BY_CODE})
+CHANGES = frozenset({WRITTEN, UPDATED, FOLDER_MADE, REMOVED})
+PATH_KINDS = LOOKS | LISTINGS | CHANGES | {READ, EXECUTED, PROCESS, TIMED, HARD_LINKED}
 # How the system calls what a descriptor stands for where it is no file; programs look for files of that name
 NO_FILES = ("pipe:[", "socket:[", "anon_inode:")
 # Kinds that count wherever they stand in the log: what was written, and which processes there were
-KEPT_KINDS = frozenset("WP")
+KEPT_KINDS = frozenset({WRITTEN, PROCESS})
 
 
 class Record(NamedTuple):
@@ -122,19 +128,22 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
         if kind == MISSING and text.endswith("/"):  # a file was looked for like a folder
             kind = LOOKED
         # what the export made is no input, and what it set is no variable of its surroundings: the first event decides
-        if kind in "RB" and named not in written:
+        if kind in (READ, UPDATED) and named not in written:
             opened[named] = None
         elif kind == REMOVED and named not in written:
             removed[named] = None
         elif kind == FOLDER_MADE:
             written[named] = None
-        elif (kind == "V" and text in kinds[VARIABLE_SET]) or (kind == "N" and text in kinds["U"]):
+        elif (kind == VARIABLE and text in kinds[VARIABLE_SET]) or (kind == NETWORK and text in kinds[BOUND]):
             continue
+        made = named in written and named not in opened
+        if made and kind in LOOKS:
+            continue  # what the export made tells nothing of what was there before
         if target:
             targets.setdefault(plain(target), []).append(named)
         if state and kind == HARD_LINKED:
             linked[state] = None
-        elif state:
+        elif state and not made:
             states.setdefault(named, {})[state] = None
         kinds[kind][named] = None
     for path in kinds[MISSING]:
@@ -142,17 +151,17 @@ def fold(events: Iterable[Record], reasons: Iterable[str] = ()) -> Observed:
     opened.update(led_elsewhere(opened, targets, written))
     return Observed(
         opened=tuple(opened),
-        written=tuple(written | kinds["B"]),
+        written=tuple(written | kinds[UPDATED]),
         missing=tuple(kinds[MISSING]),
         looked_at=tuple(kinds[LOOKED]),
-        links=tuple(kinds["K"]),
-        listed=tuple(kinds["L"] | kinds["F"]),
-        listed_by_programs=tuple(kinds["F"]),
-        denied=tuple(kinds["D"]),
-        variables=tuple(kinds["V"]),
-        executed=tuple(kinds["X"]),
-        processes=tuple(kinds["P"]),
-        network=tuple(dict.fromkeys(address_text(address) for address in kinds["N"])),
+        links=tuple(kinds[LINK]),
+        listed=tuple(kinds[LISTED] | kinds[LISTED_BY_PROGRAM]),
+        listed_by_programs=tuple(kinds[LISTED_BY_PROGRAM]),
+        denied=tuple(kinds[DENIED]),
+        variables=tuple(kinds[VARIABLE]),
+        executed=tuple(kinds[EXECUTED]),
+        processes=tuple(kinds[PROCESS]),
+        network=tuple(dict.fromkeys(address_text(address) for address in kinds[NETWORK])),
         incomplete=tuple(incomplete | kinds[INCOMPLETE]),
         timed=tuple(kinds[TIMED]),
         linked=tuple(linked),

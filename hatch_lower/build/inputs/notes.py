@@ -30,8 +30,9 @@ class Notes:
     """What was noted: events, in the preloaded library's log where there is one, and facts that have no order."""
 
     def __init__(self, log: Path | None) -> None:
-        self.log = log
         self._switch = RecordingSwitch()
+        # a program between the build and this process may have taken the library out
+        self.log = log if self._switch.is_there else None
         self._events: dict[Record, None] = {}  # without the library; a set that keeps its order
         self._began = 0
         self._ended: int | None = None
@@ -89,7 +90,7 @@ class Notes:
             text = os.path.join(os.getcwd(), os.fsdecode(path)) if isinstance(path, PATHS) else ""
         except (OSError, TypeError, ValueError):
             return ""
-        if ".." not in text.split("/"):
+        if ".." not in text.split("/") and not text.startswith("/proc/self/fd/"):
             return os.path.normpath(text) if text else ""
         with self.silent():  # behind a link it means something else
             return os.path.realpath(text)
@@ -121,6 +122,11 @@ class Notes:
         if text:
             self._add(kind, text)
 
+    def note_written(self, path: object) -> None:
+        """Note a file that a call is about to make or to empty; the library tells itself whether a call worked."""
+        if self.log is None or not self.is_there(path):
+            self.note_change(events.WRITTEN, path)
+
     def note_variable_set(self, name: str) -> None:
         self._add(events.VARIABLE_SET, name)
 
@@ -138,12 +144,14 @@ class Notes:
             self._add(events.INCOMPLETE, reason.replace("\0", " "))
 
     def _add(self, kind: str, text: str) -> None:
+        if kind in (events.READ, events.LOOKED) and not self.is_there(text):
+            kind = events.MISSING  # what is made after that is no input
         if self.log is not None:
             self._switch.note(kind, text)
             return
         state = state_of(text, kind) if kind in WITH_STATE else ""
         self._events.setdefault(Record(kind, text, state))
-        if kind in (events.READ, events.LOOKED) and not state:
+        if kind in (events.READ, events.LOOKED) and not state:  # a link that leads nowhere
             self._events.setdefault(Record(events.MISSING, text))
 
 

@@ -2,7 +2,7 @@
  *
  * Loaded with LD_PRELOAD, so native code and child processes are in it too. Each function below calls the next one of
  * its name and notes what came of it. A record is one kind, one path (absolute, not normalised) and one zero byte, in
- * one write at the end of the log; `preload.py` reads it and has the list of kinds. Before the path is the state of what
+ * one write at the end of the log; `log.py` reads it. Before the path is the state of what
  * was found there, where the call tells it: device, inode, mode, size, times of modification and of change.
  *
  * Everything here may run in a signal handler, between vfork and exec, or before main: notes are taken with system

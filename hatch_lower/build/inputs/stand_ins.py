@@ -167,7 +167,8 @@ def timing_function(
 ) -> Callable[Arguments, Result]:
     def timing(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if counts(sys._getframe(1)):
-            path = next(iter((*arguments, *named.values())), ".")
+            path = next(iter((*arguments, *(named[name] for name in ("path", "fd") if name in named))), None)
+            path = "." if path is None else path
             folder = named.get("dir_fd")
             if folder is not None and isinstance(path, (str, bytes, os.PathLike)):
                 path = os.path.join(f"/proc/self/fd/{folder}", os.fsdecode(path))
