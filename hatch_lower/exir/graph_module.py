@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import all_nodes, attribute_of
+
+Kind = TypeVar("Kind", bound=torch.nn.Module)
 
 higher_order = torch.ops.higher_order
 COND = {higher_order.cond: [1, 2]}
@@ -16,25 +20,35 @@ SCAN = {higher_order.scan: [0]}
 WHILE = {higher_order.while_loop: [0, 1]}
 
 
+def submodule_of(graph_module: GraphModule, node: Node, arg_index: int, kind: type[Kind]) -> tuple[str, Kind]:
+    """Return the module that an operation is given, and its name; an `EdgeError` if it is given something else."""
+    attribute = node.args[arg_index] if arg_index < len(node.args) else None
+    found = f"`{attribute}`"
+    if isinstance(attribute, Node) and attribute.op == "get_attr":
+        module = attribute_of(graph_module, str(attribute.target))
+        if isinstance(module, kind):
+            return str(attribute.target), module
+        found = f"a `{type(module).__module__}.{type(module).__qualname__}`"
+    raise EdgeError(
+        f"`{node.target}` is called with something else than a `{kind.__module__}.{kind.__qualname__}`",
+        where=f"node `{node.name}`, argument {arg_index}",
+        found=found,
+        hint="give it an attribute of the graph that is one; what ExecuTorch lowered, lower with hatch-lower instead",
+    )
+
+
 def _get_submodule(graph_module: GraphModule, node: Node, arg_index: int) -> tuple[str, torch.nn.Module, Node]:
-    attribute = node.args[arg_index]
-    assert isinstance(attribute, Node)
-    name = str(attribute.target)
-    module = attribute_of(graph_module, name)
-    assert isinstance(module, torch.nn.Module)
-    return name, module, node
+    return *submodule_of(graph_module, node, arg_index, torch.nn.Module), node
 
 
 def _get_control_flow_submodules(
     graph_module: GraphModule, op_to_submodule_arg_index: Mapping[HigherOrderOperator, Sequence[int]]
 ) -> list[tuple[str, GraphModule, Node]]:
-    submodules = []
-    for node in graph_module.graph.nodes:
-        for index in op_to_submodule_arg_index.get(node.target, ()):
-            name, module, operation = _get_submodule(graph_module, node, index)
-            assert isinstance(module, GraphModule)
-            submodules.append((name, module, operation))
-    return submodules
+    return [
+        (*submodule_of(graph_module, node, index, GraphModule), node)
+        for node in graph_module.graph.nodes
+        for index in op_to_submodule_arg_index.get(node.target, ())
+    ]
 
 
 def get_control_flow_submodules(graph_module: GraphModule) -> list[tuple[str, GraphModule, Node]]:

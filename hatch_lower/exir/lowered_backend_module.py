@@ -14,7 +14,7 @@ from hatch_lower.exir._serialize._named_data_store import NamedDataStoreOutput
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program, flat_signature
-from hatch_lower.exir.graph_module import _get_submodule
+from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowering.submodules import arrange_graph_outputs as arrange_graph_outputs
 from hatch_lower.exir.lowering.submodules import arrange_graph_placeholders as arrange_graph_placeholders
 from hatch_lower.exir.lowering.submodules import (
@@ -61,7 +61,8 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, object] | None) -> LoweredBackendModule:
-        # passes copy whole graph modules: the weights and the blob, which never change, must not be copied with them
+        # passes copy whole graph modules: what never changes is not copied with them, which is the weights, the blob, and
+        # the lowered modules that the original program calls itself
         module = LoweredBackendModule(
             copy_program(self._original_exported_program),
             self._backend_id,
@@ -125,12 +126,8 @@ class LoweredBackendModule(torch.nn.Module):
 
 def get_lowered_submodules(graph_module: GraphModule) -> list[tuple[str, LoweredBackendModule, Node]]:
     """Return the name, the module and the call of each delegate call of a graph, without those of nested graphs."""
-    lowered = []
-    for node in graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
-        name, module, call = _get_submodule(graph_module, node, 0)
-        assert isinstance(module, LoweredBackendModule)
-        lowered.append((name, module, call))
-    return lowered
+    calls = graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
+    return [(*submodule_of(graph_module, call, 0, LoweredBackendModule), call) for call in calls]
 
 
 def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:

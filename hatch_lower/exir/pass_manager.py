@@ -32,7 +32,12 @@ class PassManager(fx.PassManager):
 
     # fx calls it before the first pass, and after each only with `run_checks_after_each_pass`
     def check(self, module: torch.nn.Module) -> None:
-        assert isinstance(module, GraphModule)
+        if not isinstance(module, GraphModule):
+            raise EdgeError(
+                "passes run over graph modules only",
+                found=f"a value of the type `{type(module).__name__}`",
+                hint="give the manager `program.graph_module`, and let each pass return one",
+            )
         module.recompile()
         module.graph.lint()
         for node in module.graph.nodes:

@@ -32,8 +32,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         PackageError: if the folder holds something.
         EdgeError: for what a plan cannot hold.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.exists() and any(folder.iterdir()):
         raise PackageError(
             "a lowered program is saved into an empty folder only",
             where=str(folder),
@@ -47,6 +46,7 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
         parameters = capture_program(model, name, program, examples_needed=False).parameters
         methods[name] = LoweredMethod(name, program, parameters, lowered.reasons.get(name, {}))
     emitted = emit_program(model, methods)
+    folder.mkdir(parents=True, exist_ok=True)
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
     files = packager.write_program(RECIPE, emitted)
     stored = packager.write_storages(merge_storages([emitted.storages]))

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
+from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.tensors import span_length, storage_key
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -34,10 +35,15 @@ def constant_placeholders(program: ExportedProgram) -> dict[Node, InputSpec]:
 
 
 def constant_of(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
-    assert spec.target is not None
+    name = str(spec.target)
     # buffers that are not persistent are in no state dictionary, but among the constants
-    tensor = program.state_dict[spec.target] if spec.target in program.state_dict else program.constants[spec.target]
-    assert isinstance(tensor, torch.Tensor)
+    tensor = program.state_dict[name] if name in program.state_dict else program.constants.get(name)
+    if not isinstance(tensor, torch.Tensor):  # both dictionaries can be changed after torch has checked them
+        raise EdgeError(
+            f"the program has no tensor for its {spec.kind.name.lower().replace('_', ' ')} `{name}`",
+            found="nothing" if tensor is None else f"a value of the type `{type(tensor).__name__}`",
+            hint="leave `state_dict` and `constants` of an exported program as they are",
+        )
     return tensor
 
 

@@ -42,9 +42,8 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
-    assert isinstance(value, torch.Tensor)
     return value.layout is torch.strided and value.device.type == "cpu"
 
 

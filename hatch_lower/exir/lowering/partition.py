@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec
 from hatch_lower.exir.graph.state import STATE_MUTATIONS, constant_of, constant_placeholders
-from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.exir.graph.surgery import attribute_of, output_values
 from hatch_lower.exir.graph.tensors import storage_key
 
 
@@ -245,15 +245,13 @@ def collect_borders(member: Mapping[Node, Partition], partitions: list[Partition
                 if member.get(source) is not partition and source not in owned:
                     inputs[source] = None
             outside = [user for user in node.users if member.get(user) is not partition]
-            if outside and not (node in written and only_written(node, outside)):
+            if outside and not (node in written and only_written(partition.module, node, outside)):
                 partition.outputs.append(node)
         partition.inputs = list(inputs)
 
 
-def only_written(node: Node, outside: list[Node]) -> bool:
+def only_written(module: GraphModule, node: Node, outside: list[Node]) -> bool:
     """Return whether the program's output is the only outside user, and it only writes the value to a buffer."""
     if any(user.op != "output" for user in outside):
         return False
-    values = outside[0].args[0]
-    assert isinstance(values, (list, tuple))
-    return sum(value is node for value in values) == 1
+    return sum(value is node for value in output_values(module)) == 1

@@ -267,7 +267,13 @@ def create_exported_program_from_submodule(
     consumed: dict[str, OutputSpec] = {}
     output_specs: list[OutputSpec] = []
     for index, value in enumerate(output_values(submodule)):
-        assert isinstance(value, Node)
+        if not isinstance(value, Node):
+            raise PartitionError(
+                "a submodule returns something that none of its operations computes",
+                where=f"tag `{tag}`, output {index}",
+                found=repr(value),
+                hint="leave literals to the graph that calls it",
+            )
         found = dict(mutations(owning_program, call_module_node, index, buffers))
         for result, mutation in found.items():
             consumed[result] = mutation

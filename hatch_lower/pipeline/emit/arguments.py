@@ -11,24 +11,21 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.dialects.edge._ops import dotted_name
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
 
 
 def overload_of(target: object) -> OpOverload | None:
     """Return the torch overload that a node calls, in the edge dialect or plain; None for anything else."""
-    operator = getattr(target, "_op", target) if not isinstance(target, OpOverload) else target
+    operator = torch_operator(target)
     return operator if isinstance(operator, OpOverload) else None
-
-
-def op_name(overload: OpOverload) -> str:
-    namespace, name = overload._schema.name.split("::")
-    return f"{namespace}.{name}.{overload._schema.overload_name or 'default'}"
 
 
 def name_of(node: Node) -> str:
     overload = overload_of(node.target)
     if overload is not None:
-        return op_name(overload)
+        return dotted_name(overload)
     # torch calls the operation behind `map` `map_impl`
     return PYTHON_FUNCTIONS.get(node.target) or str(getattr(node.target, "__name__", node.target)).removesuffix("_impl")
 

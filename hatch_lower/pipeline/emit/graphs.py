@@ -13,7 +13,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
-from hatch_lower.exir.graph.surgery import all_nodes, attribute_of, output_values
+from hatch_lower.exir.dialects.edge._ops import dotted_name
+from hatch_lower.exir.graph.surgery import all_nodes, output_values
+from hatch_lower.exir.graph_module import submodule_of
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.debug_map import DelegateDebug, MethodDebug, Origin, Undelegated
@@ -33,7 +35,6 @@ from hatch_lower.pipeline.emit.arguments import (
     convert_argument,
     name_of,
     number_conversion,
-    op_name,
     overload_of,
 )
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
@@ -146,7 +147,7 @@ class GraphEmitter:
         target = node.target
         overload = overload_of(target)
         if overload is not None:
-            self._known[node] = self._emit_op(node, op_name(overload))
+            self._known[node] = self._emit_op(node, dotted_name(overload))
         elif target is executorch_call_delegate:
             self._known[node] = self._emit_delegate(node)
         elif target in CONTROL_FLOW:
@@ -154,7 +155,7 @@ class GraphEmitter:
         elif target is torch.ops.higher_order.auto_functionalized_v2:
             self._results[node] = self._emit_in_place(node)
         elif target is operator.getitem and node.args[0] in self._results:
-            self._known[node] = self._result(*node.args)
+            self._known[node] = self._result(node)
         elif target in PYTHON_FUNCTIONS:
             self._known[node] = self._emit_python(node, PYTHON_FUNCTIONS[target])
         else:
@@ -192,9 +193,8 @@ class GraphEmitter:
         return result
 
     def _emit_delegate(self, node: Node) -> Argument:
-        module_node, *operands = node.args
-        assert isinstance(module_node, Node)
-        module = attribute_of(self._module, str(module_node.target))
+        _, module = submodule_of(self._module, node, 0, LoweredBackendModule)
+        operands = node.args[1:]
         number = self._context.add_delegate(module)
         inputs = tuple(
             value_input(arg.meta["val"] if isinstance(arg, Node) else arg, self._context.symbols, self._where(node))
@@ -218,10 +218,15 @@ class GraphEmitter:
         # a plan's operators change no value: a custom one changes copies of its arguments, which are results beside its
         # own, and torch's graph uses these from there on
         overload = node.args[0]
-        assert isinstance(overload, OpOverload)
         given = dict(node.kwargs)
-        bases = given.pop("_all_bases")
-        assert isinstance(bases, list | tuple)
+        bases = given.pop("_all_bases", None)
+        if not isinstance(overload, OpOverload) or not isinstance(bases, list | tuple):
+            raise EdgeError(
+                "something else than an operator changes values in place",
+                where=self._where(node),
+                found=f"`{node.args[0]}` with `_all_bases={bases}`",
+                hint="let passes leave calls of `auto_functionalized_v2` as torch makes them",
+            )
         schema = overload._schema
         changed = [
             argument.name
@@ -234,7 +239,7 @@ class GraphEmitter:
             raise EdgeError(
                 "a custom operator changes a view or a list of tensors, which a plan cannot express",
                 where=self._where(node),
-                found=f"`{op_name(overload)}`",
+                found=f"`{dotted_name(overload)}`",
                 hint="pass it whole tensors, or let it return new ones",
             )
         copies = [
@@ -244,7 +249,7 @@ class GraphEmitter:
         values = {name: self._argument(value, node) for name, value in given.items()}
         values |= {name: None if place is None else copies[place] for name, place in places.items()}
         kwargs = dict(sorted(values.items()))
-        name = op_name(overload)
+        name = dotted_name(overload)
         self._note_undelegated(node, name)
         result = self._append(lambda out: OpCall(name, (), kwargs, out), self._handles(node, name))
         count = len(schema.returns)
@@ -253,24 +258,38 @@ class GraphEmitter:
             results = [self._append(partial(PythonCall, "getitem", (result, index)), ()) for index in range(count)]
         return [*results, *copies]
 
-    def _result(self, producer: object, index: object) -> Argument:
-        assert isinstance(index, int)
+    def _result(self, node: Node) -> Argument:
+        producer, index = node.args
+        if not isinstance(index, int):
+            raise EdgeError(
+                "several results of an operator that changes values in place are taken at once",
+                where=self._where(node),
+                found=f"`getitem` with `{index}`",
+                hint="take them one by one, by number",
+            )
         return self._results[producer][index]
 
     def _emit_control_flow(self, node: Node) -> Argument:
         name, path = name_of(node), self._next_path()
         kind, parts = CONTROL_FLOW[node.target]
+        if len(node.args) != len(parts):
+            raise EdgeError(
+                f"`{name}` has other arguments than torch gives it",
+                where=self._where(node),
+                found=f"{len(node.args)} arguments by position",
+                hint=f"let passes keep all of its {len(parts)} arguments, by position",
+            )
         values: dict[str, Graph | Argument] = {}
-        for part, value in zip(parts, node.args, strict=True):
-            is_graph = part in ("true", "false", "condition", "body")
-            values[part] = self._nested(value, f"{path}.{part}.") if is_graph else self._argument(value, node)
+        for number, (part, value) in enumerate(zip(parts, node.args, strict=True)):
+            if part in ("true", "false", "condition", "body"):
+                values[part] = self._nested(*submodule_of(self._module, node, number, GraphModule), f"{path}.{part}.")
+            else:
+                values[part] = self._argument(value, node)
         self._note_undelegated(node, name)
         return self._append(lambda out: kind(**values, out=out), self._handles(node, name))
 
-    def _nested(self, node: object, path: str) -> Graph:
-        assert isinstance(node, Node)
-        module = attribute_of(self._module, str(node.target))
-        emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{node.target}.")
+    def _nested(self, name: str, module: GraphModule, path: str) -> Graph:
+        emitter = GraphEmitter(self._context, module, path, f"{self._prefix}{name}.")
         for inner in module.graph.nodes:
             if inner.op == "placeholder":
                 emitter.add_input(inner)
@@ -299,7 +318,7 @@ def needed_nodes(module: GraphModule, symbols: Symbols) -> set[Node]:
     needed: set[Node] = set()
     for node in reversed(module.graph.nodes):
         overload = overload_of(node.target) if node.op == "call_function" else None
-        name = op_name(overload) if overload is not None else ""
+        name = dotted_name(overload) if overload is not None else ""
         if name in ASSERTIONS and node.args:
             condition = node.args[0]
             if symbols.proves(condition.meta.get("val") if isinstance(condition, Node) else condition):

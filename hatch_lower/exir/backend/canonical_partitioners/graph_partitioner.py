@@ -45,7 +45,7 @@ class SupportPartitioner(Partitioner):
         self,
         backend_id: str,
         compile_specs: list[CompileSpec],
-        support: Support | None,
+        support: Support,
         *,
         reporter: WhyNoPartitionReporter | None = None,
         allows_single_node_partition: bool = True,
@@ -65,7 +65,7 @@ class SupportPartitioner(Partitioner):
     def proposer(self, graph_module: GraphModule) -> CapabilityBasedPartitioner:
         return CapabilityBasedPartitioner(
             graph_module,
-            predicate(graph_module, None) if self.support is None else self.support,
+            self.support,
             self.allows_single_node_partition,
             self.non_compute_ops,
         )
@@ -162,7 +162,8 @@ class GroupPartitioner(SupportPartitioner):
         keep: Iterable[OpOverload] = (),
         keep_filter: Callable[[Node], bool] | None = None,
     ) -> None:
-        super().__init__(backend_id, compile_specs, support, keep=keep, keep_filter=keep_filter)
+        alone = (lambda node: False) if support is None else support
+        super().__init__(backend_id, compile_specs, alone, keep=keep, keep_filter=keep_filter)
         self.find_groups = find_groups
 
     def proposer(self, graph_module: GraphModule) -> CapabilityBasedPartitioner:
