@@ -31,7 +31,7 @@ LAYER = (
     "dialects/backend/test/test_*.py",
     "dialects/edge/test/test_*.py",
 )
-"""The tests that earlier work counted."""
+"""Tests of the layer itself."""
 MORE = (
     "program/test/test_*.py",
     "_serialize/test/test_named_data_store.py",
@@ -48,8 +48,8 @@ PREFIX = (
 EMITTER = re.compile(r"processed_bytes=EdgeProgramManager\(.*?\.buffer,", re.DOTALL)
 OPERATIONS = "processed_bytes=repr([str(node.target) for node in edge_program.graph.nodes]).encode(),"
 LISTED: dict[str, str] = json.loads((HERE / "executorch_tests.json").read_text())
-"""Test, or file, to why it is not expected to pass: what it is about (runtime, emitter, wording), or a deliberate
-difference that docs/exir.md has a row for."""
+"""Test, or file, to why it is not expected to pass: what it is about (runtime, emitter, wording), what it needs from
+outside the prefix (outside), or a deliberate difference that docs/exir.md has a row for."""
 
 
 def translate(source: Path, target: Path) -> None:

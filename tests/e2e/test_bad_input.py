@@ -30,7 +30,7 @@ def message_of(project: Project, environment: dict[str, str] | None = None) -> s
     return "\n".join(line.rstrip() for line in paragraph.strip().splitlines())
 
 
-held_by_unit_tests = pytest.mark.long
+LONG_ONLY = pytest.mark.long
 """The same message is the subject of a unit test; that a build passes messages on, other tests here show."""
 
 ACCEPTED = (
@@ -89,7 +89,7 @@ SHORT = ("raising", "branching")
 
 
 @pytest.mark.parametrize(
-    "entry", [pytest.param(each, marks=() if each in SHORT else held_by_unit_tests) for each in ENTRY_POINTS]
+    "entry", [pytest.param(each, marks=() if each in SHORT else LONG_ONLY) for each in ENTRY_POINTS]
 )
 def test_an_entry_point_that_cannot_be_lowered(project: Callable[[str], Project], entry: str) -> None:
     bad = project("bad_entry")
@@ -113,7 +113,7 @@ def test_an_entry_point_that_crashes(project: Callable[[str], Project]) -> None:
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_a_module_that_is_missing(project: Callable[[str], Project]) -> None:
     bad = project("bad_entry")
     bad.edit(PYPROJECT, "bad_entry.model:ENTRY", "bad_entry.modle:raising")
@@ -125,7 +125,7 @@ def test_a_module_that_is_missing(project: Callable[[str], Project]) -> None:
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_a_module_whose_import_fails(project: Callable[[str], Project]) -> None:
     assert message_of(project("raises_on_import")) == (
         """importing `raises_on_import.model` failed, for there is no module `a_package_that_nobody_installed`
@@ -186,7 +186,7 @@ declares; keep one of the two
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_dependencies_that_do_not_imply_what_the_programs_need(known: Callable[[str], Project]) -> None:
     bad = known("tiny")
     bad.edit(PYPROJECT, 'dependencies = ["hatch-lower>=0.1", "torch==2.13.*"]', 'dependencies = ["torch"]')
@@ -202,7 +202,7 @@ def test_dependencies_that_do_not_imply_what_the_programs_need(known: Callable[[
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_no_compiler(project: Callable[[str], Project]) -> None:
     assert message_of(project("mixed"), {"CXX": "/nowhere/g++", "PATH": "/nowhere"}) == (
         """no C++ compiler was found, and the backend `aoti` needs one to build
@@ -211,7 +211,7 @@ def test_no_compiler(project: Callable[[str], Project]) -> None:
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_a_time_limit(project: Callable[[str], Project], tmp_path_factory: pytest.TempPathFactory) -> None:
     slow = project("slow")
     slow.edit(PYPROJECT, "backends = []", "backends = []\ntimeout = 8")
@@ -223,7 +223,7 @@ def test_a_time_limit(project: Callable[[str], Project], tmp_path_factory: pytes
     )
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_a_payload_path_that_the_wheel_has_already(project: Callable[[str], Project]) -> None:
     bad = project("tiny")
     (bad.root / "tiny" / "_lowered").mkdir()
@@ -266,7 +266,7 @@ def test_a_failure_inside_finalize(project: Callable[[str], Project], tmp_path: 
     assert list(temporary.glob("hatch-lower-*")) == []
 
 
-@held_by_unit_tests
+@LONG_ONLY
 def test_a_mismatch_with_eager(project: Callable[[str], Project]) -> None:
     bad = project("bad_entry")
     bad.edit(PYPROJECT, ":ENTRY", ":counting")  # its state is a Python number, which an export cannot see

@@ -79,7 +79,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` 
 
 SEEDS = 1500 if LONG else 24
 BATCH = 100 if LONG else 25
-"""Inputs that one seed makes: 13 kinds of documents, so 7 800 in CI and 1 950 000 in a long run."""
+"""How many inputs are made of one document."""
 
 SOURCE = """
 import torch

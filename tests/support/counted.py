@@ -30,7 +30,9 @@ class CountedBackend(BackendDetails):
         log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(log, (" ".join(names) + "\\n").encode())
         os.close(log)
-        time.sleep({seconds!r})
+        end = time.monotonic() + {seconds!r}
+        while time.monotonic() < end and not os.path.exists({go_on!r}):
+            time.sleep(0.05)
         return ReferenceBackend.preprocess(edge_program, compile_specs)
 
     @classmethod
@@ -102,12 +104,12 @@ class Counted:
 
 
 def install_counted(folder: Path, seconds: float) -> Counted:
-    """Install the backend into a new folder; it takes some seconds for a partition."""
+    """Install the backend; it takes some seconds for a partition, or until there is a file `go on` in the folder."""
     log = folder / "lowered"
     site = folder / "site"
     information = site / "counted-1.0.dist-info"
     information.mkdir(parents=True)
-    (site / "counted_backend.py").write_text(MODULE.format(log=str(log), seconds=seconds))
+    (site / "counted_backend.py").write_text(MODULE.format(log=str(log), seconds=seconds, go_on=str(folder / "go on")))
     (information / "METADATA").write_text(METADATA)
     (information / "entry_points.txt").write_text(ENTRY_POINTS)
     (information / "RECORD").write_text(RECORD)

@@ -1,4 +1,7 @@
-"""What a process that runs many tests need not do again: one run of the tests costs a third less with it."""
+"""What a process that runs many tests need not do again.
+
+The builds of end-to-end tests run in processes of their own, without it.
+"""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ print(hashlib.sha256(result.processed_bytes).hexdigest())
 
 
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_weights_names_folders_or_hash_seed(built: Built, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_weights_names_or_hash_seed(built: Built, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,

@@ -131,7 +131,7 @@ def test_another_folder_shows_the_same_files(tmp_path: Path) -> None:
 
 
 def test_hash_seed_and_locale_are_others_and_nothing_else_is(tmp_path: Path) -> None:
-    plain = child_environment({"HOME": "/home/me"}, (), ["/site"], tmp_path)
+    plain = child_environment({"HOME": str(tmp_path)}, (), ["/site"], tmp_path)
     varied = varied_environment(plain, 0)
     assert {name for name in varied if varied[name] != plain.get(name)} == {"PYTHONHASHSEED", "LC_ALL", "LANG"}
     assert 0 < int(varied["PYTHONHASHSEED"]) <= 4_294_967_295

@@ -257,7 +257,8 @@ def test_what_is_known_is_not_lowered_again(shop: Shop) -> None:
     with (shop.root / "shop" / "models.py").open("a") as file:
         file.write("# another line\n")
     third = shop.build(shop.settings("small"), reporter)
-    assert [event.model for event in reporter.events if event.stage == "discover"] == ["small", "small"]
+    started = [(event.stage, event.model) for event in reporter.events if event.state == "start"]
+    assert started == [(name, "small") for name in ("discover", "export", "lower")]
     assert [row.note for row in third.rows] == ["shop/models.py"]
 
     shop.work = shop.work.parent / "setting"

@@ -88,7 +88,7 @@ DELEGATED_DEBUG = MethodDebug(
     (Undelegated("cumsum", "aten.cumsum.default", 3, "it has no C shim"),),
 )
 PORTABLE_DEBUG = MethodDebug(
-    {1: ORIGINS[1]}, {"0": (1,)}, {}, (Undelegated("mul", "aten.mul.Tensor", 1, "the recipe has no backends"),)
+    {1: ORIGINS[1]}, {"0": (1,)}, {}, (Undelegated("mul", "aten.mul.Tensor", 1, "no backend took it"),)
 )
 
 
@@ -187,7 +187,7 @@ model digits
 
   recipe    method   not delegated  op                   first at            why
   default   forward              1  aten.cumsum.default  digits/model.py:31  it has no C shim
-  portable  forward              1  all                                      the recipe has no backends
+  portable  forward              1  all                                      no backend took it
 """
 
 

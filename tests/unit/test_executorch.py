@@ -664,7 +664,7 @@ LEFT_OUT = (
     *("checks/every constant is in result or key", OPTIONS),
     *("shapes/empty tensors", "outputs/nested", "aliases/views of results", "aliases/input returned"),
     *("constants/tied", "state/replaced", "control flow/cond"),
-    *("operators/attention", "outputs/several", "symbolic sizes/empty batch"),
+    *("outputs/several", "symbolic sizes/empty batch"),
 )
 """For a long run: what other tests here look at, too, and programs of which the others of their group say the same."""
 QUICK = [name for name in (*SHORT, *CHECKS) if name not in LEFT_OUT]

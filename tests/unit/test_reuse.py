@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, CacheError, VerificationError
+from hatch_lower.errors import BackendError, CacheError, ProgramError, VerificationError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner, PartitionResult
@@ -303,6 +303,37 @@ def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop) -> Non
     assert form.sources[operator] == f"net.py:{line}"
     assert "block.linear.weight" in form.names
     assert "image" in form.names
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (SystemExit(0), "SystemExit: 0"),
+        (ProgramError("the plan is damaged", found="no `methods`"), "the plan is damaged: no `methods`"),
+    ],
+    ids=["an exit", "a plan that cannot be read back"],
+)
+def test_what_cannot_be_loaded_does_not_verify(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verify, "load_written", fail)
+    with pytest.raises(VerificationError, match="what was lowered cannot be loaded") as caught:
+        shop.build(shop.capture(), ONE)
+    assert caught.value.found == found
+
+
+def test_memory_that_runs_out_while_a_program_is_loaded_is_no_fault_of_the_program(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(verify, "load_written", fail)
+    with pytest.raises(MemoryError):
+        shop.build(shop.capture(), ONE)
 
 
 class Versioned(BackendDetails):

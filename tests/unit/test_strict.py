@@ -92,12 +92,12 @@ def test_other_errors_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "held"),
     [
-        ("/work", True),
-        ("/work/project", True),
-        ("/work/project/src", True),
-        ("/work/project/.venv/lib/python3.11/site-packages", False),
+        ("/srv", True),
+        ("/srv/project", True),
+        ("/srv/project/src", True),
+        ("/srv/project/.venv/lib/python3.11/site-packages", False),
         ("/usr/lib/python3", False),
     ],
 )
 def test_folders_that_would_make_the_project_readable(folder: str, held: bool) -> None:
-    assert holds_project(Path(folder), (Path("/work/project"),)) == held
+    assert holds_project(Path(folder), (Path("/srv/project"),)) == held

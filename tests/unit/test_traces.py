@@ -35,11 +35,11 @@ def test_what_a_blob_holds_of_the_machine_is_found(data: bytes, found: str) -> N
 
 
 def test_what_is_looked_for_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HOME", "/nowhere/home")
     monkeypatch.setattr(os, "getpid", lambda: 17)
     words = machine_words(Path("/srv/digits"))
     assert words["the project's folder"] == b"/srv/digits/"
-    assert words["the home folder"] == b"/home/ada/"
+    assert words["the home folder"] == b"/nowhere/home/"
     assert "the id of the process" not in words, "two digits are in any blob"
 
 

@@ -114,7 +114,8 @@ class DemoPartitioner(Partitioner):
         module = exported_program.graph_module
         found = CapabilityBasedPartitioner(module, is_supported, allows_single_node_partition=True)
         tags: dict[str, DelegationSpec] = {}
-        for number, each in enumerate(found.propose_partitions()):
+        # the partition that runs last comes first
+        for number, each in enumerate(reversed(found.propose_partitions())):
             tags[f"demo_{number}"] = self.delegation
             for node in each.nodes:
                 node.meta["delegation_tag"] = f"demo_{number}"
