@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     quick.keep_what_is_imported()
+    quick.leave_annotations_unevaluated()
     quick.remember_decomposable_operators()
 
 

@@ -542,7 +542,7 @@ def test_a_change_is_noticed_alone_and_named(world: World, kind: str) -> None:
     with world.restored():
         mutate(world)
         assert world.changes() == world.spelled(says)
-    # if a change that was taken back still counted, the next test, or `test_a_build_agrees`, would see it beside its own
+    # were it not taken back, the next test, or `test_a_build_agrees`, would see it beside its own change
     assert not LONG or world.changes() is None, "it is taken back"
 
 

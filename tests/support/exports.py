@@ -44,7 +44,6 @@ class Net(torch.nn.Module):
 
     def forward(self, image, *, scale=2.0):
         hidden = torch.clamp(self.block(image) * scale, 0, 600)
-        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))
         self.count.add_(1)
         return {"out": hidden + self.table + torch.tensor([1.0, 2.0, 3.0, 4.0]), "count": self.count.clone()}
 
@@ -59,6 +58,12 @@ def export():
     forward = Method((images,), {"scale": 2.0}, dynamic_shapes={"image": {0: rows}, "scale": None})
     return Model(Net().eval(), {"forward": forward, "embed": Method((images,))})
 """
+
+LAST_LINE = "hidden = torch.clamp(self.block(image) * scale, 0, 600)"
+BRANCHING = SOURCE.replace(
+    LAST_LINE, f"{LAST_LINE}\n        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))"
+)
+"""With control flow, which costs several times as much to export."""
 
 
 @dataclass

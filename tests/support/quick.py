@@ -15,6 +15,24 @@ def keep_what_is_imported() -> None:
     gc.freeze()
 
 
+class AnyCallable:
+    """Stands for `Callable` in annotations that are evaluated and looked at by nobody."""
+
+    def __getitem__(self, parameters: object) -> AnyCallable:
+        return self
+
+    def __instancecheck__(self, value: object) -> bool:
+        return callable(value)
+
+
+def leave_annotations_unevaluated() -> None:
+    """Let torch define functions without their annotations: it does so thousands of times in each `run_decompositions`."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch._ops.Callable = AnyCallable()
+
+
 def remember_decomposable_operators() -> None:
     """Let torch collect the operators that it can decompose once, and again when operators were registered.
 

@@ -179,7 +179,7 @@ model digits
 
   recipe    backends  runs on                      size  requires
   default   aoti      Linux x86_64, x86-64-v3  1.52 KiB  hatch-lower>=0.1, torch==2.13.*
-  portable  none      any machine                 900 B  hatch-lower>=0.1
+  portable  none      any machine                 892 B  hatch-lower>=0.1
 
   recipe    method   nodes  delegated  delegates
   default   forward      3          2  aoti 11 B (01234567)
