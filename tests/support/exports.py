@@ -61,7 +61,8 @@ def export():
 
 LAST_LINE = "hidden = torch.clamp(self.block(image) * scale, 0, 600)"
 BRANCHING = SOURCE.replace(
-    LAST_LINE, f"{LAST_LINE}\n        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))"
+    LAST_LINE,
+    f"{LAST_LINE}\n        hidden = torch.cond(hidden.sum() > 0, lambda h: h * 2, lambda h: h - 1, (hidden,))",
 )
 """With control flow, which costs several times as much to export."""
 
