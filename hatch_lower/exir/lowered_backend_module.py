@@ -61,8 +61,8 @@ class LoweredBackendModule(torch.nn.Module):
         self.meta: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, object] | None) -> LoweredBackendModule:
-        # passes copy whole graph modules: what never changes is not copied with them, which is the weights, the blob and
-        # the lowered modules that the original program calls itself
+        # passes copy whole graph modules: what never changes is not copied with them, which is the weights, the blob
+        # and the lowered modules that the original program calls itself
         module = LoweredBackendModule(
             copy_program(self._original_exported_program),
             self._backend_id,
