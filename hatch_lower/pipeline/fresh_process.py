@@ -158,10 +158,11 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
 def load_written(path: Path, constants: Path | None, folder: Path) -> tuple[Plan, Executor]:
     """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
-    spans = ConstantsFile(constants, constants.name).spans(plan.storages) if constants is not None else ()
+    file = ConstantsFile(constants, constants.name) if constants is not None else None
+    spans, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
     kinds = DelegateKinds()
     delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
-    return plan, execute_plan(plan, spans, delegates, folder, checks_outputs=True)
+    return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
 
 
 def problem_of(packaged: Packaged) -> str:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DataLayout
@@ -14,7 +14,15 @@ from hatch_lower.format.delegates import DataLayout
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Delegate", "DelegateBlob", "description_error"]
+__all__ = ["Delegate", "DelegateBlob", "Place", "description_error"]
+
+
+class Place(NamedTuple):
+    """Where a tensor lies, without gaps and in the order of its dimensions."""
+
+    path: Path
+    offset: int  # bytes
+    length: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,8 @@ class DelegateBlob:
             as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.
         layouts: by name, how data is a tensor, where the compile half said so.
         files: by name, the file of named data, for an engine that maps it itself: `<sha256 of its contents>.blob`.
+        places: of each constant that `load` is given, where it lies in the constants file, for an engine that maps it
+            itself; `None` where it is changed by the program, has gaps, or is in no file.
     """
 
     path: Path
@@ -35,6 +45,7 @@ class DelegateBlob:
     data: Mapping[str, memoryview] = field(default_factory=dict)
     layouts: Mapping[str, DataLayout] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    places: Sequence[Place | None] = ()
 
 
 class Delegate(ABC):

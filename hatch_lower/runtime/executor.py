@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 from hatch_lower.errors import LowerError, ProgramError, nearest
+from hatch_lower.format.constants import Constant
 from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
+from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
 from hatch_lower.runtime.mapped import data_files, map_data, view_constant
 
 
@@ -165,11 +168,13 @@ def execute_plan(
     delegates: Mapping[str, type[Delegate]],
     folder: Path,
     *,
+    places: Sequence[Place] = (),
     checks_outputs: bool = False,
 ) -> Executor:
     """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned.
 
-    With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
+    `places` says where the storages lie, if they lie in a file. With `checks_outputs` each call compares all that
+    delegates return with the plan, and not its number alone.
 
     Raises:
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
@@ -194,13 +199,31 @@ def execute_plan(
     layouts = MappingProxyType({name: file.layout for name, file in data_files(plan).items() if file.layout})
     files = MappingProxyType({name: folder / file.file for name, file in data_files(plan).items()})
     blobs = tuple(
-        DelegateBlob(folder / entry.file, MappingProxyType(dict(entry.info)), data, layouts, files)
+        DelegateBlob(
+            folder / entry.file,
+            MappingProxyType(dict(entry.info)),
+            data,
+            layouts,
+            files,
+            tuple(place_of(plan.constants[name], mutable, places) for name in entry.constants),
+        )
         for entry in plan.delegates
     )
     program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
     with torch.inference_mode(False):
         state = {index: program.spans[index].clone() for index in sorted(mutable)}
     return Executor(program, state)
+
+
+def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place]) -> Place | None:
+    shape, stride = constant.shape, constant.stride
+    steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    is_dense = all(size == 1 or step == own for size, step, own in zip(shape, steps, stride, strict=True))
+    if not places or constant.storage in mutable or not is_dense:
+        return None
+    size = DTYPES[constant.dtype].size
+    path, offset, _ = places[constant.storage]
+    return Place(path, offset + constant.offset * size, math.prod(shape) * size)
 
 
 def holds_state(entry: DelegateEntry) -> bool:

@@ -170,6 +170,7 @@ def load_recipe(
         spans,
         {backend: kinds.load(backend) for backend in backends},
         folder.path,
+        places=constants.places(plan.storages) if constants is not None else (),
         checks_outputs=kinds.checks_outputs,
     )
     provenance = Provenance(

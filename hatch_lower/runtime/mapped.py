@@ -25,6 +25,7 @@ from hatch_lower.format.constants import Constant, Storage, TensorEntry, content
 from hatch_lower.format.delegates import DataFile
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
+from hatch_lower.runtime.delegates import Place
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000  # safetensors' own limit
@@ -36,6 +37,7 @@ class ConstantsFile:
     # `where` names it in messages; its length prefix and header must have the digest `header_sha256`, if there is one
 
     def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
+        self._path = path
         self._where = where
         try:
             with path.open("rb") as file:
@@ -59,6 +61,10 @@ class ConstantsFile:
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
         return tuple(self._whole_span(storage) for storage in storages)
+
+    def places(self, storages: Sequence[Storage]) -> tuple[Place, ...]:
+        found = (self._entry(storage.key).data_offsets for storage in storages)
+        return tuple(Place(self._path, self._begin + begin, end - begin) for begin, end in found)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the file in its own shape, over the mapped memory."""

@@ -26,7 +26,7 @@ class AnyCallable:
 
 
 def leave_annotations_unevaluated() -> None:
-    """Let torch define functions without their annotations: it does so thousands of times in each `run_decompositions`."""
+    """Let torch define functions without their annotations, thousands of which each `run_decompositions` evaluates."""
     if "torch" in sys.modules:
         import torch
 

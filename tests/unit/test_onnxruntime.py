@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
-from hatch_lower.format.delegates import data_name
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.lower import line_on_ranges
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.delegates import DelegateBlob, Place
 
 pytest.importorskip("onnxscript")
 if find_spec("onnxruntime") is None:
@@ -46,6 +46,7 @@ from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
 from hatch_lower.backends.onnxruntime.library import SWITCH, import_onnxruntime
+from hatch_lower.backends.onnxruntime.places import CONSTANTS, offset_mark, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
 
@@ -130,26 +131,44 @@ def assert_same(given: Any, expected: Any) -> None:
         assert type(given) is type(expected)
 
 
-def net_result(seed: int = 0, prefix: str = "") -> PreprocessResult:
+@dataclass(frozen=True)
+class Made:
+    """What is made of a partition, and the constants that it is loaded with."""
+
+    result: PreprocessResult
+    constants: list[Tensor]
+
+    def blob(self, folder: Path, file: str = CONSTANTS, **changed: Any) -> DelegateBlob:
+        """Write the model and a file of its constants, which lie behind each other."""
+        path = folder / "partition.onnx"
+        path.write_bytes(self.result.processed_bytes)
+        places, data = [], b"header"
+        for constant in self.constants:
+            contents = constant.contiguous().numpy().tobytes()
+            places.append(Place(folder / file, len(data), len(contents)) if constant.is_contiguous() else None)
+            data += contents
+        (folder / file).write_bytes(data)
+        return DelegateBlob(path, {**self.result.info, **changed}, places=places)
+
+    def load(self, folder: Path, **changed: Any) -> OnnxruntimeDelegate:
+        return OnnxruntimeDelegate.load(self.blob(folder, **changed), self.constants)
+
+
+def made_of(delegate: Any) -> Made:
+    program = delegate.original_module
+    constants = [constant_of(program, spec).detach() for spec in constant_specs(program)]
+    return Made(OnnxruntimeBackend.preprocess(program, delegate.compile_specs), constants)
+
+
+def make_net(seed: int = 0, prefix: str = "") -> Made:
     """Return what is made of the network as one partition."""
     (delegate,) = delegates(lower(Net(seed, prefix), torch.randn(2, 5, 32), dynamic={"x": {1: LENGTH}}))
-    return OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+    return made_of(delegate)
 
 
 @pytest.fixture(scope="module")
-def net() -> PreprocessResult:
-    return net_result()
-
-
-def blob_of(result: PreprocessResult, folder: Path, **changed: Any) -> DelegateBlob:
-    path = folder / "partition.onnx"
-    path.write_bytes(result.processed_bytes)
-    stored, files = result.data_store_output, {}
-    for name, entry in stored.pte_data.items():
-        content = stored.buffers[entry.buffer_index]
-        files[name] = folder / data_name(hashlib.sha256(content).hexdigest())
-        files[name].write_bytes(content)
-    return DelegateBlob(path, {**result.info, **changed}, files=files)
+def net() -> Made:
+    return make_net()
 
 
 # What comes out of a call.
@@ -220,8 +239,7 @@ def test_inputs_in_any_layout_and_with_gradients_are_taken(tmp_path: Path) -> No
 
 def test_results_have_memory_of_their_own(tmp_path: Path) -> None:
     (module,) = delegates(lower(Net(), torch.randn(2, 5, 32)))
-    made = OnnxruntimeBackend.preprocess(module.original_module, module.compile_specs)
-    delegate = OnnxruntimeDelegate.load(blob_of(made, tmp_path), [])
+    delegate = made_of(module).load(tmp_path)
     x = torch.randn(2, 5, 32)
     (first,) = delegate.run([x])
     kept = first.clone()
@@ -502,99 +520,176 @@ def test_the_table_knows_the_types_of_the_backend_only() -> None:
 # What is in the result.
 
 
-def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
-    assert net.suffix == "onnx"
-    assert net.requirements == ("onnxruntime>=1.23,<2",)
-    assert net.target is None
-    assert net.info["providers"] == ["CPUExecutionProvider"]
-    assert net.info["threads"] == 0
-    assert net.info["weights"] == list(net.data_store_output.pte_data)
+def test_a_result_says_what_the_wheel_must_know(net: Made) -> None:
+    result = net.result
+    assert result.suffix == "onnx"
+    assert result.requirements == ("onnxruntime>=1.23,<2",)
+    assert result.target is None
+    assert result.info["providers"] == ["CPUExecutionProvider"]
+    assert result.info["threads"] == 0
+    assert result.info["bound"] == list(range(5))
+    assert result.data_store_output is None
 
 
-def test_a_model_is_valid_and_holds_nothing_of_its_making(net: PreprocessResult) -> None:
-    model = onnx.load_from_string(net.processed_bytes)
-    assert [(each.domain, each.version) for each in model.opset_import] == [("", 20)]
+def test_a_model_is_valid_and_holds_nothing_of_its_making(net: Made) -> None:
+    model = onnx.load_from_string(net.result.processed_bytes)
+    assert {each.domain: each.version for each in model.opset_import} in ({"": 20}, {"": 20, "com.microsoft": 1})
     assert (model.ir_version, model.producer_name, model.producer_version) == (10, "hatch-lower", "")
     assert not model.metadata_props
     assert not model.graph.metadata_props
     for node in model.graph.node:
         assert (node.doc_string, list(node.metadata_props)) == ("", [])
     for text in ("torch", "inner", "norm", os.sep.join(Path(__file__).parts[-2:])):
-        assert text.encode() not in net.processed_bytes
-    weights = [each for each in model.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
-    assert [(each.name, each.dims) for each in weights] == [("w0", [32, 32])]
-    assert len(net.processed_bytes) < 4000
+        assert text.encode() not in net.result.processed_bytes
+    constants = [each for each in model.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+    assert {each.name for each in constants} == {f"w{number}" for number in range(5)}
+    assert len(net.result.processed_bytes) < 4000
 
 
-def test_weights_lie_apart_once_and_transposed_as_the_model_takes_them(net: PreprocessResult) -> None:
-    (buffer,) = net.data_store_output.buffers
-    (entry,) = net.data_store_output.pte_data.values()
-    assert entry.alignment == 64
-    weight = torch.frombuffer(bytearray(buffer), dtype=torch.float32).view(32, 32)
-    assert torch.equal(weight, Net().inner.weight.detach().t())
+def test_a_model_does_not_depend_on_what_its_constants_hold(net: Made) -> None:
+    other = make_net(seed=3)
+    assert other.result.processed_bytes == net.result.processed_bytes
+    assert not torch.equal(other.constants[0], net.constants[0])
 
 
-def test_equal_weights_are_kept_once() -> None:
-    weight = torch.randn(32, 32)
-    module = Apply(lambda x, one, other: x * one + x - other, one=weight, other=weight.clone())
-    (delegate,) = delegates(lower(module, torch.randn(32, 32)))
-    result = OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
-    assert len(result.data_store_output.buffers) == 1
+def test_a_product_for_an_engine_without_fused_ones_turns_its_weight() -> None:
+    providers = ["CoreMLExecutionProvider", "CPUExecutionProvider"]
+    (delegate,) = delegates(
+        lower(Apply(lambda x, w: x @ w.mT, w=torch.randn(3, 5)), torch.randn(2, 4, 5), providers=providers)
+    )
+    model = onnx.load_from_string(made_of(delegate).result.processed_bytes)
+    assert [node.op_type for node in model.graph.node] == ["Transpose", "MatMul"]
+    assert [each.domain for each in model.opset_import] == [""]
+
+
+def test_a_product_takes_a_weight_as_it_lies(net: Made) -> None:
+    nodes = onnx.load_from_string(net.result.processed_bytes).graph.node
+    turned = {output for node in nodes if node.op_type == "Transpose" for output in node.output}
+    (product,) = (node for node in nodes if "w0" in node.input)
+    assert product.op_type in ("Gemm", "FusedMatMul")
+    assert {each.name: each.i for each in product.attribute}["transB"] == 1
+    assert not turned & set(product.input)
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_products_of_turned_constants_give_eagers_numbers(tmp_path: Path, rank: int) -> None:
+    weight = torch.randn(2, 3, 5) if rank == 4 else torch.randn(3, 5)
+    x = torch.randn(*(2,) * (rank - 2), 4, 5)
+    for number, function in enumerate([lambda x, w: x @ w.mT, lambda x, w: w @ x.mT, lambda x, w: (w.mT @ w) @ x.mT]):
+        check(Apply(function, w=weight), tmp_path / str(number), (x,))
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="this system does not tell what a process has mapped")
-def test_weights_are_used_where_they_are_mapped(tmp_path: Path) -> None:
+def test_constants_are_used_where_they_are_mapped(tmp_path: Path) -> None:
     table = torch.randn(4096, 512)
     (delegate,) = delegates(lower(Apply(lambda x, table: table[x] * 2, table=table), torch.tensor([3, 1])))
-    blob = blob_of(OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs), tmp_path)
-    first = OnnxruntimeDelegate.load(blob, [])
+    made = made_of(delegate)
+    first = made.load(tmp_path)
     before = own_bytes()
-    second = OnnxruntimeDelegate.load(blob, [])
+    second = made.load(tmp_path)
     for loaded in (first, second):
         assert torch.equal(loaded.run([torch.tensor([4095, 0])])[0], table[[4095, 0]] * 2)
     assert own_bytes() - before < table.nbytes / 2
 
 
-def test_weights_behind_links_are_found(net: PreprocessResult, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [CONSTANTS, "another name"])
+def test_constants_behind_links_are_found(net: Made, tmp_path: Path, file: str) -> None:
     real = tmp_path / "real"
     real.mkdir()
-    blob = blob_of(net, real)
-    links = {name: tmp_path / file.name for name, file in blob.files.items()}
-    for name, link in links.items():
-        link.symlink_to(blob.files[name])
+    blob = net.blob(real, file)
+    link = tmp_path / "link"
+    link.symlink_to(real / file)
+    places = [place and place._replace(path=link) for place in blob.places]
     x = torch.randn(2, 5, 32)
-    given = OnnxruntimeDelegate.load(replace(blob, files=links), []).run([x, 5])
+    given = OnnxruntimeDelegate.load(replace(blob, places=places), net.constants).run([x, 5])
     torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
 
 
-def test_every_operation_is_in_the_debug_map(net: PreprocessResult) -> None:
+def test_constants_in_no_file_are_bound_too(net: Made, tmp_path: Path) -> None:
+    x = torch.randn(2, 5, 32)
+    blob = replace(net.blob(tmp_path), places=[None] * len(net.constants))
+    given = OnnxruntimeDelegate.load(blob, [constant.clone() for constant in net.constants]).run([x, 5])
+    torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_constants_of_every_dtype_and_layout_give_eagers_numbers(tmp_path: Path) -> None:
+    buffers = {
+        "turned": torch.randn(3, 4).t(),
+        "narrow": torch.randn(4, 3, dtype=torch.float16),
+        "broad": torch.randn(4, 3).bfloat16(),
+        "number": torch.tensor(2.5),
+        "flags": torch.tensor([[True, False, True]]),
+        "index": torch.tensor([2, 0, 1]),
+        "nothing": torch.zeros(0, 3),
+    }
+
+    def compute(x: Any, turned: Any, narrow: Any, broad: Any, number: Any, flags: Any, index: Any, nothing: Any) -> Any:
+        mixed = x * turned + narrow.float() + broad.float() * number
+        return torch.cat([torch.where(flags, mixed, -mixed)[:, index], nothing])
+
+    check(Apply(compute, **buffers), tmp_path, (torch.randn(4, 3),))
+
+
+@pytest.mark.parametrize("offsets", [{}, {0: 64, 1: 0}, {1: 64}])
+def test_marks_of_other_constants_are_refused(offsets: dict[int, int]) -> None:
+    model = b"offset" + str(offset_mark(0)).encode()
+    assert relocate(model, {0: 64}) == b"offset00000000000000000064"
+    with pytest.raises(ValueError, match="marks of the constants"):
+        relocate(model, offsets)
+
+
+def test_state_that_methods_share_is_bound_to_no_session(tmp_path: Path) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def add(self, x: Tensor) -> Tensor:
+            self.count.add_(x)
+            return x * 2
+
+        def read(self, x: Tensor) -> Tensor:
+            return x * self.count + 1
+
+    one = torch.ones(3)
+    captured = capture_model(
+        "net", Model(Counted(), {name: Method((one,)) for name in ("add", "read")}), NullReporter()
+    )
+    programs = {method.name: method.program for method in captured.methods}
+    partitioner = OnnxruntimeBackend.partitioner({})
+    lowered = to_edge_transform_and_lower(programs, partitioner=[partitioner]).to_executorch()
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    model.add(one)
+    model.add(one)
+    assert torch.equal(model.read(one), torch.full((3,), 3.0))
+
+
+def test_every_operation_is_in_the_debug_map(net: Made) -> None:
     (delegate,) = delegates(lower(Net(), torch.randn(2, 5, 32), dynamic={"x": {1: LENGTH}}))
     graph = delegate.original_module.graph
     wanted = {node.meta["debug_handle"] for node in graph.nodes if node.op == "call_function"}
-    assert net.debug_handle_map is not None
-    assert {handle for handles in net.debug_handle_map.values() for handle in handles} == wanted
-    names = {node.name for node in onnx.load_from_string(net.processed_bytes).graph.node}
-    assert set(net.debug_handle_map) <= {*names, "no node"}
+    assert net.result.debug_handle_map is not None
+    assert {handle for handles in net.result.debug_handle_map.values() for handle in handles} == wanted
+    names = {node.name for node in onnx.load_from_string(net.result.processed_bytes).graph.node}
+    assert set(net.result.debug_handle_map) <= {*names, "no node"}
     (gelu,) = (node.meta["debug_handle"] for node in graph.nodes if "gelu" in str(node.target))
-    assert "Gelu" in str(next(name for name, handles in net.debug_handle_map.items() if gelu in handles))
+    assert "Gelu" in str(next(name for name, handles in net.result.debug_handle_map.items() if gelu in handles))
 
 
 ELSEWHERE = """
 import json, os, pathlib, runpy, sys, warnings
 warnings.simplefilter("ignore")
 tests = runpy.run_path(sys.argv[1])
-result = tests["net_result"](prefix=sys.argv[2])
-blob = tests["blob_of"](result, pathlib.Path(sys.argv[3]))
-tests["OnnxruntimeDelegate"].load(blob, [])
+made = tests["make_net"](prefix=sys.argv[2])
+made.load(pathlib.Path(sys.argv[3]))
 assert "ORT_DISABLE_TELEMETRY" not in os.environ
-print(json.dumps(tests["facts_of"](result)))
+print(json.dumps(tests["facts_of"](made.result)))
 """
 
 
 def facts_of(result: PreprocessResult) -> Any:
     """Return what must be the same everywhere, as JSON."""
-    buffers = [hashlib.sha256(each).hexdigest() for each in result.data_store_output.buffers]
-    facts = [hashlib.sha256(result.processed_bytes).hexdigest(), buffers, result.info, result.debug_handle_map]
+    facts = [hashlib.sha256(result.processed_bytes).hexdigest(), result.info, result.debug_handle_map]
     return json.loads(json.dumps(facts))
 
 
@@ -612,11 +707,9 @@ def made_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[
     return json.loads(done.stdout.splitlines()[-1]), sorted(folder.rglob("*"))
 
 
-def test_bytes_do_not_depend_on_names_folders_or_hash_seed(
-    net: PreprocessResult, made_elsewhere: tuple[Any, list[Path]]
-) -> None:
+def test_bytes_do_not_depend_on_names_folders_or_hash_seed(net: Made, made_elsewhere: tuple[Any, list[Path]]) -> None:
     facts, _ = made_elsewhere
-    assert facts == facts_of(net)
+    assert facts == facts_of(net.result)
 
 
 def test_neither_build_nor_load_writes_into_the_home_folder(made_elsewhere: tuple[Any, list[Path]]) -> None:
@@ -645,25 +738,26 @@ def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     lowered = lower(Apply(torch.relu), torch.randn(3), threads=1, providers=providers)
     (delegate,) = delegates(lowered)
-    result = OnnxruntimeBackend.preprocess(delegate.original_module, delegate.compile_specs)
+    made = made_of(delegate)
+    result = made.result
     assert result.requirements == ("onnxruntime-gpu>=1.23,<2",)
     assert (result.info["threads"], result.info["providers"]) == (1, providers)
-    loaded = OnnxruntimeDelegate.load(blob_of(result, tmp_path), [])
+    loaded = made.load(tmp_path)
     assert loaded._session.get_session_options().intra_op_num_threads == 1
     assert loaded._session.get_providers() == ["CPUExecutionProvider"]
 
 
-def test_as_many_threads_as_torch_has_are_the_default(net: PreprocessResult, tmp_path: Path) -> None:
-    loaded = OnnxruntimeDelegate.load(blob_of(net, tmp_path), [])
+def test_as_many_threads_as_torch_has_are_the_default(net: Made, tmp_path: Path) -> None:
+    loaded = net.load(tmp_path)
     options = loaded._session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
     # they leave the processors to what computes next
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
 
 
-def test_without_any_of_the_providers_a_program_is_refused(net: PreprocessResult, tmp_path: Path) -> None:
+def test_without_any_of_the_providers_a_program_is_refused(net: Made, tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="none of the execution providers") as caught:
-        OnnxruntimeDelegate.load(blob_of(net, tmp_path, providers=["RocmExecutionProvider"]), [])
+        net.load(tmp_path, providers=["RocmExecutionProvider"])
     assert "wanted RocmExecutionProvider; installed" in str(caught.value)
 
 
@@ -729,21 +823,21 @@ def test_a_program_without_onnx_runtime_names_the_extra(tmp_path: Path) -> None:
         {"outputs": [{"result": 1}]},
         {"outputs": [{"input": 4}]},
         {"outputs": [{}]},
-        {"weights": ["absent"]},
+        {"bound": [9]},
+        {"bound": [-1]},
         {"threads": None},
     ],
 )
-def test_facts_that_do_not_fit_the_model_are_refused(
-    net: PreprocessResult, tmp_path: Path, changed: Mapping[str, Any]
-) -> None:
+def test_facts_that_do_not_fit_the_model_are_refused(net: Made, tmp_path: Path, changed: Mapping[str, Any]) -> None:
     with pytest.raises(ProgramError, match="the plan does not describe a partition of the backend `onnxruntime`"):
-        OnnxruntimeDelegate.load(blob_of(net, tmp_path, **changed), [])
+        net.load(tmp_path, **changed)
 
 
-def test_a_damaged_model_is_refused(net: PreprocessResult, tmp_path: Path) -> None:
-    damaged = replace(net, processed_bytes=net.processed_bytes[: len(net.processed_bytes) // 2])
+def test_a_damaged_model_is_refused(net: Made, tmp_path: Path) -> None:
+    half = net.result.processed_bytes[: len(net.result.processed_bytes) // 2]
+    damaged = replace(net, result=replace(net.result, processed_bytes=half))
     with pytest.raises(ProgramError, match="ONNX Runtime refuses a model"):
-        OnnxruntimeDelegate.load(blob_of(damaged, tmp_path), [])
+        damaged.load(tmp_path)
 
 
 def test_several_models_run_side_by_side_in_several_threads(tmp_path: Path) -> None:

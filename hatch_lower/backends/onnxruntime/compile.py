@@ -1,27 +1,24 @@
-"""Compile half of the `onnxruntime` backend: edge programs in, ONNX models with their large weights apart out."""
+"""Compile half of the `onnxruntime` backend: edge programs in, ONNX models without their constants out."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
-from hatch_lower.exir.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-VERSION = "2"
+VERSION = "3"
 CONVERTERS = ("onnx", "onnx-ir", "onnxscript", "onnxruntime")
-ALIGNMENT = 64  # of weights, in bytes: the widest vector registers load whole lines of the cache
 
 DISTRIBUTIONS: Mapping[str, str] = {
     "CUDAExecutionProvider": "onnxruntime-gpu",
@@ -31,6 +28,8 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "CoreMLExecutionProvider": "onnxruntime",
     "CPUExecutionProvider": "onnxruntime",
 }
+# those with a kernel for ONNX Runtime's own product of matrices that are turned
+FUSING = frozenset({"CPUExecutionProvider", "CUDAExecutionProvider"})
 # ONNX Runtime reads older models for ever; 1.23 is the oldest with which the way that weights are mapped was tried
 RANGE = ">=1.23,<2"
 
@@ -38,28 +37,24 @@ RANGE = ">=1.23,<2"
 class OnnxruntimeBackend(BackendDetails):
     """Lowers a partition to ONNX; its delegate is `hatch_lower.backends.onnxruntime.run:OnnxruntimeDelegate`."""
 
+    weight_free: ClassVar[bool] = True
+    copies_constants: ClassVar[bool] = True
+
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         options = parse_options(spec_values(BACKEND_ID, compile_specs))
         require_libraries()
         from hatch_lower.backends.onnxruntime.translate import translate
 
-        translated = translate(edge_program)
-        store = NamedDataStore()
-        # named by content: a name stands for one in all delegates
-        weights = {f"onnxruntime-{digest[:32]}": contents for digest, contents in translated.weights.items()}
-        for key, contents in weights.items():
-            layout = TensorLayout.of_bytes(len(contents))
-            store.add_named_data(key, contents, alignment=ALIGNMENT, tensor_layout=layout)
+        translated = translate(edge_program, fuses=FUSING.issuperset(options.providers))
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),
-            data_store_output=store.get_named_data_store_output(),
             suffix="onnx",
             requirements=(requirement(options),),
             info={
                 **translated.call,
-                "weights": list(weights),
+                "bound": translated.bound,
                 "providers": list(options.providers),
                 "threads": options.threads,
             },

@@ -1,31 +1,33 @@
-"""Run half of the `onnxruntime` backend: loads a model with its mapped weights, and calls it. It imports no `onnx`."""
+"""Run half of the `onnxruntime` backend: loads a model over the constants file, and calls it. It imports no `onnx`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts
+from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
+from hatch_lower.backends.onnxruntime.places import CONSTANTS, relocate
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, SessionOptions
 
-WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+FOLDER = "session.model_external_initializers_file_folder_path"
+BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 
 
 class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
-    def __init__(self, session: InferenceSession, call: CallMap) -> None:
+    def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
         self._session = session
+        self._values = values
         self._run = session.run
         self._map = call
         self._feed = [(f"x{position}", position) for position in call.passed]
@@ -33,7 +35,6 @@ class OnnxruntimeDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
-        # the session maps the files of large weights; those that it packs it copies
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -43,7 +44,7 @@ class OnnxruntimeDelegate(Delegate):
                 found=f"{type(error).__name__}: {error}",
                 hint='install it: pip install "hatch-lower[onnxruntime]"',
             ) from error
-        info = read_info(blob)
+        info = read_info(blob, len(constants))
         available = onnxruntime.get_available_providers()
         providers = [name for name in info.providers if name in available]
         if not providers:
@@ -62,10 +63,9 @@ class OnnxruntimeDelegate(Delegate):
         options.add_session_config_entry(SPIN_DURATION, "100")
         options.use_deterministic_compute = True
         options.log_severity_level = 3
-        if info.weights:
-            options.add_session_config_entry(WEIGHTS_FOLDER, str(find_weights(blob, info.weights)))
         try:
-            session = onnxruntime.InferenceSession(blob.path.read_bytes(), options, providers=providers)
+            model, values = bind_constants(options, blob, constants, info.bound)
+            session = onnxruntime.InferenceSession(model, options, providers=providers)
         except Exception as error:
             raise ProgramError(
                 "ONNX Runtime refuses a model",
@@ -82,7 +82,7 @@ class OnnxruntimeDelegate(Delegate):
             raise description_error(
                 blob, "onnxruntime", f"a model with the inputs {names[0]} and the outputs {names[1]}"
             )
-        return cls(session, info.call)
+        return cls(session, info.call, values)
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
@@ -98,30 +98,50 @@ def to_array(value: object) -> object:
 class OnnxFacts(NamedTuple):
     # how a call of the partition becomes one of the model
     call: CallMap
-    # the names of the large weights in the named data
-    weights: list[str]
+    # positions of the constants that the model takes
+    bound: list[int]
     # the execution providers to use, the best first
     providers: list[str]
     # how many threads a session has; 0: as many as torch
     threads: int
 
 
-def find_weights(blob: DelegateBlob, weights: Sequence[str]) -> Path:
-    # where they really lie: ONNX Runtime follows no link out of the folder
-    missing = [name for name in weights if name not in blob.files]
-    if missing:
-        raise description_error(blob, "onnxruntime", f"the weights {missing}, which are not in the named data")
-    return blob.files[weights[0]].resolve().parent
+def bind_constants(
+    options: SessionOptions, blob: DelegateBlob, constants: Sequence[Tensor], bound: Sequence[int]
+) -> tuple[bytes, list[object]]:
+    """Return the model with the places of its constants, and those in memory, which the session does not keep alive.
+
+    The session maps the constants file, and copies what it packs.
+    """
+    model = blob.path.read_bytes()
+    # where the file really lies: ONNX Runtime follows no link out of the folder
+    file = next((place.path.resolve() for place in blob.places if place is not None), None)
+    if file is not None and file.name == CONSTANTS:
+        options.add_session_config_entry(FOLDER, str(file.parent))
+        places = blob.places
+    else:
+        places = [None] * len(constants)
+    found = {position: places[position] for position in bound}
+    model = relocate(model, {position: place.offset if place is not None else 0 for position, place in found.items()})
+    values = {f"w{position}": to_value(constants[position]) for position, place in found.items() if place is None}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    return model, list(values.values())
 
 
-def read_info(blob: DelegateBlob) -> OnnxFacts:
-    return read_facts(
-        blob,
-        "onnxruntime",
-        lambda info: OnnxFacts(
-            read_call_map(info),
-            [str(name) for name in info["weights"]],
-            [str(name) for name in info["providers"]],
-            int(info["threads"]),
-        ),
-    )
+def to_value(constant: Tensor) -> object:
+    from onnxruntime import OrtValue
+
+    dense = constant.detach().contiguous()
+    if dense.dtype is torch.bfloat16:
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(dense.view(torch.int16).numpy(), BFLOAT16)
+    return OrtValue.ortvalue_from_numpy(dense.numpy())
+
+
+def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
+    def read(info: Mapping[str, Any]) -> OnnxFacts:
+        bound = [int(position) for position in info["bound"]]
+        require(all(0 <= position < constants for position in bound), f"constants {bound} of {constants}")
+        return OnnxFacts(read_call_map(info), bound, [str(name) for name in info["providers"]], int(info["threads"]))
+
+    return read_facts(blob, "onnxruntime", read)

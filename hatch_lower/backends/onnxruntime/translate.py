@@ -1,4 +1,4 @@
-"""From a partition to an ONNX model: torch's translations of ATen operators, canonical names, large weights apart.
+"""From a partition to an ONNX model: torch's translations of ATen operators, canonical names, constants elsewhere.
 
 Nothing that differs between two equal partitions (names of nodes, parameters and symbols), and nothing of the machine
 and of the exporter's version is left in the model, so equal partitions give equal bytes.
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch.export import ExportedProgram
@@ -23,56 +24,58 @@ from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
+from hatch_lower.backends.onnxruntime.places import CONSTANTS, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.backends.partition_copy import instruction_handles
-from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.format.delegates import data_name
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
-INLINE_BYTES = 1024  # weights up to this size lie in the model, larger ones beside it
-# shapes, axes and indices: another one would be another place in memory
-INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+LITERAL_LIMIT = (
+    4096  # elements of what is computed of literals; larger ones ONNX Runtime computes when it loads the model
+)
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+FUSED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)  # of FusedMatMul
 ORIGIN = "origin"  # under this key a node has the number of the operation that it comes from, while the model is made
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    # its bytes; inputs are `x0`, `x1`, …, results `y0`, `y1`, …
-    model: bytes
-    # the contents of the large weights, by the sha256 of each
-    weights: Mapping[str, bytes]
-    # what the run half reads as its `CallMap`
-    call: Mapping[str, object]
+    model: bytes  # inputs are `x0`, `x1`, …, results `y0`, `y1`, …, constants `w0`, `w1`, …
+    bound: list[int]  # positions of the constants that the model takes
+    call: Mapping[str, object]  # what the run half reads as its `CallMap`
     # the debug handles of each node of the model, by its name; `no node` holds those of operations of which nothing
     # is left
     handles: Mapping[int | str, tuple[int, ...]]
 
 
-def translate(program: ExportedProgram) -> Translated:
+def translate(program: ExportedProgram, *, fuses: bool) -> Translated:
+    """Return the model of a partition; `fuses` says whether the engine has ONNX Runtime's own fused product."""
     copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
-    for name, tensor in copied.constants.items():
-        values[name].const_value = _core.TorchTensor(tensor.detach(), name=name)
-        graph.register_initializer(values[name])
-    inputs = [f"x{position}" for position in copied.passed]
-    graph.inputs.extend(values[name] for name in inputs)
+    constants = {f"w{position}": values[name] for position, name in enumerate(copied.constants)}
+    inputs = {f"x{position}": values[f"x{position}"] for position in copied.passed}
+    # constants are inputs while the model is made, for nothing may follow from what they hold
+    graph.inputs.extend([*inputs.values(), *constants.values()])
     graph.outputs.extend([write_result(graph, values[name], order) for name, order in copied.layouts])
     with quiet():
-        optimizer.optimize_ir(model)
+        optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
     allow_zero_sizes(graph)
-    fold_transposes(graph)
+    join_transposes(model, set(map(id, constants.values())), fuses=fuses)
     common.RemoveUnusedNodesPass()(model)
-    rename(graph, inputs)
-    weights = take_weights(graph)
+    rename(graph, [*inputs, *constants])
+    bound = [
+        number
+        for number, (value, tensor) in enumerate(zip(constants.values(), copied.constants.values(), strict=True))
+        if take_constant(graph, value, number, tensor)
+    ]
     instructions = {str(node.name): origins_of(node) for node in ir.traversal.RecursiveGraphIterator(graph)}
     strip(model)
     return Translated(
         ir.to_proto(model).SerializeToString(deterministic=True),
-        weights,
+        bound,
         copied.call_facts(),
         instruction_handles(copied.operations, copied.handles, instructions, "no node"),
     )
@@ -171,31 +174,46 @@ def allow_zero_sizes(graph: ir.Graph) -> None:
             node.attributes["allowzero"] = ir.AttrInt64("allowzero", 1)
 
 
-def fold_transposes(graph: ir.Graph) -> None:
-    # a transposed weight becomes a weight, so that no load of the model has to transpose it
+def join_transposes(model: ir.Model, constants: set[int], *, fuses: bool) -> None:
+    """Let a product take a constant as it lies, where it takes it transposed: ONNX Runtime would copy it to turn it."""
+    graph = model.graph
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Transpose" else None
-        (result, *_) = node.outputs
-        if source is None or source.const_value is None or not source.is_initializer() or result.is_graph_output():
+        if source is None or id(source) not in constants or source.shape is None or not turns_matrices(node, source):
             continue
-        contents = source.const_value.numpy()
-        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(contents.ndim)[::-1]
-        folded = np.ascontiguousarray(contents.transpose(order))
-        value = ir.Value(name=f"{result.name}_folded", type=source.type, shape=ir.Shape(folded.shape))
-        value.const_value = ir.Tensor(folded, dtype=source.const_value.dtype, name=value.name)
-        graph.register_initializer(value)
-        result.replace_all_uses_with(value)
-        graph.remove(node, safe=True)
-        if not source.uses() and not source.is_graph_output():
-            graph.initializers.pop(str(source.name))
+        (turned,) = node.outputs
+        for user, position in list(turned.uses()):
+            is_product = user.op_type == "FusedMatMul" or (user.op_type == "MatMul" and fuses)
+            if is_product and source.dtype in FUSED and min(map(rank_of, user.inputs)) >= 2:
+                user.op_type, user.domain = "FusedMatMul", MICROSOFT
+                model.opset_imports[MICROSOFT] = 1
+            elif user.op_type != "Gemm" or position == 2:
+                continue
+            name = "transA" if position == 0 else "transB"
+            before = user.attributes[name].as_int() if name in user.attributes else 0
+            user.attributes[name] = ir.AttrInt64(name, 1 - before)
+            user.replace_input_with(position, source)
+        if not turned.uses() and not turned.is_graph_output():
+            graph.remove(node, safe=True)
+
+
+def turns_matrices(node: ir.Node, source: ir.Value) -> bool:
+    """Return whether a transpose exchanges the last two dimensions, and no other."""
+    rank = rank_of(source)
+    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
+    return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def rank_of(value: ir.Value | None) -> int:
+    return len(value.shape) if value is not None and value.shape is not None else 0
 
 
 def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
-    """Name nodes, values, weights and symbolic sizes by their position."""
+    """Name nodes, values, literals and symbolic sizes by their position."""
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
     taken = set(map(id, [*graph.inputs, *graph.outputs]))
-    counts = {"w": 0, "k": 0, "v": 0}
+    counts = {"k": 0, "v": 0}
     symbols: dict[str, str] = {}
     # twice, for a name that is to be given may be another's yet
     for prefix in ("_", ""):
@@ -206,7 +224,7 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
             value.name = f"{prefix}y{index}"
         for value in values:
             if id(value) not in taken:
-                kind = "v" if value.const_value is None else "w" if is_large(value) else "k"
+                kind = "v" if value.const_value is None else "k"
                 value.name = f"{prefix}{kind}{counts[kind]}"
                 counts[kind] += 1
         counts = dict.fromkeys(counts, 0)
@@ -220,28 +238,22 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
             )
 
 
-def is_large(value: ir.Value) -> bool:
-    # integers lie in the model, for loading compares the model alone
-    tensor = value.const_value if value.is_initializer() else None
-    return tensor is not None and tensor.nbytes > INLINE_BYTES and tensor.dtype not in INTEGERS
-
-
-def take_weights(graph: ir.Graph) -> dict[str, bytes]:
-    """Take the contents of large weights out of the model, and return them by the sha256 that names their files."""
-    weights: dict[str, bytes] = {}
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and is_large(value):
-            contents = tensor.tobytes()
-            digest = sha256_bytes(contents)
-            weights[digest] = contents
-            shape = ir.Shape(tensor.numpy().shape)
-            value.const_value = ir.ExternalTensor(
-                data_name(digest), 0, len(contents), tensor.dtype, shape=shape, name=str(value.name)
-            )
-        elif tensor is not None:
-            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
-    return weights
+def take_constant(graph: ir.Graph, value: ir.Value, number: int, tensor: torch.Tensor) -> bool:
+    """Make an input that stands for a constant an initializer without contents; return whether it is one to bind."""
+    graph.inputs.remove(value)
+    if not value.uses() and not value.is_graph_output():
+        return False
+    dtype = _core.TorchTensor(tensor, name=value.name).dtype
+    if tensor.numel():
+        length = tensor.numel() * tensor.element_size()
+        # where it lies is written in its place when the model is loaded
+        value.const_value = ir.ExternalTensor(
+            CONSTANTS, offset_mark(number), length, dtype, shape=ir.Shape(tensor.shape), name=str(value.name)
+        )
+    else:
+        value.const_value = ir.Tensor(np.zeros(tensor.shape, dtype.numpy()), dtype=dtype, name=value.name)
+    graph.register_initializer(value)
+    return tensor.numel() > 0
 
 
 def origins_of(node: ir.Node) -> list[int]:
@@ -249,6 +261,10 @@ def origins_of(node: ir.Node) -> list[int]:
 
 
 def strip(model: ir.Model) -> None:
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and not isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
     model.producer_name, model.producer_version, model.doc_string = "hatch-lower", None, None
     model.metadata_props.clear()
     model.graph.metadata_props.clear()

@@ -32,8 +32,8 @@ COPIES = 4  # loaded side by side; they share what the C library keeps of freed 
 
 def check_bound(bench: Bench, cases: Sequence[Case]) -> str:
     """Change the tensors that a weight-free backend was bound to; its next result must be computed with the change."""
-    if not bench.backend.weight_free:
-        raise NotClaimedError("the backend is not weight-free")
+    if not bench.backend.weight_free or bench.backend.copies_constants:
+        raise NotClaimedError("the backend is not weight-free, or copies what it is bound to")
     refuse_null(bench)
     case = probe(bench, cases, EVERY_CONSTANT, *(other.name for other in cases if other.name.startswith("constants/")))
     names = [name for module in bench.partitions(case) for name in module.constants]

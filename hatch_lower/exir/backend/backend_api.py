@@ -107,13 +107,14 @@ def lower_methods(
     # a declared tag that no operation carries means nothing: its backend need not be installed
     used = (result.partition_tags[tag].backend_id for result in tagged.values() for tag in used_tags(result))
     backends = {name: find_backend(name) for name in dict.fromkeys(used)}
-    # a blob that holds its state cannot share it with other methods; constants that are bound when it is loaded can
+    # a delegate that holds or copies its state cannot share it with other methods; one that is bound to constants can
     shared = shared_state(programs.values())
+    owners = {name for name, backend in backends.items() if backend.copies_constants or not backend.weight_free}
     plans = {
         method: plan_partitions(
             result.tagged_exported_program,
             result.partition_tags,
-            lambda backend_id, state: state in shared and not backends[backend_id].weight_free,
+            lambda backend_id, state: state in shared and backend_id in owners,
         )
         for method, result in tagged.items()
     }

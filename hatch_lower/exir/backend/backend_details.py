@@ -72,6 +72,10 @@ class BackendDetails(ABC):
     layout and ties, state is left out of the cache key, and the run half is given the constants at load, in the order
     of the program's parameter, buffer and constant placeholders."""
 
+    copies_constants: ClassVar[bool] = False
+    """Whether the engine of a weight-free backend may copy what it is bound to. Then state that methods share stays in
+    the program: a change would not reach the copy."""
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # backends are found as `BackendDetails.__subclasses__()`, which has direct ones only
