@@ -22,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import hatch_lower
+from hatch_lower.backends.testing.memory import SMAPS, own_bytes
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
@@ -89,13 +90,6 @@ class Apply(nn.Module):
 
 
 LENGTH = Dim("length", max=64)
-MAPS = Path("/proc/self/smaps_rollup")
-
-
-def own_bytes() -> int:
-    """Return how much memory of this process is backed by no file."""
-    (line,) = (each for each in MAPS.read_text().splitlines() if each.startswith("Anonymous:"))
-    return int(line.split()[1]) * 1024
 
 
 def lower(module: nn.Module, *args: Any, dynamic: Any = None, **options: Any) -> LoweredProgram:
@@ -579,7 +573,7 @@ def test_products_of_turned_constants_give_eagers_numbers(tmp_path: Path, rank: 
         check(Apply(function, w=weight), tmp_path / str(number), (x,))
 
 
-@pytest.mark.skipif(not MAPS.exists(), reason="this system does not tell what a process has mapped")
+@pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell what a process has mapped")
 def test_constants_are_used_where_they_are_mapped(tmp_path: Path) -> None:
     table = torch.randn(4096, 512)
     (delegate,) = delegates(lower(Apply(lambda x, table: table[x] * 2, table=table), torch.tensor([3, 1])))

@@ -1,17 +1,18 @@
-"""Compile half of the `openvino` backend: edge programs in, one model and its weights for each out."""
+"""Compile half of the `openvino` backend: edge programs in, models without their constants out."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import ClassVar
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
-from hatch_lower.backends.openvino.convert import ALIGNMENT, convert
+from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy
@@ -33,15 +34,18 @@ from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
 from hatch_lower.exir.graph.surgery import graph_modules
-from hatch_lower.exir.tensor_layout import TensorLayout
 
-VERSION = "3"
+VERSION = "4"
+ALIGNMENT = 64  # of literals, in bytes
 # The format and its opsets are kept readable by later releases; a new year's release may drop what is deprecated
 REQUIREMENT = "openvino>=2026.0,<2027"
 
 
 class OpenvinoBackend(BackendDetails):
     """Lowers a partition to OpenVINO; its delegate is `hatch_lower.backends.openvino.run:OpenvinoDelegate`."""
+
+    weight_free: ClassVar[bool] = True
+    copies_constants: ClassVar[bool] = True
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -50,11 +54,10 @@ class OpenvinoBackend(BackendDetails):
         copied = OpenvinoCopy(edge_program)
         converted = convert(copied)
         store = NamedDataStore()
-        constants = ""
-        if converted.constants:
-            constants = f"openvino-{sha256_bytes(converted.constants)[:32]}"
-            layout = TensorLayout.of_bytes(len(converted.constants))
-            store.add_named_data(constants, converted.constants, alignment=ALIGNMENT, tensor_layout=layout)
+        literals = ""
+        if converted.literals:
+            literals = f"openvino-{sha256_bytes(converted.literals)[:32]}"
+            store.add_named_data(literals, converted.literals, alignment=ALIGNMENT)
         return PreprocessResult(
             converted.model,
             debug_handle_map=converted.instructions,
@@ -64,8 +67,8 @@ class OpenvinoBackend(BackendDetails):
             info={
                 "device": options.device,
                 "threads": options.threads,
-                "constants": constants,
-                "compared": [converted.compared, sha256_bytes(converted.constants[: converted.compared])],
+                "bound": copied.bound,
+                "literals": literals,
                 "indices": [list(index) for index in sorted(copied.indices)],
                 **copied.call_facts(),
             },

@@ -1,4 +1,4 @@
-"""From a prepared partition to OpenVINO's files: a model as XML, and its weights.
+"""From a prepared partition to OpenVINO's files: a model as XML, and its literals.
 
 The library names layers by counters of the process, and writes its own version into the file. Here layers get names
 that follow from the graph, and what is not needed to run is left out.
@@ -26,20 +26,14 @@ NO_INSTRUCTION = frozenset({"Const", "Parameter", "Result"})
 CONSTANTS = "constants"
 OPERATION = re.compile(r"n(\d+)")
 ORIGIN = re.compile(OPERATION.pattern + "/")
-ALIGNMENT = 64
-# axes, shapes and numbers to compute with are smaller; much of a model's smallest weights are compared with them
-WEIGHT_BYTES = 1 << 14
-FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
     # the XML
     model: bytes
-    # what its constants are views of
-    constants: bytes
-    # how many bytes of them every load compares; weights come behind
-    compared: int
+    # the axes, shapes and numbers to compute with that its layers of the type `Const` are views of
+    literals: bytes
     # a layer's name to the debug handles of the operations that it computes
     instructions: dict[int | str, tuple[int, ...]]
 
@@ -50,17 +44,17 @@ def convert(copied: OpenvinoCopy) -> Converted:
         target = Path(name) / "model.xml"
         import_openvino().serialize(model, target, target.with_suffix(".bin"))
         root = ElementTree.fromstring(target.read_bytes())
-        constants, compared = arrange(root, target.with_suffix(".bin").read_bytes())
+        literals = target.with_suffix(".bin").read_bytes()
     origins = rename(root)
     instructions = find_instructions(root, origins, copied)
-    return Converted(ElementTree.tostring(root), constants, compared, instructions)
+    return Converted(ElementTree.tostring(root), literals, instructions)
 
 
 def build_model(copied: OpenvinoCopy) -> object:
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
-        GraphModule(copied.constants, copied.graph),
+        GraphModule(copied.literals, copied.graph),
         input_shapes=[list(shape) for shape in copied.shapes],
         input_types=copied.dtypes,
     )
@@ -169,31 +163,3 @@ def find_instructions(
                 if places[node.all_input_nodes[0]] in indices:
                     indices.add(places[node])
     return instruction_handles(places, copied.handles, dict(sorted(computes.items())), CONSTANTS)
-
-
-def arrange(root: ElementTree.Element, constants: bytes) -> tuple[bytes, int]:
-    """Return the constants in their order, and how many bytes come before the weights.
-
-    Weights are large and floating: another one gives another result, but of the same shape and from the same places in
-    memory. Loading reads no more of them than the engine does, where shapes, axes and indices have to be those that
-    were built.
-    """
-    users: dict[tuple[int, int], list[ElementTree.Element]] = {}
-    for data in root.iterfind(".//layer[@type='Const']/data"):
-        users.setdefault((int(data.attrib["offset"]), int(data.attrib["size"])), []).append(data)
-
-    def is_weight(place: tuple[int, int]) -> bool:
-        return place[1] >= WEIGHT_BYTES and all(user.get("element_type") in FLOATING for user in users[place])
-
-    pieces: list[bytes] = []
-    length = compared = 0
-    for place in sorted(users, key=lambda place: (is_weight(place), place)):
-        offset, size = place
-        pieces += [bytes(-length % ALIGNMENT), constants[offset : offset + size]]
-        length += len(pieces[-2])
-        for user in users[place]:
-            user.set("offset", str(length))
-        length += size
-        if not is_weight(place):
-            compared = length
-    return b"".join(pieces), compared

@@ -1,4 +1,7 @@
-"""A partition in the one form that OpenVINO's frontend gets: names and numbers that follow from the graph alone."""
+"""A partition in the one form that OpenVINO's frontend gets: names and numbers that follow from the graph alone.
+
+Constants are inputs of the model, behind the others, so that nothing in it follows from what they hold.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ MIRRORED = {
 
 
 class OpenvinoCopy(PartitionCopy):
-    """A partition for OpenVINO's frontend: placeholders `x0`, …, constants `c0`, …, operations `n0`, …."""
+    """A partition for OpenVINO's frontend: inputs `x0`, …, constants `c0`, …, literals `s0`, …, operations `n0`, …."""
 
     backend_id: ClassVar[str] = "openvino"
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         # those that nothing uses are left out
-        self.constants: dict[str, torch.Tensor] = {}
+        self.literals: dict[str, torch.Tensor] = {}
+        self.bound: list[int] = []  # positions of the constants that the model takes
         # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
         self.shapes: list[tuple[int, ...]] = []
@@ -47,11 +51,11 @@ class OpenvinoCopy(PartitionCopy):
         for node, position in self.inputs.items():
             if any(user.op != "output" for user in node.users):
                 self._write_input(node, position)
-        for node, spec in constants:
-            if node.users:
-                name = f"c{len(self.constants)}"
-                self.constants[name] = constant_of(self.program, spec).detach().contiguous()
-                self.values[node] = self.graph.create_node("get_attr", name, name=name)
+        for position, (node, spec) in enumerate(constants):
+            if any(user.op != "output" for user in node.users):
+                constant = constant_of(self.program, spec)
+                self.values[node] = self._placeholder(f"c{len(self.bound)}", constant.dtype, tuple(constant.shape))
+                self.bound.append(position)
 
     def _write_input(self, node: Node, position: int) -> None:
         value = node.meta.get("val")
@@ -61,11 +65,13 @@ class OpenvinoCopy(PartitionCopy):
             dtype, shape = torch.int64, ()
         else:
             raise self.refusal("take what is neither a tensor nor a size", f"placeholder `{node.name}`", repr(value))
-        name = f"x{len(self.passed)}"
-        self.values[node] = self.graph.create_node("placeholder", name, name=name)
+        self.values[node] = self._placeholder(f"x{len(self.passed)}", dtype, shape)
         self.passed.append(position)
+
+    def _placeholder(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Node:
         self.dtypes.append(dtype)
         self.shapes.append(shape)
+        return self.graph.create_node("placeholder", name, name=name)
 
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
@@ -90,11 +96,11 @@ class OpenvinoCopy(PartitionCopy):
         if isinstance(value, Node):
             return value
         (other,) = node.all_input_nodes
-        return self._constant(torch.tensor(value, dtype=other.meta["val"].dtype))
+        return self._literal(torch.tensor(value, dtype=other.meta["val"].dtype))
 
-    def _constant(self, value: torch.Tensor) -> Node:
-        name = f"s{len(self.constants)}"
-        self.constants[name] = value
+    def _literal(self, value: torch.Tensor) -> Node:
+        name = f"s{len(self.literals)}"
+        self.literals[name] = value
         return self.graph.create_node("get_attr", name, name=name)
 
     def _call(self, target: Any, *args: Any) -> Node:
@@ -109,9 +115,9 @@ class OpenvinoCopy(PartitionCopy):
         dtype = mask.meta["val"].dtype
         seen = self.values[mask]
         if dtype is not torch.bool:
-            seen = self._call(aten.ne.Tensor, seen, self._constant(torch.tensor(float("-inf"), dtype=dtype)))
+            seen = self._call(aten.ne.Tensor, seen, self._literal(torch.tensor(float("-inf"), dtype=dtype)))
         seen = self._call(aten.any.dim, seen, -1, True)
-        nothing = self._constant(torch.tensor(0.0, dtype=node.meta["val"].dtype))
+        nothing = self._literal(torch.tensor(0.0, dtype=node.meta["val"].dtype))
         return self._call(aten.where.self, seen, attention, nothing)
 
     def write_result(self, value: Node) -> object:

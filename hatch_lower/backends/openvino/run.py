@@ -1,4 +1,4 @@
-"""Run half of the `openvino` backend: reads a model over its mapped weights, compiles it once, and calls it."""
+"""Run half of the `openvino` backend: reads a model, binds its constants, compiles it once, and calls it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
-from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 
 class OpenvinoDelegate(Delegate):
-    def __init__(self, compiled: Any, constants: object, info: OpenvinoFacts) -> None:
+    def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
         openvino = import_openvino()
         self._compiled = compiled
         self._constants = constants
@@ -31,7 +30,7 @@ class OpenvinoDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OpenvinoDelegate:
-        info = read_info(blob)
+        info = read_info(blob, len(constants))
         try:
             openvino = import_openvino()
         except ImportError as error:
@@ -42,8 +41,10 @@ class OpenvinoDelegate(Delegate):
                 hint=INSTALL,
             ) from error
         try:
-            constants = openvino.Tensor(view_of(blob, info), shared_memory=True)
-            model = engine().read_model(blob.path.read_bytes(), constants)
+            literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
+            model = engine().read_model(blob.path.read_bytes(), literals)
+            values = [to_tensor(openvino, constants[position]) for position in info.bound]
+            bind_constants(openvino, model, values)
             compiled = engine().compile_model(model, info.device, settings(info))
         except RuntimeError as error:
             raise ProgramError(
@@ -52,7 +53,7 @@ class OpenvinoDelegate(Delegate):
                 found="\n".join(line for line in str(error).splitlines() if line.strip() and ".cpp:" not in line),
                 hint="install the OpenVINO that the wheel requires; choose a device that this machine has",
             ) from error
-        return cls(compiled, constants, info)
+        return cls(compiled, [literals, *values], info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         for position, size in self._info.indices:
@@ -87,6 +88,21 @@ class OpenvinoDelegate(Delegate):
         return torch.from_numpy(result.data).clone()
 
 
+def to_tensor(openvino: Any, constant: Tensor) -> Any:
+    dense = constant.detach().contiguous()
+    if dense.dtype is torch.bfloat16:
+        return openvino.Tensor(dense.view(torch.int16).numpy(), openvino.Shape(list(dense.shape)), openvino.Type.bf16)
+    return openvino.Tensor(dense.numpy(), shared_memory=True)
+
+
+def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
+    """Put constants over the given memory in the places of the model's last inputs."""
+    parameters = model.get_parameters()
+    for parameter, value in zip(parameters[len(parameters) - len(values) :], values, strict=True):
+        parameter.output(0).replace(openvino.op.Constant(value).output(0))
+        model.remove_parameter(parameter)
+
+
 def check_indices(indices: Tensor, size: int) -> None:
     if not indices.numel():
         return
@@ -107,10 +123,10 @@ class OpenvinoFacts(NamedTuple):
     device: str
     # of a call; 0: as many as OpenVINO chooses
     threads: int
+    # positions of the constants that the model takes, behind its inputs
+    bound: tuple[int, ...]
     # their name among the named data, or empty
-    constants: str
-    # how many bytes of them come before the weights, and the sha256 of these
-    compared: tuple[int, str]
+    literals: str
     # positions of the inputs that are indices, each with the size that they must be less than
     indices: tuple[tuple[int, int], ...]
 
@@ -126,37 +142,27 @@ def settings(info: OpenvinoFacts) -> dict[str, object]:
     return chosen
 
 
-def view_of(blob: DelegateBlob, info: OpenvinoFacts) -> object:
-    # of the weights among the constants nothing is read
-    if not info.constants:
+def view_of(blob: DelegateBlob, name: str) -> object:
+    if not name:
         return torch.zeros(1, dtype=torch.uint8).numpy()
-    data = blob.data[info.constants]
-    size, sha256 = info.compared
-    if sha256_bytes(data[:size]) != sha256:
-        raise ProgramError(
-            "a packaged program file is not the one that was built",
-            where=str(blob.files.get(info.constants, blob.path)),
-            found=f"another sha256 of the first {size} bytes than the plan says",
-            hint="install the distribution again; if that does not help, build its wheel again",
-        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # OpenVINO takes no read-only array, and does not write
-        return torch.frombuffer(data, dtype=torch.uint8).numpy()
+        return torch.frombuffer(blob.data[name], dtype=torch.uint8).numpy()
 
 
-def read_info(blob: DelegateBlob) -> OpenvinoFacts:
+def read_info(blob: DelegateBlob, constants: int) -> OpenvinoFacts:
     def read(info: Mapping[str, Any]) -> OpenvinoFacts:
-        size, sha256 = info["compared"]
         facts = OpenvinoFacts(
             read_call_map(info),
             str(info["device"]),
             int(info["threads"]),
-            str(info["constants"]),
-            (int(size), str(sha256)),
+            tuple(int(position) for position in info["bound"]),
+            str(info["literals"]),
             tuple((int(position), int(limit)) for position, limit in info["indices"]),
         )
         given = facts.call.given
-        require(not facts.constants or facts.constants in blob.data, f"no named data `{facts.constants}`")
+        require(all(0 <= place < constants for place in facts.bound), f"constants {facts.bound} of {constants}")
+        require(not facts.literals or facts.literals in blob.data, f"no named data `{facts.literals}`")
         require(
             all(0 <= position < given for position, _ in facts.indices), f"indices {facts.indices} of {given} inputs"
         )
