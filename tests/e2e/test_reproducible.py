@@ -13,6 +13,7 @@ import pytest
 from support.cache_server import cache_server
 from support.scenarios import sha256
 from support.variations import OTHER, PLAIN, Circumstances, Varied
+from support.venv import child_environment
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -28,9 +29,18 @@ ALONE = [
 
 @dataclass(frozen=True, slots=True)
 class Builds:
-    """The build with which others are compared, and the server to which it sent what it made."""
+    """The build with which others are compared, and the server to which it sent what it made.
+
+    Args:
+        varied: all builds.
+        first: the variables of that build. Its compiler remembers what it has compiled in this run, in whatever
+            folder; that of the others compiles all anew, and must come to the same.
+        remote: the variables with which the server is asked.
+        plain: the digest of the wheel.
+    """
 
     varied: Varied
+    first: dict[str, str]
     remote: dict[str, str]
     plain: str
 
@@ -40,8 +50,9 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builds]:
     varied = Varied(tmp_path_factory.mktemp("varied"))
     with cache_server(varied.folder / "served") as server:
         remote = {"HATCH_LOWER_REMOTE_CACHE": server.url, "HATCH_LOWER_REMOTE_UNSIGNED": "1"}
-        wheel = varied.wheel("plain", FIRST, {**remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
-        yield Builds(varied, remote, sha256(wheel))
+        first = {"PATH": child_environment()["PATH"]}
+        wheel = varied.wheel("plain", FIRST, {**first, **remote, "HATCH_LOWER_REMOTE_PUSH": "1"})
+        yield Builds(varied, first, remote, sha256(wheel))
 
 
 def test_everything_else_gives_the_same_bytes(builds: Builds) -> None:
@@ -58,7 +69,8 @@ def test_everything_else_gives_the_same_bytes(builds: Builds) -> None:
 
 
 def test_a_cache_that_knows_everything_gives_the_same_bytes(builds: Builds) -> None:
-    assert sha256(builds.varied.wheel("plain", FIRST, {"HATCH_LOWER_CACHE": "frozen"})) == builds.plain
+    frozen = {**builds.first, "HATCH_LOWER_CACHE": "frozen"}
+    assert sha256(builds.varied.wheel("plain", FIRST, frozen)) == builds.plain
 
 
 def test_what_another_machine_has_sent_gives_the_same_bytes(builds: Builds) -> None:
