@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -268,24 +269,20 @@ def test_a_file_that_was_overwritten_before_it_was_read_is_no_input(project: Pro
     assert inputs["unknown"] == []
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "open('data.bin').read(); open('data.bin', 'a').write('x')",
-        "open('data.bin', 'r+').write('x')",
-        "open('data.bin').read(); os.utime('data.bin')",
-        "open('data.bin').read(); open('x', 'w').close(); os.replace('x', 'data.bin')",
-    ],
-)
-def test_an_input_that_changes_during_the_export_is_not_known(project: Project, code: str) -> None:
-    project.write("data.bin", "before")
-    assert project.record(code)["unknown"] == ["data.bin changed while the export ran"]
+CHANGING = {
+    "appended": "open('FILE').read(); open('FILE', 'a').write('x')",
+    "read and written": "open('FILE', 'r+').write('x')",
+    "touched": "open('FILE').read(); os.utime('FILE')",
+    "replaced": "open('FILE').read(); open('x', 'w').close(); os.replace('x', 'FILE')",
+    "old": "open('FILE').read(); open('FILE', 'a').write('x'); os.utime('FILE', (1, 1))",
+}
 
 
-def test_a_file_with_an_old_time_that_changes_during_the_export_is_not_known(project: Project) -> None:
-    project.write("data.bin", "before")
-    code = "open('data.bin').read(); open('data.bin', 'a').write('x'); os.utime('data.bin', (1, 1))"
-    assert project.record(code)["unknown"] == ["data.bin changed while the export ran"]
+def test_an_input_that_changes_during_the_export_is_not_known(project: Project) -> None:
+    for name in CHANGING:
+        project.write(name, "before")
+    inputs = project.record("\n".join(code.replace("FILE", name) for name, code in CHANGING.items()))
+    assert sorted(inputs["unknown"]) == sorted(f"{name} changed while the export ran" for name in CHANGING)
 
 
 def test_a_file_from_the_future_is_known(project: Project) -> None:
@@ -330,32 +327,38 @@ FLIPS = {
     "link.bin": "os.remove('link.bin'); os.symlink('v2/data.bin', 'link.bin')",
     "folder/data.bin": "os.rename('folder', 'old'); os.rename('v2', 'folder')",
 }
-LOOKS = (
-    "open(path).read()",
-    "os.path.getsize(path)",
-    "os.path.exists(os.path.join(os.path.dirname(path), 'new.json'))",
-    "os.listdir(os.path.dirname(path))",
-)
+LOOKS = {
+    "open": "open(path).read()",
+    "size": "os.path.getsize(path)",
+    "exists": "os.path.exists(os.path.join(os.path.dirname(path), 'new.json'))",
+    "list": "os.listdir(os.path.dirname(path))",
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "look"), [(path, look) for path in FLIPS for look in LOOKS if "dirname" not in look or "/" in path]
-)
 @pytest.mark.parametrize("watched", ["library", "events"])
-def test_what_is_exchanged_while_the_export_runs_is_not_known(
-    project: Project, watched: str, path: str, look: str
-) -> None:
+def test_what_is_exchanged_while_the_export_runs_is_not_known(project: Project, watched: str) -> None:
+    """Each look at each path has a folder of its own."""
     if watched == "events":
         project.library = None
-    project.write("v1/data.bin", "before")
-    project.write("v2/data.bin", "and after")
-    project.write("v2/new.json")
-    os.symlink("v1", project.folder / "latest")
-    os.symlink("v1/data.bin", project.folder / "link.bin")
-    shutil.copytree(project.folder / "v1", project.folder / "folder")
-    before = project.record(f"path = {path!r}; {look}")
+    looks, flips = {}, {}
+    for number, (path, (name, look)) in enumerate(itertools.product(FLIPS, LOOKS.items())):
+        if "dirname" in look and "/" not in path:
+            continue
+        own = f"{name}-{number}"
+        project.write(f"{own}/v1/data.bin", "before")
+        project.write(f"{own}/v2/data.bin", "and after")
+        project.write(f"{own}/v2/new.json")
+        os.symlink("v1", project.folder / own / "latest")
+        os.symlink("v1/data.bin", project.folder / own / "link.bin")
+        shutil.copytree(project.folder / own / "v1", project.folder / own / "folder")
+        looks[own] = f"path = '{own}/{path}'; {look}"
+        flips[own] = f"os.chdir('{own}'); {FLIPS[path]}; os.chdir('..')"
+    assert len(looks) == 10
+    before = project.record("\n".join(looks.values()))
     assert before["unknown"] == []
-    assert project.record(f"path = {path!r}; {look}\nwith recorder.unwatched(): {FLIPS[path]}")["unknown"]
+    exchanged = "\n".join(f"    {flip}" for flip in flips.values())
+    unknown = project.record("\n".join([*looks.values(), "with recorder.unwatched():", exchanged]))["unknown"]
+    assert {own for own in looks if any(reason.startswith(f"{own}/") for reason in unknown)} == set(looks)
 
 
 def test_a_file_that_changes_on_a_server_whose_clock_is_behind_is_not_known(project: Project, tmp_path: Path) -> None:
@@ -387,17 +390,21 @@ def test_an_input_that_is_given_one_more_name_is_known(project: Project) -> None
     assert written["unknown"] == ["data.bin changed while the export ran"]
 
 
-TIMES = (
-    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=os.path.getmtime)",
-    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=os.path.getctime)",
-    "import pathlib; max(pathlib.Path('ckpt').iterdir(), key=lambda path: path.stat().st_mtime)",
-    "max(os.scandir('ckpt'), key=lambda entry: entry.stat().st_mtime).path",
-    "max(['ckpt/a.pt', 'ckpt/b.pt'], key=lambda path: os.stat(path).st_mtime_ns)",
-    "[os.fstat(file.fileno()).st_mtime for path in ['ckpt/a.pt', 'ckpt/b.pt'] for file in [open(path)]]",
-    "import filecmp; filecmp.cmp('ckpt/a.pt', 'ckpt/b.pt')",
-    "import subprocess; subprocess.run(['ls', '-t', 'ckpt'], check=True)",
-    "import multiprocessing as m; m.get_context('fork').Pool(1).map(os.path.getmtime, ['ckpt/a.pt', 'ckpt/b.pt'])",
-)
+TIMES = {
+    "mtime": "max(['FOLDER/a.pt', 'FOLDER/b.pt'], key=os.path.getmtime)",
+    "ctime": "max(['FOLDER/a.pt', 'FOLDER/b.pt'], key=os.path.getctime)",
+    "pathlib": "import pathlib; max(pathlib.Path('FOLDER').iterdir(), key=lambda path: path.stat().st_mtime)",
+    "scandir": "max(os.scandir('FOLDER'), key=lambda entry: entry.stat().st_mtime).path",
+    "stat": "max(['FOLDER/a.pt', 'FOLDER/b.pt'], key=lambda path: os.stat(path).st_mtime_ns)",
+    "fstat": "[os.fstat(file.fileno()).st_mtime for path in ['FOLDER/a.pt', 'FOLDER/b.pt'] for file in [open(path)]]",
+    "filecmp": "import filecmp; filecmp.cmp('FOLDER/a.pt', 'FOLDER/b.pt')",
+}
+TIMES_OF_OTHERS = {
+    "ls": "import subprocess; subprocess.run(['ls', '-t', 'FOLDER'], check=True)",
+    "pool": "import multiprocessing as m\n"
+    "m.get_context('fork').Pool(1).map(os.path.getmtime, ['FOLDER/a.pt', 'FOLDER/b.pt'])",
+}
+"""What another process asks for is not seen without the library, and the result is not used again."""
 NO_TIMES = """
     import glob, inspect, linecache, pathlib, shutil, digits.model
     for path in sorted(glob.glob('ckpt/*')):
@@ -407,21 +414,24 @@ NO_TIMES = """
     """
 
 
-@pytest.mark.parametrize("code", TIMES)
 @pytest.mark.parametrize("watched", ["library", "events"])
-def test_the_time_of_a_file_is_an_input_of_who_asks_for_it(project: Project, watched: str, code: str) -> None:
+def test_the_time_of_a_file_is_an_input_of_who_asks_for_it(project: Project, watched: str) -> None:
+    asked = {**TIMES, **TIMES_OF_OTHERS}
     if watched == "events":
-        if "subprocess" in code or "multiprocessing" in code:
-            pytest.skip("what another process asks for is not seen, and the result is not used again")
-        project.library = None
-    for name in ("a.pt", "b.pt"):
-        project.write(f"ckpt/{name}", "weights")
-    before = project.record(code)
+        project.library, asked = None, TIMES
+    files = [f"{folder}/{name}.pt" for folder in asked for name in "ab"]
+    for file in files:
+        project.write(file, "weights")
+    before = project.record("\n".join(code.replace("FOLDER", folder) for folder, code in asked.items()))
     assert before["unknown"] == []
-    assert before["times"].keys() - {"project/ckpt"} == {"project/ckpt/a.pt", "project/ckpt/b.pt"}
+    folders = {f"project/{folder}" for folder in asked}
+    assert before["times"].keys() - folders == {f"project/{file}" for file in files}
     assert project.changes(before) == []
-    os.utime(project.folder / "ckpt/a.pt")
-    assert project.changes(before) == ["the time of ckpt/a.pt"]
+    changed = []
+    for folder in asked:
+        os.utime(project.folder / folder / "a.pt")
+        changed.append(f"the time of {folder}/a.pt")
+        assert sorted(project.changes(before)) == sorted(changed)
 
 
 @pytest.mark.parametrize("watched", ["library", "events"])
