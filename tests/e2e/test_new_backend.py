@@ -12,8 +12,15 @@ from support.venv import VirtualEnvironment, run
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
-CHOSEN = ("-k", "not debug and (perceptron or fused or counted or bytes or every or wrong)")
+CHOSEN = ("-p", "brief", "-k", "not debug and (perceptron or fused or counted or bytes or every or wrong)")
 """Some of everything but the check that lowers every program; all of it in a long run."""
+BRIEF = """
+from hatch_lower.backends.testing import determinism, probes
+
+determinism.SEEDS = ("1",)
+probes.SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind")
+"""
+"""With this plugin the checks lower several times what is lowered anyway, and start one process instead of two."""
 
 
 def test_a_new_backend_is_built_installed_and_passes_its_tests(
@@ -32,6 +39,7 @@ def test_a_new_backend_is_built_installed_and_passes_its_tests(
     # beside the environment that all share, which stays as it is
     clean.install("--target", str(site), "--no-deps", str(wheel))
     clean.install("--target", str(site), "pytest")
+    (site / "brief.py").write_text(BRIEF)
     tests = clean.run(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", *(() if LONG else CHOSEN), "tests"),
         cwd=project,
