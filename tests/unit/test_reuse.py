@@ -141,8 +141,8 @@ def test_what_does_not_show_in_the_export_is_a_hit(shop: Workshop, base: ExportK
     assert key_of(shop.capture(edits=edits)) == base
 
 
-def test_renamed_nodes_are_a_hit(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop.build(shop.capture(), ONE)
+def test_renamed_nodes_are_a_hit(shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.build(plain, ONE)
     renamed = shop.capture()
     for method in renamed.methods:
         program = method.program
@@ -253,54 +253,51 @@ def test_a_change_of_the_settings_is_a_miss(plain: CapturedModel, base: ExportKe
     assert key_of(plain, SETTINGS[change]).digest() != base.digest()
 
 
-def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, tmp_path: Path) -> None:
-    source = shop.capture()
-    report, _ = shop.build(source, ONE)
+def test_a_stored_file_that_is_damaged_is_a_miss(shop: Workshop, plain: CapturedModel, tmp_path: Path) -> None:
+    report, _ = shop.build(plain, ONE)
     plan = next(file for file in report.files if file.path == "net/default.json")
     (blob,) = (tmp_path / "cache").rglob(plan.sha256)
     blob.write_bytes(blob.read_bytes()[:-1] + b" ")
-    again, events = shop.build(source, ONE)
+    again, events = shop.build(plain, ONE)
     assert events.stages() >= LOWERING
     assert any("damaged" in note for note in events.notes())
     assert files_of(again) == files_of(report)
 
 
-@pytest.mark.parametrize("mode", ["refresh", "off"])
-def test_no_look_up(shop: Workshop, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = shop.capture()
-    report, _ = shop.build(source, ONE)
-    monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
-    again, events = shop.build(source, ONE)
-    assert events.stages() >= LOWERING
-    assert files_of(again) == files_of(report)
+def test_no_look_up(shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _ = shop.build(plain, ONE)
+    for mode in ("refresh", "off"):
+        monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
+        again, events = shop.build(plain, ONE)
+        assert events.stages() >= LOWERING, mode
+        assert files_of(again) == files_of(report), mode
 
 
-@pytest.mark.parametrize("mode", ["read-only", "frozen"])
 def test_a_look_up_that_writes_nothing(
-    shop: Workshop, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, plain: CapturedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, _ = shop.build(shop.capture(), ONE)
+    report, _ = shop.build(plain, ONE)
     entries = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
-    monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
-    again, events = shop.build(shop.capture(edits={"class Block": "# moved\nclass Block"}), ONE)
-    assert events.stages() == {"known"}
-    assert files_of(again).keys() == files_of(report).keys()
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries
+    moved = shop.capture(edits={"class Block": "# moved\nclass Block"})
+    for mode in ("read-only", "frozen"):
+        monkeypatch.setenv("HATCH_LOWER_CACHE", mode)
+        again, events = shop.build(moved, ONE)
+        assert events.stages() == {"known"}, mode
+        assert files_of(again).keys() == files_of(report).keys(), mode
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == entries, mode
 
 
-@pytest.mark.parametrize(
-    "edit", [{"manual_seed(3)": "manual_seed(4)"}, {"0, 600)": "0, 601)"}], ids=["weights", "graph"]
-)
 def test_a_frozen_cache_lets_no_changed_program_through(
-    shop: Workshop, edit: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portable = settings_of(Recipe("portable"))
-    shop.build(shop.capture(), portable)
+    shop.build(plain, portable)
     monkeypatch.setenv("HATCH_LOWER_CACHE", "frozen")
-    assert shop.build(shop.capture(), portable)[1].stages() == {"known"}
-    with pytest.raises(CacheError, match="the cache is frozen") as caught:
-        shop.build(shop.capture(edits=edit), portable)
-    assert (caught.value.where, caught.value.found[:9]) == ("model `net`", "no result")
+    assert shop.build(plain, portable)[1].stages() == {"known"}
+    for edit in ({"manual_seed(3)": "manual_seed(4)"}, {"0, 600)": "0, 601)"}):  # weights, the graph
+        with pytest.raises(CacheError, match="the cache is frozen") as caught:
+            shop.build(shop.capture(edits=edit), portable)
+        assert (caught.value.where, caught.value.found[:9]) == ("model `net`", "no result")
 
 
 def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Workshop) -> None:
@@ -316,11 +313,11 @@ def test_operators_that_are_composed_in_python_are_lowered_each_time(shop: Works
     assert re.search(r"only partitions are looked up in the cache: .*twice.* is composed of others", note)
 
 
-def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop) -> None:
+def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop, plain: CapturedModel) -> None:
     from hatch_lower.build.diff.forms import read_form
     from hatch_lower.cache.store import open_store
 
-    report, _ = shop.build(shop.capture())
+    report, _ = shop.build(plain)
     store = open_store({"HATCH_LOWER_CACHE_DIR": str(shop.folder / "cache")}, pytest.fail)
     data = store.read_blob(report.methods["embed"].form)
     assert data is not None
@@ -342,26 +339,26 @@ def test_the_stored_form_of_a_method_has_its_source_lines(shop: Workshop) -> Non
     ids=["an exit", "a plan that cannot be read back"],
 )
 def test_what_cannot_be_loaded_does_not_verify(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch, error: BaseException, found: str
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(verify, "load_written", fail)
     with pytest.raises(VerificationError, match="what was lowered cannot be loaded") as caught:
-        shop.build(shop.capture(), ONE)
+        shop.build(plain, ONE)
     assert caught.value.found == found
 
 
 def test_memory_that_runs_out_while_a_program_is_loaded_is_no_fault_of_the_program(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(verify, "load_written", fail)
     with pytest.raises(MemoryError):
-        shop.build(shop.capture(), ONE)
+        shop.build(plain, ONE)
 
 
 class Versioned(BackendDetails):
@@ -384,30 +381,33 @@ class Versioned(BackendDetails):
         return {"library": cls.library}
 
 
-def test_a_backend_that_has_changed_lowers_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_has_changed_lowers_again(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
-    source = shop.capture()
-    report, _ = shop.build(source, settings)
+    report, _ = shop.build(plain, settings)
     assert [row.level for row in report.rows] == [0, 0]
-    again, events = shop.build(source, settings)
+    again, events = shop.build(plain, settings)
     assert events.stages() == {"known"}
     assert files_of(again) == files_of(report)
     monkeypatch.setattr(Versioned, "library", "2.0")
-    third, events = shop.build(source, settings)
+    third, events = shop.build(plain, settings)
     assert events.stages() >= LOWERING - {"verify"}
     assert files_of(third) != files_of(report)
     monkeypatch.setattr(Versioned, "library", "broken")
     with pytest.raises(BackendError, match="the library is broken"):
-        shop.build(source, settings)
+        shop.build(plain, settings)
     monkeypatch.setattr(Versioned, "library", "2.0")
     other_seed = replace(settings, seed=1)
-    fourth, events = shop.build(source, other_seed)
+    fourth, events = shop.build(plain, other_seed)
     assert events.stages() >= LOWERING - {"verify"}
     assert [row.level for row in fourth.rows] == [3, 3], "the partitions are known"
     assert files_of(fourth) == files_of(third)
 
 
-def test_a_reason_that_names_a_source_line_would_be_stale(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_that_names_a_source_line_would_be_stale(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Telling(TagBy):
         def partition(self, exported_program: ExportedProgram) -> PartitionResult:
             result = super().partition(exported_program)
@@ -416,9 +416,8 @@ def test_a_reason_that_names_a_source_line_would_be_stale(shop: Workshop, monkey
     taken = classmethod(lambda cls, options: Telling(lambda node: None, "Versioned"))
     monkeypatch.setattr(Versioned, "partitioner", taken)
     settings = settings_of(Recipe("default", (BackendChoice("Versioned"),), verify=False))
-    source = shop.capture()
     for _ in range(2):
-        _, events = shop.build(source, settings)
+        _, events = shop.build(plain, settings)
         assert events.stages() >= LOWERING - {"verify"}
         (note,) = events.notes()
         assert note.startswith("the model is not kept in the cache as a whole: a backend's reason names a source line:")
@@ -435,24 +434,27 @@ class Verdicts:
             raise VerificationError("it computes something else")
 
 
-def test_what_does_not_verify_is_kept_and_verified_again(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = shop.capture()
+def test_what_does_not_verify_is_kept_and_verified_again(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verify, "verify_here", Verdicts(False, True))
     with pytest.raises(VerificationError):
-        shop.build(source, settings_of(Recipe("default", (BackendChoice("reference"),))))
+        shop.build(plain, settings_of(Recipe("default", (BackendChoice("reference"),))))
     looser = settings_of(Recipe("default", (BackendChoice("reference"),), rtol=1.0))
-    report, events = shop.build(source, looser)
+    report, events = shop.build(plain, looser)
     assert [row.level for row in report.rows] == [3, 3]
     assert events.notes() == []
 
 
-def test_what_was_kept_and_does_not_verify_again_is_made_anew(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, settings = shop.capture(), settings_of(Recipe("default", (BackendChoice("reference"),)))
+def test_what_was_kept_and_does_not_verify_again_is_made_anew(
+    shop: Workshop, plain: CapturedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(Recipe("default", (BackendChoice("reference"),)))
     verdicts = Verdicts(False, False, True)
     monkeypatch.setattr(verify, "verify_here", verdicts)
     with pytest.raises(VerificationError):
-        shop.build(source, settings)
-    report, events = shop.build(source, settings)
+        shop.build(plain, settings)
+    report, events = shop.build(plain, settings)
     assert [row.level for row in report.rows] == [0, 0]
     assert events.notes() == ["partitions from the cache are lowered again: it computes something else"]
     assert all(file.source.is_file() for file in report.files)
