@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.scenarios import Project, copy_project, only, sha256, tree
+from support.shared import Shared
 
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
@@ -138,19 +139,23 @@ def test_a_checkout_elsewhere_by_another_user_is_known(known_tiny: Witnessed, tm
     assert moved.started() == KNOWN
 
 
-@pytest.fixture(scope="module")
-def reading(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The scenario `tiny` with weights and variables that its export reads, built once."""
+@pytest.fixture
+def reading(shared: Shared) -> Project:
+    """The scenario `tiny` with weights and variables that its export reads, built once in the run."""
+    folder = shared.once("reading", build_reading)
+    return Project(folder / "tiny", folder / "dist", folder / "cache")
+
+
+def build_reading(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    project = copy_project("tiny", tmp_path_factory.mktemp("reading"))
+    project = copy_project("tiny", folder)
     save_file({"scale": torch.ones(3)}, project.root / "tiny" / "scale.safetensors")
     project.edit("tiny/model.py", "import torch\n", f"import os\nimport torch\n{READING}\nos.getenv('TINY_SIZE')\n")
     project.edit("tiny/model.py", "torch.relu(x)", "torch.relu(x) * SCALE")
     project.edit("pyproject.toml", 'backends = ["null"]', 'backends = ["null"]\npass-env = ["TINY_SIZE"]')
     project.wheel({"TINY_NAME": "a"})
-    return project
 
 
 @pytest.mark.parametrize(
@@ -190,22 +195,17 @@ def test_a_change_is_noticed(reading: Project, tmp_path: Path, what: str, notice
     assert ("worker" in tiny.started()[1:]) == noticed, done.output
 
 
-def test_a_subprocess_that_cannot_be_watched_is_said(tiny: Witnessed) -> None:
-    code = "import subprocess\nsubprocess.run(['true'], env={})\n"
-    tiny.project.edit("tiny/model.py", "import torch\n", f"import torch\n{code}")
+def test_a_subprocess_that_cannot_be_watched_and_a_clock_that_was_read_are_said(tiny: Witnessed) -> None:
+    code = "import subprocess, time\nimport torch\nsubprocess.run(['true'], env={})\nSTARTED = time.time()\n"
+    tiny.project.edit("tiny/model.py", "import torch\n", code)
     for _ in range(2):
         done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
         said = [line for line in done.stderr.splitlines() if "not reusable without an export" in line]
         assert ["/true" in line for line in said] == [True]
+        (said,) = [line for line in done.stderr.splitlines() if "stays until something else changes" in line]
+        assert said.endswith("tiny/model.py:8 time.time"), said
         assert tiny.log.read_text().split().count("worker") > 0
         tiny.log.unlink()
-
-
-def test_a_clock_that_was_read_is_said(tiny: Witnessed) -> None:
-    tiny.project.edit("tiny/model.py", "import torch\n", "import time\nimport torch\nSTARTED = time.time()\n")
-    done = tiny.project.build(environment={"PYTHONPATH": str(tiny.witness)}).check()
-    (said,) = [line for line in done.stderr.splitlines() if "stays until something else changes" in line]
-    assert said.endswith("tiny/model.py:7 time.time"), said
 
 
 def test_undeclared_inputs_are_refused_where_that_is_asked_for(tiny: Witnessed) -> None:
