@@ -42,6 +42,17 @@ def built(shared: Shared) -> Callable[[str], Path]:
     return lambda name: only(built_scenario(shared, name) / "dist", "*.whl")
 
 
+@pytest.fixture(scope="session")
+def said(shared: Shared) -> Callable[[str], tuple[str, str]]:
+    """Returns what the build of an unchanged scenario said on stdout and stderr."""
+
+    def read(name: str) -> tuple[str, str]:
+        folder = built_scenario(shared, name)
+        return (folder / "stdout").read_text(), (folder / "stderr").read_text()
+
+    return read
+
+
 @pytest.fixture
 def known(shared: Shared, tmp_path: Path) -> Callable[[str], Project]:
     """Copies a scenario into this test's folder, with the cache of its build."""
@@ -55,8 +66,14 @@ def known(shared: Shared, tmp_path: Path) -> Callable[[str], Project]:
 
 
 def built_scenario(shared: Shared, name: str) -> Path:
-    """Return the folder of a scenario that was built, with `dist` and `cache`."""
-    return shared.once(f"built-{name}", lambda folder: copy_project(name, folder).wheel())
+    """Return the folder of a scenario that was built: `dist`, `cache`, and in `stdout` and `stderr` what was said."""
+
+    def make(folder: Path) -> None:
+        done = copy_project(name, folder).build().check()
+        (folder / "stdout").write_text(done.stdout)
+        (folder / "stderr").write_text(done.stderr)
+
+    return shared.once(f"built-{name}", make)
 
 
 @pytest.fixture(scope="session")

@@ -23,55 +23,57 @@ COMPARE = """
 import json, sys
 import hatch_lower, torch
 
-name, recipe, calls = json.loads(sys.argv[1])
-model = hatch_lower.load(name, recipe=recipe)
-names = {"methods": sorted(model.methods), "recipe": model.recipe}
+def results(module):
+    return [getattr(module, call.pop("method"))(*call.pop("args"), **call) for call in [dict(each) for each in made]]
+
+name, recipes, calls = json.loads(sys.argv[1])
 torch.manual_seed(1)
 made = [{key: eval(text, {"torch": torch}) for key, text in call.items()} for call in calls]
-got = [getattr(model, call.pop("method"))(*call.pop("args"), **call) for call in [dict(each) for each in made]]
+models = [hatch_lower.load(name, recipe=recipe) for recipe in recipes]
+got = [results(model) for model in models]
 imported = sorted(sys.modules)
-eager_module = __import__(f"{name}.model", fromlist=["make"]).make()
-want = [getattr(eager_module, call.pop("method"))(*call.pop("args"), **call) for call in [dict(each) for each in made]]
-torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+want = results(__import__(f"{name}.model", fromlist=["make"]).make())
+for each in got:
+    torch.testing.assert_close(each, want, rtol=1e-4, atol=1e-5)
+names = {"methods": [sorted(model.methods) for model in models], "recipes": [model.recipe for model in models]}
 print(json.dumps({**names, "imported": imported}))
 """
+RECIPES = ["default", "portable"]
 # Neither builders nor the command line nor a compiler may be imported to run a model.
 NEVER_AT_RUN_TIME = {"hatchling", "click", "torch._inductor", "hatch_lower.build.build", "hatch_lower.exir.lowering"}
 
 
 def compare(
-    clean: VirtualEnvironment, folder: Path, name: str, recipe: str, calls: list[dict[str, str]]
+    clean: VirtualEnvironment, folder: Path, name: str, recipes: list[str], calls: list[dict[str, str]]
 ) -> dict[str, object]:
-    """Run the calls lowered and eagerly in the clean environment; return names and what was imported."""
-    done = clean.run("-c", COMPARE, json.dumps([name, recipe, calls]), cwd=folder).check()
+    """Run the calls with each recipe and eagerly in the clean environment; return names and what was imported."""
+    done = clean.run("-c", COMPARE, json.dumps([name, recipes, calls]), cwd=folder).check()
     report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
-@pytest.mark.parametrize("recipe", ["default", "portable"])
 def test_native_code_with_control_flow_and_state_equals_eager(
-    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path, recipe: str
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
 ) -> None:
     clean.install(str(built("mixed")), wheelhouse=wheelhouse)
     calls = [
         {"method": "'forward'", "args": f"(torch.randn({batch}, 8),)", "flip": f"torch.tensor({flip})"}
         for batch, flip in [(4, True), (1, False), (64, True), (7, False)]
     ]
-    report = compare(clean, tmp_path, "mixed", recipe, calls)
-    assert report["methods"] == ["forward"]
-    assert report["recipe"] == recipe
+    report = compare(clean, tmp_path, "mixed", RECIPES, calls)
+    assert report["methods"] == [["forward"]] * 2
+    assert report["recipes"] == RECIPES
     assert NEVER_AT_RUN_TIME.isdisjoint(report["imported"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("recipe", ["default", "portable"])
 def test_two_methods_of_a_src_layout_share_weights_and_keep_state(
-    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path, recipe: str
+    built: Callable[[str], Path], clean: VirtualEnvironment, wheelhouse: Path, tmp_path: Path
 ) -> None:
     clean.install(str(built("two_methods")), wheelhouse=wheelhouse)
     tokens = "(torch.tensor([[5, 0, 31, 2]]),)"
     calls = [{"method": f"'{method}'", "args": tokens} for method in ["forward", "prefill", "forward"]]
-    report = compare(clean, tmp_path, "two_methods", recipe, calls)
-    assert report["methods"] == ["forward", "prefill"]
+    report = compare(clean, tmp_path, "two_methods", RECIPES, calls)
+    assert report["methods"] == [["forward", "prefill"]] * 2
     assert NEVER_AT_RUN_TIME.isdisjoint(report["imported"])  # type: ignore[arg-type]
 
 
@@ -83,7 +85,7 @@ def test_a_portable_model_takes_keywords_and_gives_nested_outputs(
         {"method": "'forward'", "args": f"(torch.randn({batch}, 6),)", "bias": "torch.randn(5)", "scale": "2.0"}
         for batch in [1, 3, 16]
     ]
-    compare(clean, tmp_path, "dynamic", "default", calls)
+    compare(clean, tmp_path, "dynamic", ["default"], calls)
 
 
 def test_a_parameter_may_be_named_like_a_builtin(project: Callable[[str], Project]) -> None:
