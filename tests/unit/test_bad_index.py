@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,15 +81,31 @@ def outcome(function: Callable[..., Any], arguments: list[Tensor]) -> Any:
         return "refused"
 
 
+GOOD = [torch.tensor([1, 2, 3]) for _ in range(7)]
+
+
+@pytest.fixture(scope="module")
+def lookups(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[nn.Module, LoadedModel]]:
+    """Returns `Lookups`, and what it is on an engine."""
+
+    @cache
+    def lowered(engine: str) -> tuple[nn.Module, LoadedModel]:
+        module = Lookups()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HATCH_LOWER_CACHE", "off")
+            return module, saved(module, engine, tmp_path_factory.mktemp(engine), *GOOD)
+
+    return lowered
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_bad_index_is_an_error_of_that_call(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_index_is_an_error_of_that_call(
+    lookups: Callable[[str], tuple[nn.Module, LoadedModel]], engine: str
+) -> None:
     if engine in ("executorch", "onnxruntime", "openvino") and find_spec(engine) is None:
         pytest.skip(f"{engine} is not installed")
-    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-    module = Lookups()
-    good = [torch.tensor([1, 2, 3]) for _ in range(7)]
-    model = saved(module, engine, tmp_path, *good)
-    expected = module(*good)
+    module, model = lookups(engine)
+    good, expected = GOOD, module(*GOOD)
     refused = 0
     for place in range(len(good)):
         for wrong in (ROWS, -1, -ROWS - 1, 2**32 + 1, -(2**63)):
@@ -102,29 +119,18 @@ def test_a_bad_index_is_an_error_of_that_call(engine: str, tmp_path: Path, monke
     assert refused == 7 * 5 - 2
 
 
-class Lookup(nn.Module):
-    """One lookup."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(ROWS, 4)
-
-    def forward(self, i: Tensor) -> Tensor:
-        found: Tensor = self.table(i)
-        return found
-
-
-def test_a_bad_index_in_one_thread_lets_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-    good, bad = torch.tensor([1, 2, 3]), torch.tensor([1, 2, ROWS])
-    model = saved(Lookup(), "aoti", tmp_path, good)
+def test_a_bad_index_in_one_thread_lets_others_go_on(
+    lookups: Callable[[str], tuple[nn.Module, LoadedModel]],
+) -> None:
+    _, model = lookups("aoti")
+    good, bad = GOOD, [torch.tensor([1, 2, ROWS]), *GOOD[1:]]
     with pytest.raises(CallError, match="the delegate `aoti` failed in a call") as caught:
-        model(bad)
+        model(*bad)
     assert caught.value.where == "delegate 0 of method `forward`"
     assert "index out of bounds" in caught.value.found
     done: list[Any] = []
     threads = [
-        threading.Thread(target=lambda i=i: done.extend(outcome(model, [i]) for _ in range(300)), daemon=True)
+        threading.Thread(target=lambda i=i: done.extend(outcome(model, i) for _ in range(300)), daemon=True)
         for i in (good, bad, good, bad)
     ]
     for thread in threads:

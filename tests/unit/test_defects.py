@@ -29,7 +29,7 @@ from hatch_lower.exir.backend.canonical_partitioners.group_partitioner import Ca
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.delegate import executorch_call_delegate
-from hatch_lower.exir.graph.surgery import graph_modules
+from hatch_lower.exir.graph.surgery import copy_program, graph_modules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.lower import Turn, lower_exported
@@ -405,6 +405,14 @@ class AnsweringBackend(BackendDetails):
         return cls.answers[next(iter(compile_specs.values()))[0][0].key]
 
 
+@pytest.fixture(scope="module")
+def one_and_two() -> Mapping[str, ExportedProgram]:
+    return {
+        "one": edge(module(lambda self, x: torch.cos(torch.exp(torch.sin(x)))), torch.randn(2)),
+        "two": edge(module(lambda self, x: torch.tan(x)), torch.randn(2)),
+    }
+
+
 FEW = "the backend `AnsweringBackend` must return 2 results for the method `one`"
 
 
@@ -420,11 +428,10 @@ FEW = "the backend `AnsweringBackend` must return 2 results for the method `one`
         ("no results", "the backend `AnsweringBackend` returned something else than a `PreprocessResult`"),
     ],
 )
-def test_13_a_backends_wrong_answer_is_refused_at_once(answer: str, message: str) -> None:
-    programs = {
-        "one": edge(module(lambda self, x: torch.cos(torch.exp(torch.sin(x)))), torch.randn(2)),
-        "two": edge(module(lambda self, x: torch.tan(x)), torch.randn(2)),
-    }
+def test_13_a_backends_wrong_answer_is_refused_at_once(
+    one_and_two: Mapping[str, ExportedProgram], answer: str, message: str
+) -> None:
+    programs = {name: copy_program(program) for name, program in one_and_two.items()}
     choose = by_operator(sin="a", cos="b", tan="c")
     partitioner = TagBy(choose, "AnsweringBackend", {answer: b""})
     with pytest.raises(BackendError) as caught:
