@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra import pass_manager as fx
+from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
-from hatch_lower.errors import EdgeError
+from hatch_lower.errors import EdgeError, LowerError
 from hatch_lower.exir.pass_base import PassType as PassType
 
 
@@ -29,6 +30,14 @@ class PassManager(fx.PassManager):
             suppress_check_failures=suppress_check_failures,
             steps=steps,
         )
+
+    def __call__(self, module: torch.nn.Module) -> PassResult:
+        try:
+            return super().__call__(module)
+        except Exception as error:  # fx puts one of its own around what a pass, or the check after it, raises
+            if isinstance(error.__cause__, LowerError):
+                raise error.__cause__ from None
+            raise
 
     # fx calls it before the first pass, and after each only with `run_checks_after_each_pass`
     def check(self, module: torch.nn.Module) -> None:

@@ -92,6 +92,17 @@ def test_a_branch_that_is_no_graph_is_named() -> None:
         get_control_flow_submodules(module)
 
 
+def test_what_the_check_after_a_pass_finds_is_its_own_error() -> None:
+    def call_method(module: GraphModule) -> PassResult:
+        with module.graph.inserting_before(module.graph.output_node()):
+            module.graph.call_method("relu", (module.graph.output_node().args[0][0],))
+        return PassResult(module, True)
+
+    program = edge(torch.nn.ReLU()).exported_program()
+    with pytest.raises(EdgeError, match="an edge program calls operators, and no methods"):
+        PassManager([call_method], run_checks_after_each_pass=True)(program.graph_module)
+
+
 def test_passes_run_over_graph_modules_only() -> None:
     with pytest.raises(EdgeError) as caught:
         PassManager([])(torch.nn.Linear(1, 1))
