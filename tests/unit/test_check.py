@@ -441,7 +441,7 @@ def test_a_file_of_which_only_the_size_was_asked_may_have_other_contents_of_that
 
 def test_modules_are_found_where_the_import_system_finds_them() -> None:
     search_path = tuple(Path(entry) for entry in sys.path if entry)
-    roots = Roots(Path("/nowhere"), search_path, Path("/home/nobody"), ())
+    roots = Roots(Path("/nowhere"), search_path, Path("/nowhere/nobody"), ())
     now = Present(roots, {}, SECRET, StatCache(Path("/nowhere/stats.json")))
     names = [
         *sorted(sys.stdlib_module_names),

@@ -276,7 +276,7 @@ def test_keys_of_the_environment_stand_in_the_place_of_the_projects() -> None:
 # recorded inputs
 
 SECRET, OTHER_SECRET = b"s" * 32, b"t" * 32
-HERE = {"SIZE": "large", "HF_TOKEN": "hidden", "PATHS": "/home/me"}
+HERE = {"SIZE": "large", "HF_TOKEN": "hidden", "PATHS": "/nowhere/me"}
 
 
 def inputs_of(environment: dict[str, str], **more: object) -> RecordedInputs:
