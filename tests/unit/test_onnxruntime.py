@@ -47,7 +47,7 @@ from onnxruntime_samples import Call, spread
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend, require_libraries
 from hatch_lower.backends.onnxruntime.library import SWITCH, import_onnxruntime
-from hatch_lower.backends.onnxruntime.places import CONSTANTS, offset_mark, relocate
+from hatch_lower.backends.onnxruntime.places import FILE_MARK, NAME_BYTES, offset_mark, relocate
 from hatch_lower.backends.onnxruntime.run import OnnxruntimeDelegate
 from hatch_lower.backends.onnxruntime.support import DTYPES, not_empty, operator_table, read_table
 
@@ -132,7 +132,7 @@ class Made:
     result: PreprocessResult
     constants: list[Tensor]
 
-    def blob(self, folder: Path, file: str = CONSTANTS, **changed: Any) -> DelegateBlob:
+    def blob(self, folder: Path, file: str = "constants.safetensors", **changed: Any) -> DelegateBlob:
         """Write the model and a file of its constants, which lie behind each other."""
         path = folder / "partition.onnx"
         path.write_bytes(self.result.processed_bytes)
@@ -574,19 +574,20 @@ def test_products_of_turned_constants_give_eagers_numbers(tmp_path: Path, rank: 
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell what a process has mapped")
-def test_constants_are_used_where_they_are_mapped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["constants.safetensors", "a" * 64], ids=["in a wheel", "in the cache"])
+def test_constants_are_used_where_they_are_mapped(tmp_path: Path, file: str) -> None:
     table = torch.randn(4096, 512)
     (delegate,) = delegates(lower(Apply(lambda x, table: table[x] * 2, table=table), torch.tensor([3, 1])))
     made = made_of(delegate)
-    first = made.load(tmp_path)
+    first = made.load(tmp_path, file=file)
     before = own_bytes()
-    second = made.load(tmp_path)
+    second = made.load(tmp_path, file=file)
     for loaded in (first, second):
         assert torch.equal(loaded.run([torch.tensor([4095, 0])])[0], table[[4095, 0]] * 2)
     assert own_bytes() - before < table.nbytes / 2
 
 
-@pytest.mark.parametrize("file", [CONSTANTS, "another name"])
+@pytest.mark.parametrize("file", ["constants.safetensors", "a" * 64, "another name", "b" * 93, "too long" * 12])
 def test_constants_behind_links_are_found(net: Made, tmp_path: Path, file: str) -> None:
     real = tmp_path / "real"
     real.mkdir()
@@ -626,10 +627,13 @@ def test_constants_of_every_dtype_and_layout_give_eagers_numbers(tmp_path: Path)
 
 @pytest.mark.parametrize("offsets", [{}, {0: 64, 1: 0}, {1: 64}])
 def test_marks_of_other_constants_are_refused(offsets: dict[int, int]) -> None:
-    model = b"offset" + str(offset_mark(0)).encode()
-    assert relocate(model, {0: 64}) == b"offset00000000000000000064"
+    model = f"{offset_mark(0)} {FILE_MARK}".encode()
+    for name in ("odd", "even"):
+        offset, path = relocate(model, name, {0: 64}).split()
+        assert (offset, len(path)) == (b"00000000000000000064", NAME_BYTES)
+        assert os.path.normpath(path) == name.encode()
     with pytest.raises(ValueError, match="marks of the constants"):
-        relocate(model, offsets)
+        relocate(model, "odd", offsets)
 
 
 def test_state_that_methods_share_is_bound_to_no_session(tmp_path: Path) -> None:

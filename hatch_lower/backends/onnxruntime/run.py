@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.places import CONSTANTS, relocate
+from hatch_lower.backends.onnxruntime.places import fits, relocate
 from hatch_lower.errors import ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob, description_error
+from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -113,16 +113,16 @@ def bind_constants(
 
     The session maps the constants file, and copies what it packs.
     """
-    model = blob.path.read_bytes()
     # where the file really lies: ONNX Runtime follows no link out of the folder
     file = next((place.path.resolve() for place in blob.places if place is not None), None)
-    if file is not None and file.name == CONSTANTS:
+    places: Sequence[Place | None] = [None] * len(constants)
+    name = "none"
+    if file is not None and fits(file.name):
         options.add_session_config_entry(FOLDER, str(file.parent))
-        places = blob.places
-    else:
-        places = [None] * len(constants)
+        places, name = blob.places, file.name
     found = {position: places[position] for position in bound}
-    model = relocate(model, {position: place.offset if place is not None else 0 for position, place in found.items()})
+    offsets = {position: place.offset if place is not None else 0 for position, place in found.items()}
+    model = relocate(blob.path.read_bytes(), name, offsets)
     values = {f"w{position}": to_value(constants[position]) for position, place in found.items() if place is None}
     if values:
         options.add_external_initializers(list(values), list(values.values()))

@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
-from hatch_lower.backends.onnxruntime.places import CONSTANTS, offset_mark
+from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.backends.partition_copy import instruction_handles
@@ -248,7 +248,7 @@ def take_constant(graph: ir.Graph, value: ir.Value, number: int, tensor: torch.T
         length = tensor.numel() * tensor.element_size()
         # where it lies is written in its place when the model is loaded
         value.const_value = ir.ExternalTensor(
-            CONSTANTS, offset_mark(number), length, dtype, shape=ir.Shape(tensor.shape), name=str(value.name)
+            FILE_MARK, offset_mark(number), length, dtype, shape=ir.Shape(tensor.shape), name=str(value.name)
         )
     else:
         value.const_value = ir.Tensor(np.zeros(tensor.shape, dtype.numpy()), dtype=dtype, name=value.name)
