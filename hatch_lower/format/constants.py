@@ -1,11 +1,22 @@
 """Constants of a plan: views of one-dimensional storages in the constants file."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Dtype, Natural, Text
+
+# Where named data of delegates lie in the constants file, it is one of ExecuTorch's `.ptd` files as well. This header
+# stands behind the first 8 bytes: magic, own length, where the flatbuffer begins, its length, where the data begin, and
+# their length.
+DATA_MAP_MAGIC = b"FH01"
+DATA_MAP_HEADER = struct.Struct("<4sIQQQQ")
+DATA_MAP_BYTES = 8 + DATA_MAP_HEADER.size
+
+CONSTANTS, CONSTANTS_WITH_MAP = "constants.safetensors", "constants.ptd"
+CONSTANTS_FILES = (f"/{CONSTANTS}", f"/{CONSTANTS_WITH_MAP}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,14 @@ class TensorEntry:
     dtype: str
     shape: tuple[Natural, ...]
     data_offsets: tuple[Natural, Natural]
+
+
+def tensors_begin(data: bytes) -> int:
+    """Return where in a constants file, given its first `DATA_MAP_BYTES`, the safetensors file begins."""
+    if data[8:12] != DATA_MAP_MAGIC or len(data) < DATA_MAP_BYTES:
+        return 0
+    begin: int = DATA_MAP_HEADER.unpack_from(data, 8)[4]
+    return begin
 
 
 def content_key(dtype: str, sha256: str) -> str:

@@ -45,6 +45,13 @@ class DataFile(Frozen):
             raise Damage(f"{self.size} bytes for another tensor")
 
 
+class NamedConstant(Frozen):
+    """Named data of a delegate that lie in the constants file, which are weights."""
+
+    storage: Natural  # index into the plan's storages
+    layout: DataLayout
+
+
 class Head(Frozen):
     """The beginning of a blob, behind which there are only weights."""
 
@@ -66,6 +73,7 @@ class DelegateEntry(Frozen):
     target: TargetEntry | None  # `None` where it is portable
     # what it puts beside the blob; a name means one file in all delegates of a plan
     data: Mapping[Text, DataFile] = field(default_factory=dict)
+    named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # what it has in the constants file
     head: Head | None = None  # the part of the blob that is compared whenever it is loaded; `None`: all of it
 
 

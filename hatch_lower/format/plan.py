@@ -1,6 +1,6 @@
 """The plan: what one model does for one recipe, as data. One file each, canonical JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from hatch_lower.canonical import canonical_json
@@ -8,13 +8,13 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.codec import Damage, decode_file, encode, within
 from hatch_lower.format.constants import Constant, Storage, check_view
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry
+from hatch_lower.format.delegates import DelegateEntry, TargetEntry, is_whole
 from hatch_lower.format.expression import SymbolName
 from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared, input_text, range_texts
 from hatch_lower.format.manifest import RecipeEntry
 from hatch_lower.format.tree import Tree, count_leaves, leaf_paths, tree_text
-from hatch_lower.format.values import Identifier, Natural, Text
+from hatch_lower.format.values import DTYPES, Identifier, Natural, Text
 from hatch_lower.frozen import Frozen
 
 PLAN_SCHEMA = 2
@@ -76,9 +76,20 @@ class Plan(Frozen):
                 for name, data in entry.data.items():
                     if files.setdefault(name, data.file) != data.file:
                         raise Damage(f"the name {name!r:.80} for another file than elsewhere")
+                check_named(entry, self.storages)
         for name, method in self.methods.items():
             with within(f".methods[{name!r:.80}]"):
                 check_method(method, Scope(self.constants, len(self.delegates), method.symbols))
+
+
+def check_named(entry: DelegateEntry, storages: Sequence[Storage]) -> None:
+    for name, data in entry.named.items():
+        if data.storage >= len(storages):
+            raise Damage(f"the name {name!r:.80} for storage {data.storage} of {len(storages)}")
+        storage = storages[data.storage]
+        size = storage.length * DTYPES[storage.dtype].size
+        if not is_whole(data.layout, size):
+            raise Damage(f"{size} bytes for another tensor than {name!r:.80}")
 
 
 def read_plan(data: bytes, where: str) -> Plan:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_lower.build.project_view import DistributedFile
+from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, tensors_begin
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
@@ -48,7 +49,7 @@ def find_repeated(files: Sequence[DistributedFile], payload: Sequence[PayloadFil
         return ()
     kinds: dict[tuple[str, int], list[Span]] = {}
     for constants in payload:
-        if constants.path.endswith(f"/constants{SUFFIX}"):
+        if constants.path.endswith(CONSTANTS_FILES):
             for span in read_spans(constants.source):
                 kinds.setdefault(span.kind(), []).append(span)
     # Data is read only where dtype and size are equal. The payload holds tensors in the order of their memory, so a
@@ -79,15 +80,17 @@ def repetition_warning(repeated: Repeated, relative: str, exclude: Sequence[str]
 
 
 def read_spans(path: Path) -> Iterator[Span]:
-    """Yield the larger tensors of a safetensors file; nothing for a file that is not one."""
+    """Yield the larger tensors of a safetensors or constants file; nothing for a file that is not one."""
     try:
         with path.open("rb") as file:
+            start = tensors_begin(file.read(DATA_MAP_BYTES)) + 8
+            file.seek(start - 8)
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size)) if size <= path.stat().st_size else {}
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                span = Span(path, entry["dtype"], 8 + size + begin, 8 + size + end)
+                span = Span(path, entry["dtype"], start + size + begin, start + size + end)
                 if end - begin >= SMALLEST:
                     yield span
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):

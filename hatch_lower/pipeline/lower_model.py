@@ -32,6 +32,7 @@ from hatch_lower.pipeline.capture import CapturedModel
 from hatch_lower.pipeline.eager import eager_factory, example_tensors, limited
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.pipeline.emit.traces import machine_words, traces_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
@@ -82,8 +83,12 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
     if any(recipe.verify for recipe in build.recipes):
         eager_factory(build.source, build.source.methods[0])()  # it says if there can be no copy; not after minutes
     recipes = [lower_recipe(build, recipe) for recipe in build.recipes]
-    with stage(build.reporter, "constants", model.name):
-        constants = build.packager.write_storages(merge_storages(lowered.emitted.storages for lowered in recipes))
+    plans = [lowered.emitted.plan for lowered in recipes]
+    with stage(build.reporter, "constants", model.name) as describe:
+        constants = build.packager.write_storages(
+            merge_storages(lowered.emitted.storages for lowered in recipes), names_in_constants(plans)
+        )
+        describe(constants_text(constants, bytes_in_own_layout(plans)))
     entry = ModelEntry(
         order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
         constants=constants,
@@ -104,6 +109,12 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
         backends=backends,
     )
     return report, recipes
+
+
+def constants_text(file: FileEntry | None, own: Mapping[str, int]) -> str:
+    size = 0 if file is None else file.size
+    more = [f"{count:,} only for `{backend}`, which lays them out its own way" for backend, count in own.items()]
+    return "; ".join([f"{size:,} bytes", *more])
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:

@@ -15,18 +15,17 @@ from hatch_lower.cache.locks import make_held, remove_abandoned
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.format.constants import CONSTANTS, CONSTANTS_WITH_MAP
 from hatch_lower.format.debug_map import write_debug
 from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.format.results import PayloadFile
-from hatch_lower.pipeline.emit.constants_file import WrittenConstants, write_constants
+from hatch_lower.pipeline.emit.constants_file import NamedStorage, WrittenConstants, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
-CONSTANTS = "constants.safetensors"
-
-CONSTANTS_SCHEMA = 1
+CONSTANTS_SCHEMA = 2
 
 UNFINISHED = "constants-"  # prefix of the store's files that are being written
 
@@ -49,6 +48,7 @@ class Packager:
         self._model = model
         self._store = store
         self._files: dict[str, PayloadFile] = {}
+        self.constants: Path | None = None  # the constants file, as soon as it is there
 
     def files(self) -> tuple[PayloadFile, ...]:
         return tuple(self._files[path] for path in sorted(self._files))
@@ -97,20 +97,26 @@ class Packager:
             tuple(native),
         )
 
-    def write_storages(self, storages: Mapping[str, torch.Tensor]) -> FileEntry | None:
-        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants."""
+    def write_storages(
+        self, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
+    ) -> FileEntry | None:
+        """Write the constants file, or take the one that an earlier build wrote; none where there are no constants.
+
+        `names` are those by which delegates find storages in it.
+        """
         # Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
         # its contents are checked against its digest when they are put into the wheel.
         if not storages:
             return None
-        path = f"{self._model}/{CONSTANTS}"
+        path = f"{self._model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
-        key = digest_of(["constants", CONSTANTS_SCHEMA, described])
+        named = {name: asdict(storage) for name, storage in names.items()}
+        key = digest_of(["constants", CONSTANTS_SCHEMA, described, named])
         stored = self._stored_constants(key)
-        written, source = stored or self._write_constants(path, storages)
+        written, source = stored or self._write_constants(path, storages, names)
         if stored is None:
             self._store.put(key, {"constants": len(described)}, asdict(written), [written.sha256], shared=False)
-        self._files[path] = PayloadFile(path, source, written.size, written.sha256)
+        self._files[path], self.constants = PayloadFile(path, source, written.size, written.sha256), source
         return FileEntry(path, written.size, written.sha256, written.header_sha256)
 
     def _stored_constants(self, key: str) -> tuple[WrittenConstants, Path] | None:
@@ -121,18 +127,22 @@ class Packager:
         is_whole = source.is_file() and source.stat().st_size == known["size"]
         return (WrittenConstants(**known), source) if is_whole else None
 
-    def _write_constants(self, path: str, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
+    def _write_constants(
+        self, path: str, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
+    ) -> tuple[WrittenConstants, Path]:
         # It is written where it will stay: in the store, for the folder may be on another file system, or in memory;
         # below the folder if the store is not written.
         if self._store.writes:
             with suppress(OSError):  # the store will say what is wrong with it when it is asked to adopt a file
-                return self._write_into_store(storages)
+                return self._write_into_store(storages, names)
         source = self.folder / path
         source.parent.mkdir(parents=True, exist_ok=True)
-        written = write_constants(source, storages)
+        written = write_constants(source, storages, names)
         return written, self._store.adopt(source, written.sha256)
 
-    def _write_into_store(self, storages: Mapping[str, torch.Tensor]) -> tuple[WrittenConstants, Path]:
+    def _write_into_store(
+        self, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
+    ) -> tuple[WrittenConstants, Path]:
         # beside the blobs, so that adopting it is a rename; what killed builds left of theirs goes
         folder = self._store.directory
         make_folder(folder)
@@ -140,7 +150,7 @@ class Packager:
         part = folder / f"{UNFINISHED}{os.urandom(4).hex()}{LEFTOVER}"
         descriptor = make_held(part)
         try:
-            written = write_constants(part, storages)
+            written = write_constants(part, storages, names)
             adopted = self._store.adopt(part, written.sha256)
             if adopted == part:
                 raise OSError("the store does not take it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from torch.utils import _pytree as pytree
 
@@ -18,7 +17,6 @@ from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
-from hatch_lower.pipeline.package import CONSTANTS
 from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
@@ -52,7 +50,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
-            constants=constants_path(build, lowered),
+            constants=packager.constants if lowered.emitted.plan.storages else None,
             imports=recipe.imports,
             examples=examples,
             tolerances={method.name: tolerance.widened(dtypes_of(method)) for method in source.methods},
@@ -60,10 +58,6 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
         )
         asked = build.fresh.check(packaged, build.place(recipe))
         describe("in a fresh process" if asked else "not in a fresh process: a backend or the model closed its pipes")
-
-
-def constants_path(build: ModelBuild, lowered: LoweredRecipe) -> Path | None:
-    return build.packager.source(f"{build.source.name}/{CONSTANTS}") if lowered.emitted.plan.storages else None
 
 
 def verify_here(build: ModelBuild, lowered: LoweredRecipe) -> None:
@@ -110,7 +104,8 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
     packager = build.packager
     try:
         plan = packager.source(lowered.files.plan.path)
-        return load_written(plan, constants_path(build, lowered), packager.folder)
+        constants = packager.constants if lowered.emitted.plan.storages else None
+        return load_written(plan, constants, packager.folder)
     except BaseException as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error

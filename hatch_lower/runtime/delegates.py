@@ -35,7 +35,8 @@ class DelegateBlob:
         data: the named data of all delegates of the program, by name: read-only views of mapped files. A mapping lives
             as long as a view of it, or what was made from one (`torch.frombuffer`); nothing is read before it is used.
         layouts: by name, how data is a tensor, where the compile half said so.
-        files: by name, the file of named data, for an engine that maps it itself: `<sha256 of its contents>.blob`.
+        data_places: by name, where it lies, for an engine that maps it itself: in a file of its own, called `<sha256 of
+            its contents>.blob`, or in the constants file, which is a `.ptd` of ExecuTorch's then.
         places: of each constant that `load` is given, where it lies in the constants file, for an engine that maps it
             itself; `None` where it is changed by the program, has gaps, or is in no file.
     """
@@ -44,7 +45,7 @@ class DelegateBlob:
     info: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, memoryview] = field(default_factory=dict)
     layouts: Mapping[str, DataLayout] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    data_places: Mapping[str, Place] = field(default_factory=dict)
     places: Sequence[Place | None] = ()
 
 

@@ -20,7 +20,7 @@ from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
-from hatch_lower.runtime.mapped import data_files, map_data, view_constant
+from hatch_lower.runtime.mapped import data_layouts, data_places, map_data, view_constant
 
 
 class Runnable(Protocol):
@@ -195,16 +195,15 @@ def execute_plan(
     codes = {
         name: compile_method(plan, name, is_locked=is_locked, checks_outputs=checks_outputs) for name in plan.methods
     }
-    data = map_data(plan, folder)
-    layouts = MappingProxyType({name: file.layout for name, file in data_files(plan).items() if file.layout})
-    files = MappingProxyType({name: folder / file.file for name, file in data_files(plan).items()})
+    data_at = data_places(plan, folder, places)
+    data, layouts = map_data(data_at), MappingProxyType(data_layouts(plan))
     blobs = tuple(
         DelegateBlob(
             folder / entry.file,
             MappingProxyType(dict(entry.info)),
             data,
             layouts,
-            files,
+            MappingProxyType(data_at),
             tuple(place_of(plan.constants[name], mutable, places) for name in entry.constants),
         )
         for entry in plan.delegates

@@ -1,6 +1,7 @@
 """Files that are mapped into memory and not read: the constants file, and the named data of delegates.
 
-The constants file is safetensors, read by ourselves so that nothing in it is trusted or copied.
+The constants file is safetensors, behind a head for ExecuTorch in some models. We read it ourselves so that nothing in
+it is trusted or copied.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from torch import Tensor
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json, refuse
-from hatch_lower.format.constants import Constant, Storage, TensorEntry, content_key
-from hatch_lower.format.delegates import DataFile
+from hatch_lower.format.constants import (
+    DATA_MAP_BYTES,
+    Constant,
+    Storage,
+    TensorEntry,
+    content_key,
+    tensors_begin,
+)
+from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.delegates import Place
@@ -50,14 +58,15 @@ class ConstantsFile:
                 "a packaged program file cannot be read", where=where, found=str(error), hint="install it again"
             ) from error
         size = len(self._mapping)
-        length = int.from_bytes(self._mapping[:LENGTH_BYTES], "little")
-        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, HEADER_LIMIT):
+        header = tensors_begin(self._mapping[:DATA_MAP_BYTES]) + LENGTH_BYTES
+        length = int.from_bytes(self._mapping[header - LENGTH_BYTES : header], "little")
+        if size < header or length > min(size - header, HEADER_LIMIT):
             refuse(where, f"a safetensors header that does not fit into {size} bytes")
-        self._begin = LENGTH_BYTES + length
-        prefix = self._mapping[: self._begin]
-        if header_sha256 and sha256_bytes(prefix) != header_sha256:
+        self._begin = header + length
+        if header_sha256 and sha256_bytes(self._mapping[: self._begin]) != header_sha256:
             refuse(where, "a header with another sha256 than the manifest says")
-        self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(prefix[LENGTH_BYTES:], where), where)
+        text = self._mapping[header : self._begin]
+        self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(text, where), where)
 
     def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
         return tuple(self._whole_span(storage) for storage in storages)
@@ -145,20 +154,35 @@ def weight_files(plan: Plan) -> frozenset[str]:
     return frozenset(entry.file for entry in files) - others
 
 
-def map_data(plan: Plan, folder: Path) -> Mapping[str, memoryview]:
-    views: dict[str, memoryview] = {}
-    files = data_files(plan)
-    for data in files.values():
-        if data.file not in views:
-            views[data.file] = map_file(folder / data.file, data.size)
-    return MappingProxyType({name: views[file.file] for name, file in files.items()})
+def data_places(plan: Plan, folder: Path, storages: Sequence[Place]) -> dict[str, Place]:
+    """Return where the named data of a plan's delegates lie; `storages` says where those of the constants file do."""
+    places = {name: Place(folder / data.file, 0, data.size) for name, data in data_files(plan).items()}
+    for entry in plan.delegates if storages else ():
+        places |= {name: storages[data.storage] for name, data in entry.named.items()}
+    return places
 
 
-def map_file(path: Path, size: int) -> memoryview:
-    # the mapping lives as long as a view of it
+def data_layouts(plan: Plan) -> dict[str, DataLayout]:
+    layouts = {name: data.layout for name, data in data_files(plan).items() if data.layout}
+    return layouts | {name: data.layout for entry in plan.delegates for name, data in entry.named.items()}
+
+
+def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
+    sizes: dict[Path, int | None] = {}
+    for path, offset, length in places.values():
+        # a file that holds nothing else has just its size
+        sizes[path] = length if not offset and sizes.get(path, length) == length else None
+    views = {path: map_file(path, size) for path, size in sizes.items()}
+    found = {name: views[path][offset : offset + length] for name, (path, offset, length) in places.items()}
+    return MappingProxyType(found)
+
+
+def map_file(path: Path, size: int | None) -> memoryview:
+    # the mapping lives as long as a view of it; `None`: whatever size it has
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
+            size = found.st_size if size is None else size
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
                 raise unusable(path, f"{found.st_size} bytes instead of {size}")
             # an empty file cannot be mapped

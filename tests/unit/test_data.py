@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
+from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
-from hatch_lower.runtime.mapped import map_data
+from hatch_lower.runtime.mapped import data_places, map_data
 
 pytestmark = pytest.mark.torch
 
@@ -83,7 +85,7 @@ def package(folder: Path, emitted: EmittedProgram) -> Path:
     files = packager.write_program("default", emitted)
     methods = {name: MethodEntry(nodes=1, delegated=1, partitions=1) for name in emitted.plan.methods}
     recipe = RecipeEntry(files.plan, files.debug, files.delegates, ("TableBackend",), (), None, methods)
-    storages = packager.write_storages(emitted.storages)
+    storages = packager.write_storages(emitted.storages, names_in_constants([emitted.plan]))
     models = {"digits": ModelEntry(("default",), storages, None, {"default": recipe})}
     manifest = write_manifest(Manifest("digits", "1.0", "0.1.0", "2.13.0", {}, models))
     (folder / "manifest.json").write_bytes(manifest)
@@ -164,7 +166,107 @@ def test_empty_data(tmp_path: Path) -> None:
     plan = plan_of(plan_value({}, delegates=[delegate_entry("tables", data={"none": entry})]))
     (tmp_path / "digits" / "data").mkdir(parents=True)
     (tmp_path / "digits" / "data" / "none.blob").touch()
-    assert dict(map_data(plan, tmp_path)) == {"none": memoryview(b"")}
+    assert dict(map_data(data_places(plan, tmp_path, ()))) == {"none": memoryview(b"")}
+
+
+# in the constants file
+
+
+IN_CONSTANTS = {"tag": b"constants"}
+
+
+def test_data_in_the_constants_file_lies_where_the_weights_of_others_do(tmp_path: Path) -> None:
+    tables = Tables()
+    program = to_edge(torch.export.export(tables, (torch.ones(4),), strict=False))
+    emitted = emit(forward=lower(tables, IN_CONSTANTS), plain=program)
+    assert [storage.dtype for storage in emitted.plan.storages] == ["float32", "float32"]
+    (entry,) = emitted.plan.delegates
+    assert {named.storage for named in entry.named.values()} == {0, 1}
+    assert not entry.data
+    folder = package(tmp_path, emitted)
+    assert sorted(path.name for path in (folder / "digits").glob("const*")) == ["constants.ptd"]
+    model = load(folder, verify=True)
+    x = torch.randn(4)
+    assert torch.equal(model(x), model.plain(x))
+    (delegate,) = delegates_of(model)
+    for name, view in delegate.blob.data.items():
+        path, offset, length = delegate.blob.data_places[name]
+        assert view == path.read_bytes()[offset : offset + length]
+        assert view.readonly
+
+
+def test_bytes_without_a_layout_are_counted_as_laid_out_by_the_backend() -> None:
+    plain = emit(forward=lower(Tables(), {**IN_CONSTANTS, "plain": b""})).plan
+    assert [(storage.dtype, storage.length) for storage in plain.storages] == [("uint8", 16)] * 2
+    assert bytes_in_own_layout([plain, plain]) == {"TableBackend": 32}
+    assert bytes_in_own_layout([emit(forward=lower(Tables(), IN_CONSTANTS)).plan]) == {}
+
+
+def test_damaged_data_in_the_constants_file_is_compared_on_demand(tmp_path: Path) -> None:
+    folder = package(tmp_path, emit(forward=lower(Tables(), IN_CONSTANTS)))
+    path = folder / "digits" / "constants.ptd"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    load(folder)
+    with pytest.raises(ProgramError, match="another sha256"):
+        load(folder, verify=True)
+    content[60] ^= 1  # in what says where ExecuTorch finds a name
+    path.write_bytes(content)
+    with pytest.raises(ProgramError, match="a header with another sha256 than the manifest says"):
+        load(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_constants_file_is_executorchs_own_format(tmp_path: Path) -> None:
+    serialize = pytest.importorskip("executorch.extension.flat_tensor.serialize.serialize")
+    folder = package(tmp_path, emit(forward=lower(Tables(), IN_CONSTANTS)))
+    data = (folder / "digits" / "constants.ptd").read_bytes()
+    payload = serialize.FlatTensorSerializer().deserialize(data)
+    (entry,) = read_plan((folder / "digits" / "default.json").read_bytes(), "plan").delegates
+    assert payload.named_data.keys() == entry.named.keys()
+    for name, found in payload.named_data.items():
+        assert payload.buffers[found.buffer_index] == load_view(folder, name)
+        assert (list(found.tensor_layout.sizes), found.tensor_layout.scalar_type.name) == ([4], "FLOAT")
+
+
+def load_view(folder: Path, name: str) -> memoryview:
+    (delegate,) = delegates_of(load(folder))
+    return delegate.blob.data[name]
+
+
+def test_one_name_for_two_contents_in_two_recipes_is_refused() -> None:
+    plans = [emit(forward=lower(Scaled(Tables(scale)), {**IN_CONSTANTS, "name": b"w"})).plan for scale in (1.0, 2.0)]
+    with pytest.raises(BackendError) as caught:
+        names_in_constants(plans)
+    assert str(caught.value) == (
+        "one name stands for different weights in two recipes\n  where: backend `TableBackend`, named data `w`\n"
+        "  to do: name weights by their contents: a model has one constants file"
+    )
+
+
+def test_an_alignment_that_the_constants_file_does_not_have_is_refused() -> None:
+    with pytest.raises(BackendError) as caught:
+        emit(forward=lower(Scaled(Tables()), {**IN_CONSTANTS, "name": b"table", "alignment": b"32"}))
+    assert "found: 32 bytes\n  to do: ask for a power of two up to 16" in str(caught.value)
+
+
+def test_a_plan_that_names_other_storages_is_refused() -> None:
+    value = json.loads(write_plan(emit(forward=lower(Scaled(Tables()), {**IN_CONSTANTS, "name": b"w"})).plan))
+    named = value["delegates"][0]["named"]["w"]
+    for change, found in (
+        ({"storage": 1}, "the name 'w' for storage 1 of 1"),
+        ({"layout": {"dtype": "float32", "sizes": [3], "dim_order": [0]}}, "16 bytes for another tensor than 'w'"),
+    ):
+        value["delegates"][0]["named"]["w"] = named | change
+        with pytest.raises(ProgramError, match=found):
+            read_plan(json.dumps(value).encode(), "plan")
+
+
+def test_without_flatbuffers_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(BackendError, match="needs the package `flatbuffers`, which is not installed"):
+        package(tmp_path, emit(forward=lower(Tables(), IN_CONSTANTS)))
 
 
 # what cannot be packaged
@@ -291,14 +393,14 @@ def test_every_flipped_or_missing_byte_is_refused(tmp_path: Path) -> None:
 def test_data_that_is_gone_when_it_is_mapped(tmp_path: Path) -> None:
     plan = emit(forward=lower(Scaled(Tables()))).plan
     with pytest.raises(ProgramError) as caught:
-        map_data(plan, tmp_path)
+        map_data(data_places(plan, tmp_path, ()))
     assert caught.value.what == "the named data of a delegate cannot be used"
     assert caught.value.found.startswith("FileNotFoundError: ")
     (file,) = {each.file for entry in plan.delegates for each in entry.data.values()}
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_bytes(b"123")
     with pytest.raises(ProgramError) as caught:
-        map_data(plan, tmp_path)
+        map_data(data_places(plan, tmp_path, ()))
     assert str(caught.value) == (
         f"the named data of a delegate cannot be used\n  where: {tmp_path / file}\n  found: 3 bytes instead of 16\n"
         "  to do: install the distribution again; if that does not help, build its wheel again"

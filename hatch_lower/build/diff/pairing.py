@@ -12,7 +12,8 @@ from typing import Any
 
 from hatch_lower.build.diff.archive import Wheel, map_member
 from hatch_lower.build.diff.difference import LABEL, Known
-from hatch_lower.build.diff.tensors import CONSTANTS, header_of
+from hatch_lower.build.diff.tensors import header_of
+from hatch_lower.format.constants import CONSTANTS_FILES
 
 DOCUMENT_LIMIT = 1 << 26  # bytes of a document that is read whole
 FOLDER = "/_lowered/"
@@ -61,7 +62,7 @@ def head_of(wheel: Wheel, name: str) -> bytes:
     if name.endswith(".json"):
         return bytes(data) if len(data) <= DOCUMENT_LIMIT else b""
     head = header_of(data)
-    return b"" if head is None else bytes(data[8 : head[1]])
+    return b"" if head is None else bytes(data[head.begin : head.end])
 
 
 def known_of(
@@ -78,7 +79,7 @@ def known_of(
         if FOLDER in name:
             document = parsed(head_of(first, name))
             names = dict(constant_names(document)) | names
-            if name.endswith(CONSTANTS) and isinstance(document, dict):
+            if name.endswith(CONSTANTS_FILES) and isinstance(document, dict):
                 stored |= document.keys()
     return Known(
         places,

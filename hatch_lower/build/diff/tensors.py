@@ -6,22 +6,29 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason_for_numbers
 from hatch_lower.build.diff.texts import compare_documents, pieces
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode
-from hatch_lower.format.constants import TensorEntry
+from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, TensorEntry, tensors_begin
 from hatch_lower.format.values import DTYPES
 
-CONSTANTS = "/constants.safetensors"
 HEADER_LIMIT = 100_000_000
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-Header = tuple[object, int]  # the JSON value that a file begins with, and where it ends
 # Safetensors' name of a dtype to torch's; complex numbers are pairs of others
 NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
 PIECE = 1 << 20
 SHOWN = 3
+
+
+class Header(NamedTuple):
+    """The JSON value with which a file begins, and where that is."""
+
+    value: object
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +42,18 @@ class TensorFile:
 
 
 def header_of(data: memoryview) -> Header | None:
-    size = int.from_bytes(data[:8], "little")  # safetensors, and delegates that begin as they do
-    if len(data) < 10 or not 2 <= size <= min(len(data) - 8, HEADER_LIMIT):
+    begin = tensors_begin(bytes(data[:DATA_MAP_BYTES])) + 8
+    size = int.from_bytes(data[begin - 8 : begin], "little")  # safetensors, and delegates that begin as they do
+    if not 2 <= size <= min(len(data) - begin, HEADER_LIMIT):
         return None
     try:
-        return json.loads(bytes(data[8 : 8 + size])), 8 + size
+        return Header(json.loads(bytes(data[begin : begin + size])), begin, begin + size)
     except (ValueError, RecursionError):
         return None
 
 
 def read_tensor_file(data: memoryview) -> TensorFile | None:
-    header, end = header_of(data) or (None, 0)
+    header, _, end = header_of(data) or Header(None, 0, 0)
     if not isinstance(header, dict):
         return None
     metadata = header.pop("__metadata__", None)
@@ -72,7 +80,7 @@ def compare_tensors(
         place = f"tensor {known.names.get(name, name)}"
         if left is None or right is None:
             differences.append(Difference(member, place, form_of(left), form_of(right)))
-        elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS):
+        elif name in known.stored and name not in second.entries and not member.endswith(CONSTANTS_FILES):
             continue  # said of the file of constants
         elif (left.dtype, left.shape) != (right.dtype, right.shape):
             differences.append(

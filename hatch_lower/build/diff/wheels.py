@@ -154,11 +154,11 @@ def compare_framed(
     known: Known,
 ) -> list[Difference]:
     """Return what differs in files that are a JSON value after its length, and something else behind it."""
-    differences = compare_documents(member, headers[0][0], headers[1][0], known)
-    first, second = (data[end:] for data, (_, end) in zip(contents, headers, strict=True))
+    differences = compare_documents(member, headers[0].value, headers[1].value, known)
+    first, second = (data[header.end :] for data, header in zip(contents, headers, strict=True))
     if next(pieces(first, second), None) is not None:
         return differences + compare_members(member, first, second, known)
-    same = is_equal(headers[0][0], headers[1][0])
+    same = is_equal(headers[0].value, headers[1].value)
     return [Difference(member, "", "", "", OTHER_FORM)] if same else differences
 
 

@@ -13,6 +13,8 @@ from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.tensor_layout import NamedDataError, TensorLayout
 
+CONSTANTS_TAG = "constants"  # the tag of data that lie in the model's constants file, beside its weights
+
 
 @dataclass(frozen=True, slots=True)
 class NamedDataStoreOutput:
@@ -48,7 +50,7 @@ class NamedDataStore:
         Args:
             data: bytes, or a tensor, whose memory and layout are taken.
             alignment: the multiple of bytes at which it must lie; `None` is 1.
-            external_tag: the file that it goes into; `None`: with the program.
+            external_tag: the file that it goes into, `CONSTANTS_TAG` for weights; `None`: with the program.
 
         Raises:
             ValueError: as `NamedDataError`, for a name with other data or another layout, an alignment below 1, or a

@@ -1,21 +1,30 @@
-"""The constants file: safetensors, written from mapped memory in one pass that also digests it."""
+"""The constants file: safetensors, written from mapped memory in one pass that also digests it.
+
+Where delegates have named data in it, it begins with the head by which ExecuTorch's runtime reads it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
+from hatch_lower.format.delegates import DataLayout
 from hatch_lower.format.values import DTYPES
+from hatch_lower.pipeline.emit.data_map import NamedPlace, data_map_head
 
-ALIGNMENT = 64  # bytes: the data, and in it each tensor whose size is a multiple of this, begin at multiples of this
+# bytes: the data begin at a multiple of this, and in them each tensor at a multiple of the greatest power of two, up to
+# this, that divides its size
+ALIGNMENT = 64
 
 PIECE = 1 << 22
 
@@ -29,16 +38,36 @@ class WrittenConstants:
     header_sha256: str
 
 
-def write_constants(path: Path, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
-    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied."""
-    # the bytes depend on nothing but keys, dtypes, lengths and contents
+@dataclass(frozen=True, slots=True)
+class NamedStorage:
+    """A storage that delegates find by a name."""
+
+    key: str
+    layout: DataLayout
+
+
+def write_constants(
+    path: Path, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage] = {}
+) -> WrittenConstants:
+    """Write contiguous tensors on the CPU, of any dtype, as a safetensors file; none is copied.
+
+    `names` are those by which delegates find some of them.
+    """
+    # the bytes depend on nothing but names, keys, dtypes, lengths and contents
     with path.open("wb") as file:
-        return write_to(file, storages)
+        return write_to(file, storages, names)
 
 
-def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> WrittenConstants:
+def write_to(
+    file: BinaryIO, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
+) -> WrittenConstants:
     keys = sorted(storages, key=lambda key: place_in_file(key, storages[key]))
     header = make_header(keys, storages)
+    if names:
+        ends = list(accumulate((span_size(storages[key]) for key in keys), initial=len(header)))
+        spans = {key: (begin, end) for key, begin, end in zip(keys, ends[:-1], ends[1:], strict=True)}
+        places = [NamedPlace(name, *spans[named.key], named.layout) for name, named in names.items()]
+        header = data_map_head(places, ends[-1], ALIGNMENT) + header
     total = hashlib.sha256(header)
     size = len(header)
     file.write(header)
@@ -53,10 +82,13 @@ def write_to(file: BinaryIO, storages: Mapping[str, torch.Tensor]) -> WrittenCon
     return WrittenConstants(size, total.hexdigest(), hashlib.sha256(header).hexdigest())
 
 
-def place_in_file(key: str, tensor: torch.Tensor) -> tuple[bool, int, str]:
-    # Each tensor is aligned for its dtype without gaps, which the format forbids: sizes that are multiples of the
-    # alignment come first and keep it, the rest follows by falling element size.
-    return (tensor.numel() * tensor.element_size() % ALIGNMENT != 0, -tensor.element_size(), key)
+def place_in_file(key: str, tensor: torch.Tensor) -> tuple[int, str]:
+    # each tensor is aligned, for its dtype at least, without gaps, which the format forbids
+    return (-math.gcd(ALIGNMENT, span_size(tensor)), key)
+
+
+def span_size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
@@ -64,7 +96,7 @@ def make_header(keys: list[str], storages: Mapping[str, torch.Tensor]) -> bytes:
     begin = 0
     for key in keys:
         tensor = storages[key]
-        size = tensor.numel() * tensor.element_size()
+        size = span_size(tensor)
         name = DTYPES[dtype_name(tensor.dtype)].safetensors
         shape = [*tensor.shape, tensor.element_size()] if name is None else list(tensor.shape)
         entries[key] = {"dtype": name or "U8", "shape": shape, "data_offsets": [begin, begin + size]}

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+import torch
 
 from hatch_lower.canonical import digest_of, sha256_bytes
 from hatch_lower.errors import BackendError
-from hatch_lower.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.tensor_layout import TensorLayout
+from hatch_lower.format.constants import Storage, content_key
 from hatch_lower.format.delegates import (
     PAGE_SIZE,
     DataFile,
     DataLayout,
     DelegateEntry,
     Head,
+    NamedConstant,
     TargetEntry,
     data_name,
     is_whole,
 )
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.values import DTYPES
+from hatch_lower.pipeline.emit.constants import Constants
+from hatch_lower.pipeline.emit.constants_file import ALIGNMENT, NamedStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +51,22 @@ def delegate_file(digest: str, suffix: str) -> str:
 
 
 class DelegateTable:
-    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data."""
+    """The delegates of a plan, their blobs by sha256, and by sha256 the contents of their named data.
 
-    def __init__(self, model: str) -> None:
+    What of these lies in the constants file is added to the storages of the plan's constants.
+    """
+
+    def __init__(self, model: str, constants: Constants) -> None:
         self._model = model
         self._numbers: dict[str, int] = {}
         self._store = NamedDataStore()
-        self._known: dict[int, tuple[NamedDataStoreOutput, dict[str, DataFile]]] = {}
+        self._known: dict[int, tuple[NamedDataStoreOutput, NamedData]] = {}
+        self.storages = list(constants.storages)
+        self.contents = dict(constants.data)
+        changing = {constant.storage for constant in constants.constants.values() if constant.mutable}
+        self._storage_numbers = {
+            storage.key: index for index, storage in enumerate(self.storages) if index not in changing
+        }
         self.entries: list[DelegateEntry] = []
         self.blobs: dict[str, Blob] = {}
         self.data: dict[str, bytes] = {}
@@ -59,13 +80,13 @@ class DelegateTable:
         if result.target is not None:
             needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
         file = f"{self._model}/{delegate_file(digest, blob.suffix)}"
-        data = self._add_data(module)
+        data, named = self._add_data(module)
         head = None
         if result.head is not None:
             head = Head(result.head, sha256_bytes(memoryview(result.processed_bytes)[: result.head]))
-        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, head)
+        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, named, head)
         try:
-            key = digest_of([entry.backend, file, constants, entry.info, repr(needs), repr(data), repr(head)])
+            key = digest_of([entry.backend, file, constants, entry.info, repr((needs, data, named, head))])
         except (TypeError, ValueError) as error:
             raise BackendError(
                 "a backend returned facts for its run half that are no JSON",
@@ -86,11 +107,11 @@ class DelegateTable:
         requirements = sorted({*blob.requirements, *result.requirements})
         return replace(blob, target=blob.target or result.target, requirements=tuple(requirements))
 
-    def _add_data(self, module: LoweredBackendModule) -> dict[str, DataFile]:
+    def _add_data(self, module: LoweredBackendModule) -> NamedData:
         # sorted by name; many partitions may share one output, which is looked at once
         output = module.named_data_store_output
         if output is None:
-            return {}
+            return {}, {}
         where = f"backend `{module.backend_id}`"
         if not isinstance(output, NamedDataStoreOutput):
             raise BackendError(
@@ -103,36 +124,101 @@ class DelegateTable:
             self._store.merge_named_data_store(output)
             digests = [sha256_bytes(buffer) for buffer in output.buffers]
             files: dict[str, DataFile] = {}
-            for entries in (output.pte_data, *output.external_data.values()):
+            named: dict[str, NamedConstant] = {}
+            for tag, entries in [(None, output.pte_data), *output.external_data.items()]:
                 for name, entry in entries.items():
                     digest, content = digests[entry.buffer_index], output.buffers[entry.buffer_index]
+                    if tag == CONSTANTS_TAG:
+                        named[name] = self._named_constant(name, entry, digest, content, where)
+                        continue
                     file = f"{self._model}/data/{data_name(digest)}"
                     files[name] = data_file(name, entry, file, len(content), where)
                     self.data.setdefault(digest, content)
-            self._known[id(output)] = output, {name: files[name] for name in sorted(files)}
+            self._known[id(output)] = output, (dict(sorted(files.items())), dict(sorted(named.items())))
         return self._known[id(output)][1]
+
+    def _named_constant(self, name: str, entry: DataEntry, digest: str, content: bytes, where: str) -> NamedConstant:
+        layout = layout_of(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
+        check_alignment(name, entry.alignment, math.gcd(ALIGNMENT, len(content)), where)
+        # like a constant of the model, for then its bytes lie there once
+        dtype = layout.dtype if DTYPES[layout.dtype].safetensors is not None else "uint8"
+        storage = Storage(content_key(dtype, digest), dtype, len(content) // DTYPES[dtype].size)
+        number = self._storage_numbers.setdefault(storage.key, len(self.storages))
+        if number == len(self.storages):
+            self.storages.append(storage)
+            self.contents.setdefault(storage.key, tensor_of(content, dtype))
+        return NamedConstant(number, layout)
+
+
+NamedData = tuple[Mapping[str, DataFile], Mapping[str, NamedConstant]]
+
+
+def tensor_of(content: bytes, dtype: str) -> torch.Tensor:
+    if not content:
+        return torch.empty(0, dtype=getattr(torch, dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written, which nobody wants
+        return torch.frombuffer(content, dtype=getattr(torch, dtype))
 
 
 def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> DataFile:
+    check_alignment(name, entry.alignment, PAGE_SIZE, where)
+    layout = None if entry.tensor_layout is None else layout_of(name, entry.tensor_layout, size, where)
+    return DataFile(file, size, entry.alignment, layout)
+
+
+def check_alignment(name: str, alignment: int, limit: int, where: str) -> None:
     if not name or "\0" in name:
         raise BackendError("named data needs a name", where=where, found=repr(name), hint="name it without NUL")
-    where = f"{where}, named data `{name}`"
-    if PAGE_SIZE % entry.alignment:
+    if limit % alignment:
         raise BackendError(
             "named data asks for an alignment that a mapped file does not have",
-            where=where,
-            found=f"{entry.alignment} bytes",
-            hint=f"ask for a power of two up to {PAGE_SIZE}",
+            where=f"{where}, named data `{name}`",
+            found=f"{alignment} bytes",
+            hint=f"ask for a power of two up to {limit}",
         )
-    if entry.tensor_layout is None:
-        return DataFile(file, size, entry.alignment, None)
-    given = entry.tensor_layout
+
+
+def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayout:
     layout = DataLayout(given.scalar_type, tuple(given.sizes), tuple(given.dim_order))
     if not is_whole(layout, size):
         raise BackendError(
             "the layout of named data is not that of a tensor of its size",
-            where=where,
+            where=f"{where}, named data `{name}`",
             found=f"{layout} for {size} bytes",
             hint="use torch's name of the dtype, `float32`, and each dimension once",
         )
-    return DataFile(file, size, entry.alignment, layout)
+    return layout
+
+
+def names_in_constants(plans: Iterable[Plan]) -> dict[str, NamedStorage]:
+    """Return the names of a model's recipes for storages of the one constants file.
+
+    Raises:
+        BackendError: if a name stands for different data in two recipes.
+    """
+    found: dict[str, NamedStorage] = {}
+    for plan in plans:
+        for entry in plan.delegates:
+            for name, data in entry.named.items():
+                named = NamedStorage(plan.storages[data.storage].key, data.layout)
+                if found.setdefault(name, named) != named:
+                    raise BackendError(
+                        "one name stands for different weights in two recipes",
+                        where=f"backend `{entry.backend}`, named data `{name}`",
+                        hint="name weights by their contents: a model has one constants file",
+                    )
+    return {name: found[name] for name in sorted(found)}
+
+
+def bytes_in_own_layout(plans: Iterable[Plan]) -> dict[str, int]:
+    """Return how many bytes of weights each backend has otherwise than the model, folded or in another layout."""
+    found: dict[str, dict[str, int]] = {}
+    for plan in plans:
+        for entry in plan.delegates:
+            sizes = found.setdefault(entry.backend, {})
+            for data in entry.named.values():
+                storage = plan.storages[data.storage]
+                if data.layout.dtype == storage.dtype == "uint8" and len(data.layout.sizes) == 1:
+                    sizes[storage.key] = storage.length
+    return {backend: sum(sizes.values()) for backend, sizes in sorted(found.items()) if sizes}

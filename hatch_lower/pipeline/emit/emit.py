@@ -84,7 +84,7 @@ def emit_program(
     ]
     tensors, mutable = name_constants([*(use for method in uses.values() for use in method.values()), *delegated])
     constants = collect_constants(tensors, mutable, SpanDigests() if digests is None else digests)
-    delegates = DelegateTable(model)
+    delegates = DelegateTable(model, constants)
     sources = SourceRoots(roots)
     plans: dict[str, MethodPlan] = {}
     debug: dict[str, MethodDebug] = {}
@@ -92,8 +92,8 @@ def emit_program(
     for name, method in methods.items():
         names = {key: use.plan_name for key, use in uses[name].items()}
         plans[name], debug[name], nodes[name] = emit_method(f"{model}.{name}", method, names, delegates, sources)
-    plan = Plan(constants.storages, constants.constants, tuple(delegates.entries), plans)
-    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), constants.data, delegates.data, nodes)
+    plan = Plan(tuple(delegates.storages), constants.constants, tuple(delegates.entries), plans)
+    return EmittedProgram(plan, delegates.blobs, DebugMap(debug), delegates.contents, delegates.data, nodes)
 
 
 def constant_uses(method: str, program: ExportedProgram) -> Iterator[tuple[str, ConstantUse]]:
