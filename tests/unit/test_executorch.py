@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,8 +37,13 @@ from hatch_lower.exir.graph_module import get_control_flow_submodules
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.exir.tensor_layout import TensorLayout
+from hatch_lower.format.delegates import DataLayout
+from hatch_lower.format.plan import read_plan
+from hatch_lower.pipeline.emit.constants_file import NamedStorage, write_constants
+from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.delegates import DelegateBlob, Place
 
 pytest.importorskip("executorch")
 
@@ -115,7 +120,16 @@ def taken(program: ExportedProgram, options: dict[str, Any] | None = None) -> tu
 def write(result: PreprocessResult, folder: Path, name: str = "net") -> DelegateBlob:
     path = folder / f"{name}.pte"
     path.write_bytes(result.processed_bytes)
-    return DelegateBlob(path, result.info)
+    assert result.data_store_output is not None
+    buffers, entries = result.data_store_output.buffers, result.data_store_output.external_data.get("constants", {})
+    storages, names = {}, {}
+    for key, entry in entries.items():
+        layout = entry.tensor_layout or TensorLayout.of_bytes(len(buffers[entry.buffer_index]))
+        storages[key] = torch.frombuffer(bytearray(buffers[entry.buffer_index]), dtype=torch.uint8)
+        names[key] = NamedStorage(key, DataLayout(layout.scalar_type, layout.sizes, layout.dim_order))
+    weights = path.with_suffix(".ptd")
+    write_constants(weights, storages, names)
+    return DelegateBlob(path, result.info, data_places={key: Place(weights, 0, 0) for key in entries})
 
 
 def whole(module: nn.Module, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> PreprocessResult:
@@ -340,21 +354,74 @@ def test_a_weight_that_is_packed_may_be_used_otherwise_too(portable: bool, tmp_p
             torch.testing.assert_close(found, expected)
 
 
-def test_loading_reads_no_weights_but_looks_at_all_before_them(tmp_path: Path) -> None:
+def sizes_in(folder: Path) -> tuple[int, int]:
+    """Return the bytes of the constants file, and of all delegates."""
+    (constants,) = folder.rglob("constants.*")
+    return constants.stat().st_size, sum(path.stat().st_size for path in folder.rglob("*.pte"))
+
+
+def test_weights_lie_once_in_the_constants_file(tmp_path: Path) -> None:
+    """Those of XNNPACK and of portable kernels, of a partition and of the plan: the file is as large as the weights."""
+    module = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64), nn.Softplus(), nn.Linear(64, 64)).eval()
+    x = torch.arange(3)
+    with torch.no_grad():
+        expected = module(x)
+    size = sum(weight.nbytes for weight in module.parameters())
+    for options in (
+        {},
+        {"portable-operators": True},
+        {"portable-operators": True, "exclude": ["aten.embedding.default"]},
+    ):
+        folder = save_program(lower_model(module, x, options=options), tmp_path / str(len(str(options))))
+        constants, programs = sizes_in(folder)
+        assert size < constants < size + 4096
+        assert programs < 16384
+        torch.testing.assert_close(hatch_lower.load(folder)(x), expected)
+
+
+def test_folded_weights_lie_beside_the_models_and_methods_share_them(tmp_path: Path) -> None:
+    """A batch norm is folded into its convolution's weights, which XNNPACK has channels last."""
+    module = Module(lambda self, x: self.norm(self.conv(x)), conv=nn.Conv2d(16, 32, 3), norm=nn.BatchNorm2d(32)).eval()
+    x = torch.randn(1, 16, 5, 5)
+    with torch.no_grad():
+        module.norm.running_mean.uniform_()  # type: ignore[union-attr, operator]
+        expected = module(x)
+    program = torch.export.export(module, (x,))
+    partitioner = ExecutorchBackend.partitioner({})
+    lowered = to_edge_transform_and_lower({"forward": program, "again": program}, partitioner=[partitioner])
+    made = lowered.to_executorch()
+    folder = save_program(made, tmp_path / "out")
+    constants, programs = sizes_in(folder)
+    weight = module.conv.weight.nbytes  # type: ignore[union-attr, operator]
+    assert weight < constants < 1.3 * weight
+    assert programs < 8192
+    plan = read_plan(next(folder.rglob("default.json")).read_bytes(), "plan")
+    own = bytes_in_own_layout([plan])
+    assert own == {"executorch": weight + 32 * 4}
+    model = hatch_lower.load(folder)
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model.again(x), expected)
+
+
+def test_a_constant_that_is_viewed_stays_in_the_program(tmp_path: Path) -> None:
+    module = Module(lambda self, x: (x + self.w.view(16).erf(), self.w.abs()), w=torch.randn(4, 4)).eval()
+    x = torch.randn(16)
+    folder = save_program(lower_model(module, x, options={"portable-operators": True}), tmp_path / "out")
+    for found, expected in zip(hatch_lower.load(folder)(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_damaged_weights_are_compared_on_demand_and_the_program_always(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
     folder = save_program(lower_model(module, torch.ones(1, 64)), tmp_path / "out")
-    (blob,) = folder.rglob("*.pte")
-    data = blob.read_bytes()
-    (entry,) = json.loads(next(folder.rglob("default.json")).read_text())["delegates"]
-    assert len(data) - entry["head"]["size"] >= 2 * 64 * 64 * 4
-    blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    hatch_lower.load(folder)
-    with pytest.raises(ProgramError, match="another sha256"):
-        hatch_lower.load(folder, verify=True)
-    place = entry["head"]["size"] - 1
-    blob.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-    with pytest.raises(ProgramError, match="another sha256 of the first"):
-        hatch_lower.load(folder)
+    for path, always in ((next(folder.rglob("*.ptd")), False), (next(folder.rglob("*.pte")), True)):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(ProgramError, match="another sha256"):
+            hatch_lower.load(folder, verify=not always)
+        if not always:
+            hatch_lower.load(folder)
+        path.write_bytes(data)
 
 
 def test_subnormal_numbers_count_as_zero_exactly_as_torch_flushes_them(tmp_path: Path) -> None:
@@ -558,11 +625,12 @@ RUN = """
 import json, sys, torch, warnings
 from pathlib import Path
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
-from hatch_lower.runtime.delegates import DelegateBlob
+from hatch_lower.runtime.delegates import DelegateBlob, Place
 info = json.loads(sys.argv[2])
 found = []
 def load(threads):
-    return ExecutorchDelegate.load(DelegateBlob(Path(sys.argv[1]), {**info, "threads": threads}), [])
+    weights = {info["weights"]: Place(Path(sys.argv[1]).with_suffix(".ptd"), 0, 0)}
+    return ExecutorchDelegate.load(DelegateBlob(Path(sys.argv[1]), {**info, "threads": threads}, data_places=weights), [])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     first = load(3)
@@ -647,12 +715,22 @@ def export_plain() -> ExportedProgram:
 
 def test_damaged_files_and_plans_are_refused(net: PreprocessResult, tmp_path: Path) -> None:
     blob = write(net, tmp_path)
-    blob.path.write_bytes(net.processed_bytes[:64])
-    with pytest.raises(ProgramError, match="cannot be loaded"):
-        ExecutorchDelegate.load(blob, [])
-    for damage in ({"inputs": 0}, {"outputs": [{"result": 0, "order": [1]}, 1, 2]}, {"threads": 0}, {"passed": None}):
+    for damage in (
+        {"inputs": 0},
+        {"outputs": [{"result": 0, "order": [1]}, 1, 2]},
+        {"threads": 0},
+        {"passed": None},
+        {"weights": "others"},
+    ):
         with pytest.raises(ProgramError, match="the plan does not describe a partition"):
-            ExecutorchDelegate.load(DelegateBlob(blob.path, {**net.info, **damage}), [])
+            ExecutorchDelegate.load(replace(blob, info={**net.info, **damage}), [])
+    weights = blob.path.with_suffix(".ptd")
+    weights.write_bytes(weights.read_bytes()[:64])
+    with pytest.raises(ProgramError, match="cannot be loaded or run"):  # by the first call, which loads the method
+        ExecutorchDelegate.load(blob, []).run([torch.ones(3, 8), 3][: net.info["inputs"]])
+    blob.path.write_bytes(net.processed_bytes[:64])
+    with pytest.raises(ProgramError, match="cannot be loaded or run"):
+        ExecutorchDelegate.load(blob, []).run([torch.ones(3, 8), 3][: net.info["inputs"]])
 
 
 # The kit; what takes longest runs in a long run only.

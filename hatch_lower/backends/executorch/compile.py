@@ -16,13 +16,14 @@ from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
 from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner, guards_suppressed
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "1"
+VERSION = "2"
 
 # Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
 # next release's has not been seen to give the same results
@@ -39,13 +40,14 @@ class ExecutorchBackend(BackendDetails):
         with executorch(), guards_suppressed(edge_program):
             copied = ExecutorchCopy(edge_program)
             lowered = lower(copied, finite=options.finite)
+        weights = lowered.weights.external_data.get(CONSTANTS_TAG, {})
         return PreprocessResult(
             processed_bytes=lowered.data,
             debug_handle_map=lowered.handles,
+            data_store_output=lowered.weights,
             suffix="pte",
             requirements=(REQUIREMENT,),
-            info={"threads": options.threads, **copied.call_facts()},
-            head=lowered.head,
+            info={"threads": options.threads, "weights": next(iter(weights), None), **copied.call_facts()},
         )
 
     @classmethod

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
-from hatch_lower.backends.executorch.prepare import ExecutorchCopy
+from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
 from hatch_lower.backends.executorch.support import float_partitioner, portable_kernels
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
+from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.exir.graph.surgery import oldest_ancestor
+from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.tensor_layout import TensorLayout
 
 METHOD = "forward"
-ALIGNMENT = 128  # bytes at which the segments of a `.pte` begin, counted from its own beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,8 @@ class Lowered:
     data: bytes
     # debug handles of each instruction of its method: `1:executorch_call_delegate`
     handles: dict[int | str, tuple[int, ...]]
-    # how many bytes come before the weights; `None` if that is not known
-    head: int | None
+    # the weights that it takes from the constants file
+    weights: NamedDataStoreOutput
 
 
 def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
@@ -34,9 +38,16 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     try:
         edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[float_partitioner(finite=finite)])
         origins = handle_origins(edge.exported_program(), copied.named_handles)
+        move_weights(edge._named_data_store)
+        targets = edge.exported_program().graph_signature.inputs_to_buffers
+        outside = {name for name, target in targets.items() if target in copied.outside}
         # a call hands its inputs over where they lie; results stay in the program's memory until they are copied out
         planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=True)
-        made = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+        config = ExecutorchBackendConfig(
+            memory_planning_pass=planning,
+            external_constants=lambda node: CONSTANTS_TAG if node.name in outside and not is_viewed(node) else None,
+        )
+        made = edge.to_executorch(config)
     except Exception as error:
         raise BackendError(
             "ExecuTorch could not lower a partition",
@@ -47,24 +58,42 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # it would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
-    data = bytes(made.buffer)
-    return Lowered(data, instruction_handles(made, plan, origins), head_of(data, made._named_data))
+    weights = weights_of(made, copied)
+    return Lowered(bytes(made.buffer), instruction_handles(made, plan, origins), weights)
 
 
-def head_of(data: bytes, weights: Any) -> int | None:
-    # ExecuTorch puts the weights last, each at a multiple of 128 bytes. They are looked for from the end, and compared.
-    if weights is None:
-        return None
-    order = dict.fromkeys(entry.buffer_index for entry in weights.pte_data.values())
-    buffers = [weights.buffers[index] for index in order]
-    sizes = [len(buffer) for buffer in buffers]
-    start = len(data) - sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes[:-1]) - sum(sizes[-1:])
-    head = start
-    for buffer in buffers:
-        if start <= 0 or start % ALIGNMENT or data[start : start + len(buffer)] != buffer:
-            return None
-        start += -(-len(buffer) // ALIGNMENT) * ALIGNMENT
-    return head if buffers else None
+def is_viewed(node: Node) -> bool:
+    # ExecuTorch writes a view as one more tensor over the same memory, which it cannot do with memory outside
+    from executorch.exir.memory import view
+
+    return any(user.target is view for user in node.users)
+
+
+def move_weights(stored: Any) -> None:
+    """Take the weights of XNNPACK's delegates, which they find by name, out of the `.pte` to be."""
+    outside = {
+        name: entry for name, entry in stored.pte_data.items() if is_outside(len(stored.buffers[entry.buffer_index]))
+    }
+    stored.external_data[CONSTANTS_TAG] = outside
+    stored.pte_data = {name: entry for name, entry in stored.pte_data.items() if name not in outside}
+
+
+def weights_of(made: Any, copied: ExecutorchCopy) -> NamedDataStoreOutput:
+    # with the layout that a constant has in the model, they have the same bytes once
+    layouts = {sha256_bytes(span_bytes(tensor)): TensorLayout.from_tensor(tensor) for tensor in copied.state.values()}
+    store = NamedDataStore()
+    stored, emitted = made._named_data, made._emitter_output
+    if stored is not None:
+        for name, entry in stored.external_data.get(CONSTANTS_TAG, {}).items():
+            data = stored.buffers[entry.buffer_index]
+            layout = layouts.get(sha256_bytes(data))
+            store.add_named_data(name, data, CONSTANT_ALIGNMENT, CONSTANTS_TAG, layout)
+    for name, index in emitted.external_constant_map.get(CONSTANTS_TAG, {}).items():
+        data = emitted.external_constant_buffer[index]
+        store.add_named_data(
+            name, data, CONSTANT_ALIGNMENT, CONSTANTS_TAG, TensorLayout.from_tensor(copied.state[name])
+        )
+    return store.get_named_data_store_output()
 
 
 def refuse_missing(plan: Any) -> None:
@@ -83,17 +112,20 @@ def refuse_missing(plan: Any) -> None:
 def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]:
     """Return, for each debug handle that ExecuTorch gave, those of the partition's operations that stand behind it."""
     origins_of: dict[int, set[int]] = {}
-    modules = [program.graph_module]
-    for node in program.graph.find_nodes(op="get_attr"):
-        lowered: object = getattr(program.graph_module, str(node.target), None)
-        if hasattr(lowered, "original_module"):
-            modules.append(lowered.original_module.graph_module)
+    modules = [program.graph_module, *(lowered.original_module.graph_module for lowered in delegates_of(program))]
     for module in modules:
         for node in module.graph.nodes:
             handle, origin = node.meta.get("debug_handle"), handles.get(oldest_name(node))
             if isinstance(handle, int) and origin is not None:
                 origins_of.setdefault(handle, set()).add(origin)
     return origins_of
+
+
+def delegates_of(program: Any) -> Iterator[Any]:
+    for node in program.graph.find_nodes(op="get_attr"):
+        lowered: object = getattr(program.graph_module, str(node.target), None)
+        if hasattr(lowered, "original_module"):
+            yield lowered
 
 
 def oldest_name(node: Node) -> str:

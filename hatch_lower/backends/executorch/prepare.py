@@ -23,8 +23,12 @@ from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
+from hatch_lower.exir.graph.tensors import span_bytes
+
+CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
 
 
 class ExecutorchCopy(PartitionCopy):
@@ -35,6 +39,7 @@ class ExecutorchCopy(PartitionCopy):
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
+        self.outside: set[str] = set()  # the names of constants that lie outside of the program
         self.specs: list[InputSpec] = []
         self.named_handles: dict[str, int] = {}
         self.numbers: dict[tuple[object, str], Node] = {}
@@ -58,11 +63,16 @@ class ExecutorchCopy(PartitionCopy):
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
         # ExecuTorch's passes for XNNPACK want it contiguous
-        name = f"c{len(self.state)}"
+        name = target = f"c{len(self.state)}"
+        dense = tensor.contiguous()
+        if is_outside(dense.nbytes):
+            # a name means the same bytes in all programs that take weights from one file
+            target = f"w{sha256_bytes(span_bytes(dense))}_{len(self.state)}"
+            self.outside.add(target)
         node = self.graph.placeholder(name)
-        self.state[name] = tensor.contiguous()
-        node.meta["val"] = self.mode.from_tensor(self.state[name], static_shapes=True)
-        self.specs.append(InputSpec(InputKind.BUFFER, TensorArgument(name), name, True))
+        self.state[target] = dense
+        node.meta["val"] = self.mode.from_tensor(dense, static_shapes=True)
+        self.specs.append(InputSpec(InputKind.BUFFER, TensorArgument(name), target, True))
         return node
 
     def add_copies(self, node: Node, tensor: torch.Tensor) -> None:
@@ -131,6 +141,11 @@ class ExecutorchCopy(PartitionCopy):
             constants={},
             verifiers=[Verifier],
         )
+
+
+def is_outside(size: int) -> bool:
+    """Return whether a constant of so many bytes lies in the constants file, where it is aligned by its size."""
+    return size > 0 and size % CONSTANT_ALIGNMENT == 0
 
 
 def number_operand(node: Node) -> tuple[Any, str] | None:

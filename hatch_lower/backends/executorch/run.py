@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -45,9 +46,9 @@ class ExecutorchDelegate(Delegate):
     # of the class, as ExecuTorch's pool is of the process: all programs share it
     _pool: ClassVar[Pool] = Pool()
 
-    def __init__(self, program: object, method: Any, call: CallMap) -> None:
-        self._program = program
-        self._call = method.call
+    def __init__(self, path: Path, module: Any, call: CallMap) -> None:
+        self._path = path
+        self._call = module.forward
         self._map = call
 
     @classmethod
@@ -57,24 +58,32 @@ class ExecutorchDelegate(Delegate):
             library = runtime(blob)
             if info.threads is not None:
                 cls._pool.resize(library, info.threads)
+            weights = None if info.weights is None else str(blob.data_places[info.weights].path)
             try:
-                program = library._load_program(str(blob.path))
-                method = program.load_method("forward")  # packs the weights into XNNPACK's layout
+                module = library._load_for_executorch(str(blob.path), weights)
             except RuntimeError as error:
-                raise ProgramError(
-                    "a partition of the backend `executorch` cannot be loaded",
-                    where=str(blob.path),
-                    found=str(error),
-                    hint="install the package again, or the version of ExecuTorch that it requires",
-                ) from error
-            delegate = cls(program, method, info.call)
+                raise unusable(blob.path, error) from error
+            delegate = cls(blob.path, module, info.call)
             cls._pool.users.add(delegate)
         return delegate
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # the results are the caller's own memory; the library lets calls from several threads take turns
         given = [tensor.detach().contiguous() for tensor in self._map.select(inputs)]
-        return self._map.arrange(inputs, self._call(given, True))
+        try:
+            results = self._call(given, True)  # the first call packs the weights into XNNPACK's layout
+        except RuntimeError as error:
+            raise unusable(self._path, error) from error
+        return self._map.arrange(inputs, results)
+
+
+def unusable(path: Path, error: RuntimeError) -> ProgramError:
+    return ProgramError(
+        "a partition of the backend `executorch` cannot be loaded or run",
+        where=str(path),
+        found=str(error),
+        hint="install the package again, or the version of ExecuTorch that it requires",
+    )
 
 
 def runtime(blob: DelegateBlob) -> Any:
@@ -96,13 +105,16 @@ class ExecutorchFacts(NamedTuple):
     call: CallMap
     # of the pool; `None`: as it is
     threads: int | None
+    # the name of one of its weights in the constants file; `None`: it has none there
+    weights: str | None
 
 
 def read_info(blob: DelegateBlob) -> ExecutorchFacts:
     def read(info: Mapping[str, Any]) -> ExecutorchFacts:
-        facts = ExecutorchFacts(read_call_map(info), info["threads"])
+        facts = ExecutorchFacts(read_call_map(info), info["threads"], info["weights"])
         known = facts.threads is None or (isinstance(facts.threads, int) and facts.threads >= 1)
         require(known, f"{facts.threads!r} threads")
+        require(facts.weights is None or facts.weights in blob.data_places, f"weights {facts.weights!r:.80}")
         return facts
 
     return read_facts(blob, "executorch", read)
