@@ -28,18 +28,16 @@ def digest_of(value: object) -> str:
     return sha256_bytes(canonical_json(value))
 
 
-def sha256_file(path: Path, size: int | None = None) -> str:
-    """Return the sha256 of a file's bytes, or of its first `size` bytes if there are as many."""
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file's bytes."""
     with open_file(path) as file:
-        return sha256_stream(file, size)
+        return sha256_stream(file)
 
 
-def sha256_stream(file: BinaryIO, size: int | None = None) -> str:
+def sha256_stream(file: BinaryIO) -> str:
     total = hashlib.sha256()
-    done = 0
-    while piece := file.read(PIECE if size is None else min(PIECE, size - done)):
+    while piece := file.read(PIECE):
         total.update(piece)
-        done += len(piece)
     return total.hexdigest()
 
 

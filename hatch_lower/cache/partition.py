@@ -81,7 +81,6 @@ class StoredPartition:
     requirements: tuple[str, ...]
     target: Mapping[str, str] | None
     info: Mapping[str, object]
-    head: Positive | None = None
 
     def validate(self) -> None:
         if self.target is not None and self.target.keys() != {"system", "machine", "isa"}:
@@ -100,7 +99,7 @@ class StoredPartition:
 
     def value(self) -> dict[str, object]:
         value: dict[str, object] = encode(self)
-        return value if self.head is not None else {name: part for name, part in value.items() if name != "head"}
+        return value
 
 
-FIELDS = frozenset(field.name for field in fields(StoredPartition)) - {"head"}  # that every such value has
+FIELDS = frozenset(field.name for field in fields(StoredPartition))  # that every such value has

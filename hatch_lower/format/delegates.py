@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from hatch_lower.format.codec import Damage
-from hatch_lower.format.values import DTYPES, Digest, Natural, RelativePath, Text
+from hatch_lower.format.values import DTYPES, Natural, RelativePath, Text
 from hatch_lower.frozen import Frozen
 
 # of files in no format of their own; programs that look for pickles take a `.bin` for one, and fail on it
@@ -52,17 +52,6 @@ class NamedConstant(Frozen):
     layout: DataLayout
 
 
-class Head(Frozen):
-    """The beginning of a blob, behind which there are only weights."""
-
-    size: Natural
-    sha256: Digest
-
-    def validate(self) -> None:
-        if self.size == 0:
-            raise Damage("a head of 0 bytes")
-
-
 class DelegateEntry(Frozen):
     """One blob."""
 
@@ -74,7 +63,6 @@ class DelegateEntry(Frozen):
     # what it puts beside the blob; a name means one file in all delegates of a plan
     data: Mapping[Text, DataFile] = field(default_factory=dict)
     named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # what it has in the constants file
-    head: Head | None = None  # the part of the blob that is compared whenever it is loaded; `None`: all of it
 
 
 def data_name(digest: str) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hatch_lower.canonical import open_file, sha256_bytes, sha256_file
 from hatch_lower.errors import ProgramError
-from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, read_manifest
 from hatch_lower.frozen import Frozen
 
@@ -120,17 +119,15 @@ class PackagedFolder(Frozen):
             raise refused(path, "another sha256 than the manifest says")
         return data
 
-    def check(self, entry: FileEntry, head: Head | None = None) -> None:
-        """Compare a file with its digest; where a `head` is given, only its beginning, and nothing else is read."""
+    def check(self, entry: FileEntry) -> None:
+        """Compare a file with its digest."""
         path = self.locate(entry)
         try:
             # in pieces: a delegate's file may be larger than memory
-            digest = sha256_file(path, head.size if head is not None else None)
+            digest = sha256_file(path)
         except OSError as error:
             raise unreadable(path, error) from error
-        if head is not None and digest != head.sha256:
-            raise refused(path, f"another sha256 of the first {head.size} bytes than the plan says")
-        if head is None and digest != entry.sha256:
+        if digest != entry.sha256:
             raise refused(path, "another sha256 than the manifest says")
 
     def refuse_writable(self, entries: Iterable[FileEntry]) -> None:

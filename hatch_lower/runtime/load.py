@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.codec import refuse
-from hatch_lower.format.delegates import Head
 from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.runtime.delegates import Delegate
@@ -190,16 +189,9 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
     folder.refuse_writable(files.delegates)
     listed = {file.path: file for file in files.delegates}
     weights = weight_files(plan)
-    heads: dict[str, list[Head | None]] = {}
-    for entry in plan.delegates:
-        # native code is compared whole, whatever a plan says
-        heads.setdefault(entry.file, []).append(entry.head if entry.target is None else None)
     for file in files.delegates:
-        if file.path in weights:
-            continue
-        known = dict.fromkeys(heads.get(file.path, [None]))
-        for head in (None,) if None in known else known:
-            folder.check(file, head)
+        if file.path not in weights:
+            folder.check(file)
     where = str(folder.path / files.plan.path)
     for entry in plan.delegates:
         for path in (entry.file, *(data.file for data in entry.data.values())):

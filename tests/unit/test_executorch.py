@@ -629,8 +629,9 @@ from hatch_lower.runtime.delegates import DelegateBlob, Place
 info = json.loads(sys.argv[2])
 found = []
 def load(threads):
-    weights = {info["weights"]: Place(Path(sys.argv[1]).with_suffix(".ptd"), 0, 0)}
-    return ExecutorchDelegate.load(DelegateBlob(Path(sys.argv[1]), {**info, "threads": threads}, data_places=weights), [])
+    path = Path(sys.argv[1])
+    weights = {info["weights"]: Place(path.with_suffix(".ptd"), 0, 0)}
+    return ExecutorchDelegate.load(DelegateBlob(path, {**info, "threads": threads}, data_places=weights), [])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     first = load(3)

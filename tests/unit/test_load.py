@@ -767,44 +767,6 @@ def test_every_flipped_byte_of_a_digested_file(folder: Path, name: str) -> None:
             load_here(folder)
 
 
-def with_heads(folder: Path, *sizes: int | None) -> Path:
-    """Write the model with a delegate for each head, all of one file."""
-    plan = delegated_plan()
-    heads = [{} if size is None else {"head": {"size": size, "sha256": sha256_bytes(b"code"[:size])}} for size in sizes]
-    plan["delegates"] = [plan["delegates"][0] | head for head in heads]
-    return write_lowered(folder, {"digits": both_recipes(folder, plan=plan)})
-
-
-@pytest.mark.parametrize("sizes", [(3,), (3, 2)])
-def test_behind_the_head_of_a_delegate_are_weights_that_are_compared_on_demand(
-    folder: Path, sizes: tuple[int, ...]
-) -> None:
-    blob = with_heads(folder, *sizes) / "digits" / "delegates" / "blob.bin"
-    load_here(folder, verify=True)
-    blob.write_bytes(b"codE")
-    load_here(folder)
-    with pytest.raises(ProgramError, match="another sha256 than the manifest says"):
-        load_here(folder, verify=True)
-    blob.write_bytes(b"cOde")
-    with pytest.raises(ProgramError, match=f"another sha256 of the first {sizes[-1]} bytes than the plan says|first 3"):
-        load_here(folder)
-
-
-@pytest.mark.parametrize("sizes", [(5,), (None,), (3, None)])
-def test_a_delegate_is_compared_whole_where_not_all_know_a_head_that_fits(
-    folder: Path, sizes: tuple[int | None, ...]
-) -> None:
-    blob = with_heads(folder, *sizes) / "digits" / "delegates" / "blob.bin"
-    blob.write_bytes(b"codE")
-    with pytest.raises(ProgramError, match="another sha256"):
-        load_here(folder)
-
-
-def test_a_head_of_no_bytes_is_refused(folder: Path) -> None:
-    with pytest.raises(ProgramError, match="a head of 0 bytes"):
-        load_here(with_heads(folder, 0))
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_every_truncation(folder: Path, name: str) -> None:
     data = (folder / name).read_bytes()

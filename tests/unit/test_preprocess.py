@@ -101,42 +101,6 @@ def test_a_kept_result_is_the_same_as_a_made_one(
 
 
 @pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        (PreprocessResult(b"code and weights", head=0), "a number of bytes, from 1 to those of the blob"),
-        (PreprocessResult(b"code and weights", head=17), "a number of bytes, from 1 to those of the blob"),
-        (PreprocessResult(b"code and weights", head=True), "a number of bytes, from 1 to those of the blob"),
-        (
-            PreprocessResult(b"code and weights", head=4, target=Target("Linux", "x86_64", "x86-64-v3")),
-            "`None`, as native code is always compared whole",
-        ),
-    ],
-)
-def test_a_head_that_cannot_be_is_refused(
-    program: ExportedProgram,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    result: PreprocessResult,
-    expected: str,
-) -> None:
-    monkeypatch.setattr(Whatever, "result", result)
-    with pytest.raises(BackendError, match=f"a result whose `head` is not {expected}"):
-        lower(program, tmp_path, "on")
-
-
-def test_a_head_longer_than_a_kept_blob_is_a_miss(
-    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Whatever, "result", PreprocessResult(b"code and weights", head=4))
-    assert lower(program, tmp_path, "on")[0].result.head == 4
-    store = Store(tmp_path, "on", pytest.fail)
-    keys = [each.stem for each in (tmp_path / "records").rglob("*.json")]
-    (key,) = (each for each in keys if "head" in (store.find(each) or {}))
-    store.put(key, {}, {**(store.find(key) or {}), "head": 44}, [b"code and weights"])
-    assert lower(program, tmp_path, "on")[0].result.head == 4
-
-
-@pytest.mark.parametrize(
     "result",
     [
         PreprocessResult(b"", _delegate_info_meta=object),

@@ -375,21 +375,12 @@ def test_the_fields_of_a_partition_are_those_that_a_build_stores() -> None:
     value = result_value(PreprocessResult(b"blob"))
     assert value.keys() == FIELDS
     assert reason_to_refuse(value) == ""
-    value = result_value(PreprocessResult(b"blob", head=2))
-    assert value["head"] == 2
-    assert reason_to_refuse(value) == ""
 
 
 def test_partitions_that_were_lowered_together_are_believed_as_each_of_them_is() -> None:
     assert reason_to_refuse({"results": [PORTABLE, PORTABLE]}) == ""
     assert reason_to_refuse({"results": [PORTABLE, {**PORTABLE, "suffix": ""}]}) == "is not what a partition comes to"
     assert reason_to_refuse({"results": [{"results": []}]}) == "says more than what one partition came to"
-
-
-@pytest.mark.parametrize("head", [0, True, "2", None, 2.0])
-def test_a_head_that_no_build_stores_is_not_believed(head: object) -> None:
-    assert reason_to_refuse({**PORTABLE, "head": 2}) == ""
-    assert reason_to_refuse({**PORTABLE, "head": head}) == "is not what a partition comes to"
 
 
 def test_a_signature_by_a_known_key_is_taken(tmp_path: Path, server: CacheServer) -> None:

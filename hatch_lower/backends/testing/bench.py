@@ -242,7 +242,6 @@ def result_digest(result: PreprocessResult) -> str:
         {
             "bytes": sha256_bytes(result.processed_bytes),
             "data": named,
-            "head": result.head,
             "handles": None if handles is None else sorted([str(key), list(value)] for key, value in handles.items()),
             "info": dict(result.info),
             "requirements": list(result.requirements),

@@ -23,7 +23,7 @@ def reason_to_refuse(value: Any) -> str:
 
 
 def reason_to_refuse_one(value: object) -> str:
-    if not isinstance(value, Mapping) or value.keys() - {"head"} != FIELDS:
+    if not isinstance(value, Mapping) or value.keys() != FIELDS:
         return "says more than what one partition came to"
     try:
         stored = StoredPartition.read(value)

@@ -49,8 +49,6 @@ class PreprocessResult:
         requirements: PEP 508 requirements that running the blob adds, public versions only (`torch==2.13.*`).
         target: the machine that it needs; `None` where the blob is portable.
         info: JSON-able facts for the run half (`Delegate.load` gets them back).
-        head: how many bytes at the beginning of the blob are more than weights; `None`: all. Loading compares these
-            with their digest, and the weights behind them on demand, as it does with weights elsewhere.
     """
 
     processed_bytes: bytes = b""
@@ -61,7 +59,6 @@ class PreprocessResult:
     requirements: tuple[str, ...] = ()
     target: Target | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
-    head: int | None = None
 
 
 class BackendDetails(ABC):

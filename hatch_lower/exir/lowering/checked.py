@@ -26,10 +26,6 @@ def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
         return "target", "a `Target` or `None`"
     if not isinstance(info, Mapping):
         return "info", "a mapping"
-    if result.head is not None and not (type(result.head) is int and 0 < result.head <= len(result.processed_bytes)):
-        return "head", "a number of bytes, from 1 to those of the blob, or `None`"
-    if result.head is not None and target is not None:
-        return "head", "`None`, as native code is always compared whole"
     if handles is not None and not (isinstance(handles, Mapping) and all(map(are_handles, handles.values()))):
         return "debug_handle_map", "a mapping of identifiers to tuples of the nodes' debug handles, or `None`"
     return None

@@ -33,7 +33,6 @@ def result_value(result: PreprocessResult) -> dict[str, object]:
         requirements=tuple(result.requirements),
         target=None if target is None else asdict(target),
         info=result.info,
-        head=result.head,
     ).value()
 
 
@@ -86,8 +85,6 @@ def read_result(store: Store, value: object) -> PreprocessResult | None:
     blobs = {digest: blob for digest, blob in read.items() if blob is not None}
     if len(blobs) < len(read):  # removed since the record was looked up
         return None
-    if stored.head is not None and stored.head > len(blobs[stored.blob]):
-        return None
     return PreprocessResult(
         processed_bytes=blobs[stored.blob],
         debug_handle_map=None if stored.debug_handle_map is None else dict(stored.debug_handle_map),
@@ -97,7 +94,6 @@ def read_result(store: Store, value: object) -> PreprocessResult | None:
         requirements=stored.requirements,
         target=None if stored.target is None else Target(**stored.target),
         info=stored.info,
-        head=stored.head,
     )
 
 

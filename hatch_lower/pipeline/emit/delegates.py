@@ -22,7 +22,6 @@ from hatch_lower.format.delegates import (
     DataFile,
     DataLayout,
     DelegateEntry,
-    Head,
     NamedConstant,
     TargetEntry,
     data_name,
@@ -81,12 +80,9 @@ class DelegateTable:
             needs = TargetEntry(result.target.system, result.target.machine, result.target.isa)
         file = f"{self._model}/{delegate_file(digest, blob.suffix)}"
         data, named = self._add_data(module)
-        head = None
-        if result.head is not None:
-            head = Head(result.head, sha256_bytes(memoryview(result.processed_bytes)[: result.head]))
-        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, named, head)
+        entry = DelegateEntry(module.backend_id, file, constants, dict(result.info), needs, data, named)
         try:
-            key = digest_of([entry.backend, file, constants, entry.info, repr((needs, data, named, head))])
+            key = digest_of([entry.backend, file, constants, entry.info, repr((needs, data, named))])
         except (TypeError, ValueError) as error:
             raise BackendError(
                 "a backend returned facts for its run half that are no JSON",
