@@ -112,9 +112,10 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
 
 
 def constants_text(file: FileEntry | None, own: Mapping[str, int]) -> str:
-    size = 0 if file is None else file.size
+    if file is None:
+        return "none"
     more = [f"{count:,} only for `{backend}`, which lays them out its own way" for backend, count in own.items()]
-    return "; ".join([f"{size:,} bytes", *more])
+    return "; ".join([f"{file.size:,} bytes", *more])
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable
 
+from packaging.requirements import Requirement
+
 from hatch_lower.config.requirements import requirements_to_add
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
@@ -24,7 +26,9 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
     where = f"recipe `{recipe.name}`, backend `{choice.name}`"
     try:
         with backend_guard(choice.name, where):
-            partitioner: object = find_backend(choice.name).partitioner(choice.options)
+            backend = find_backend(choice.name)
+            refuse_other_versions(choice.name, backend.requirements(choice.options))
+            partitioner: object = backend.partitioner(choice.options)
     except BackendError as error:
         raise BackendError(error.what, where=error.where or where, found=error.found, hint=error.hint) from error
     if not isinstance(partitioner, Partitioner):
@@ -35,6 +39,22 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
             hint="let its classmethod `partitioner(options)` return one",
         )
     return partitioner
+
+
+def refuse_other_versions(backend: str, requirements: Iterable[str]) -> None:
+    """Refuse a library that is installed in a version with which what the backend makes could not run."""
+    for requirement in map(Requirement, requirements):
+        try:
+            found = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # the backend says so, or finds the library under another name
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        if applies and not requirement.specifier.contains(found, prereleases=True):
+            raise BackendError(
+                f"the backend `{backend}` needs another version of `{requirement.name}`",
+                found=f"{found}, where it needs {requirement}",
+                hint="name the version that it needs in `[build-system] requires`",
+            )
 
 
 def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:

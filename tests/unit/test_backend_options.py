@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
@@ -71,3 +73,28 @@ def test_lists_of_strings(value: Any, expected: bool) -> None:
 )
 def test_numbers(value: Any, expected: bool) -> None:
     assert is_number_from(2)(value) is expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["executorch", "onnxruntime", "openvino"])
+def test_an_engine_of_another_version_is_refused_before_it_is_asked(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.config.settings import Recipe
+    from hatch_lower.config.tables import BackendChoice
+    from hatch_lower.exir.backend.registry import find_backend
+    from hatch_lower.pipeline.recipes import partitioner_of
+
+    choice = BackendChoice(backend)
+    recipe = Recipe("fast", (choice,))
+    (needed,) = find_backend(backend).requirements({})
+    partitioner_of(choice, recipe)
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0" if name == backend else real(name))
+    with pytest.raises(BackendError) as caught:
+        partitioner_of(choice, recipe)
+    assert str(caught.value) == (
+        f"the backend `{backend}` needs another version of `{backend}`\n  where: recipe `fast`, backend `{backend}`\n"
+        f"  found: 1.0, where it needs {Requirement(needed)}\n"
+        "  to do: name the version that it needs in `[build-system] requires`"
+    )

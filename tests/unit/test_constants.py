@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hatch_lower.errors import EdgeError
+from hatch_lower.errors import EdgeError, ProgramError
+from hatch_lower.format.delegates import DataLayout
 from hatch_lower.pipeline.emit.constants import (
     Constants,
     ConstantUse,
@@ -20,7 +22,8 @@ from hatch_lower.pipeline.emit.constants import (
     merge_storages,
     name_constants,
 )
-from hatch_lower.pipeline.emit.constants_file import constants_bytes, write_constants
+from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes, write_constants
+from hatch_lower.runtime.mapped import ConstantsFile
 
 pytestmark = pytest.mark.torch
 
@@ -211,11 +214,20 @@ def test_the_file_is_aligned_deterministic_and_its_digests_are_right(tmp_path: P
     assert list(header) == sorted(header)
     sizes = {key: tensor.element_size() for key, tensor in data.items()}
     assert all(entry["data_offsets"][0] % sizes[key] == 0 for key, entry in header.items())
-    assert all(
-        entry["data_offsets"][0] % 64 == 0
-        for entry in header.values()
-        if (entry["data_offsets"][1] - entry["data_offsets"][0]) % 64 == 0
-    )
+    spans = [entry["data_offsets"] for entry in header.values()]
+    assert all(begin % math.gcd(64, end - begin) == 0 for begin, end in spans)
+
+
+@pytest.mark.parametrize("begin", [1, 15, 1 << 40, (1 << 64) - 1])
+def test_a_head_that_points_elsewhere_is_refused(tmp_path: Path, begin: int) -> None:
+    path = tmp_path / "constants.ptd"
+    write_constants(path, {"w": torch.ones(16)}, {"w": NamedStorage("w", DataLayout("float32", (16,), (0,)))})
+    ConstantsFile(path, "constants")
+    content = bytearray(path.read_bytes())
+    content[32:40] = begin.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(ProgramError, match=r"a safetensors header that does not fit|no JSON"):
+        ConstantsFile(path, "constants")
 
 
 def test_an_empty_file_can_be_read(tmp_path: Path) -> None:

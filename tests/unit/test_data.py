@@ -29,10 +29,11 @@ from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.format.delegates import DataFile, DataLayout
-from hatch_lower.format.manifest import Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
+from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.lower_model import constants_text
 from hatch_lower.pipeline.package import Packager
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
@@ -200,6 +201,15 @@ def test_bytes_without_a_layout_are_counted_as_laid_out_by_the_backend() -> None
     assert [(storage.dtype, storage.length) for storage in plain.storages] == [("uint8", 16)] * 2
     assert bytes_in_own_layout([plain, plain]) == {"TableBackend": 32}
     assert bytes_in_own_layout([emit(forward=lower(Tables(), IN_CONSTANTS)).plan]) == {}
+
+
+def test_the_build_says_how_many_bytes_only_one_backend_reads() -> None:
+    file = FileEntry("net/constants.ptd", 1234567, "0" * 64)
+    assert constants_text(file, {}) == "1,234,567 bytes"
+    assert constants_text(None, {}) == "none"
+    assert constants_text(file, {"executorch": 2048}) == (
+        "1,234,567 bytes; 2,048 only for `executorch`, which lays them out its own way"
+    )
 
 
 def test_damaged_data_in_the_constants_file_is_compared_on_demand(tmp_path: Path) -> None:

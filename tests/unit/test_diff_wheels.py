@@ -18,6 +18,7 @@ from support.wheels import METADATA, Contents, lowered, make_wheel, sha256, tens
 from hatch_lower.build.diff.difference import Difference
 from hatch_lower.build.diff.wheels import compare_wheels
 from hatch_lower.errors import PackageError
+from hatch_lower.pipeline.emit.data_map import data_map_head
 
 DOCUMENT = "tiny/_lowered/net/default.debug.json"
 NAME = "tiny-1.0-py3-none-any.whl"
@@ -134,6 +135,13 @@ def test_tensors_are_called_by_the_constants_names(tmp_path: Path) -> None:
     assert "seed it there" in found[0].reason
     assert (found[0].first, found[0].second) == ("1, 2, 3, …", "-7, 9, 0.5, …")
     assert found[0].lines == ("4 of 4 numbers differ, by up to 8, or 1.1 of their size",)
+
+
+def test_a_constants_file_with_names_for_delegates_is_compared_by_tensors(tmp_path: Path) -> None:
+    name = "tiny/_lowered/net/constants.ptd"
+    files = [tensors({"w": ("F32", [4], floats(1, 2, 3, last))}) for last in (4, 5)]
+    (found,) = compare(tmp_path, *({name: data_map_head([], len(data), 64) + data} for data in files))
+    assert (found.member, found.place, found.first, found.second) == (name, "tensor w", "4", "5")
 
 
 def test_another_tool_is_told_before_what_follows_from_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hatch_lower.build.project_view import DistributedFile
 from hatch_lower.format.results import PayloadFile
 from hatch_lower.hatch.duplicates import Repeated, find_repeated, repetition_warning
+from hatch_lower.pipeline.emit.data_map import data_map_head
 
 ONE, TWO = b"1" * 4096, b"2" * 4096
 
@@ -27,10 +28,12 @@ def write_tensors(path: Path, dtype: str = "F32", **tensors: bytes) -> Path:
     return path
 
 
-@pytest.fixture
-def payload(tmp_path: Path) -> list[PayloadFile]:
+@pytest.fixture(params=["constants.safetensors", "constants.ptd"])
+def payload(tmp_path: Path, request: pytest.FixtureRequest) -> list[PayloadFile]:
     source = write_tensors(tmp_path / "constants", a=ONE, b=TWO, c=b"tiny")
-    return [PayloadFile("digits/_lowered/digits/constants.safetensors", source, 1, "")]
+    if request.param.endswith(".ptd"):
+        source.write_bytes(data_map_head([], source.stat().st_size, 64) + source.read_bytes())
+    return [PayloadFile(f"digits/_lowered/digits/{request.param}", source, 1, "")]
 
 
 @pytest.mark.parametrize(
