@@ -19,9 +19,10 @@ HERE = Path(__file__).parent
 ENGINES = ("openvino", "onnxruntime", "executorch")
 sys.path.insert(0, str(HERE / "scripts"))
 
-from engine_table import set_backends  # noqa: E402
+from engine_table import WRITTEN, set_backends  # noqa: E402
 from needed import link_needed  # noqa: E402
 
+STRICT = '{ name = "%s", finite-only = false }'
 CALLS = {"bert": (3, 9), "resnet": (5, 11), "mlp": (1000, 15)}
 TITLES = {"bert": "BERT-base 1x128", "resnet": "ResNet-18", "mlp": "MLP"}
 pytestmark = pytest.mark.benchmark(group="engines")
@@ -37,11 +38,11 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(bench: Any, unpacked: Path) -> Callable[..., Path]:
     """Returns where the wheel of a model with one engine lies unpacked; built once."""
 
-    def find(name: str, engine: str, *, as_written: bool = True) -> Path:
-        folder = unpacked / f"{name}-{engine}{'' if as_written else '-default'}"
+    def find(name: str, engine: str, *, strict: bool = False) -> Path:
+        folder = unpacked / f"{name}-{engine}{'-strict' if strict else ''}"
         if not folder.exists():
             project = bench.project(name)
-            set_backends(project.root, [engine], as_written=as_written)
+            set_backends(project.root, [engine], {engine: STRICT % engine} if strict else WRITTEN)
             project.build(environment={"BERT_METHODS": "forward", "HF_HUB_OFFLINE": "1"}).check()
             unpack(only(project.dist, "*.whl"), folder)
         return folder
@@ -56,8 +57,8 @@ def test_a_call(bench: Any, site: Any, name: str, engine: str) -> None:
 
 
 def test_a_call_of_two_partitions(bench: Any, site: Any) -> None:
-    # without `finite-only` its pool of greatest elements stays between them
-    compare_calls(bench, site("resnet", "onnxruntime", as_written=False), "resnet", "onnxruntime")
+    # its pool of greatest elements stays between them
+    compare_calls(bench, site("resnet", "onnxruntime", strict=True), "resnet", "onnxruntime")
 
 
 def compare_calls(bench: Any, folder: Path, name: str, engine: str) -> None:

@@ -14,17 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
-__all__ = ["measure", "replaced", "set_backends"]
+__all__ = ["WRITTEN", "measure", "replaced", "set_backends"]
 
 PROJECTS = Path(__file__).resolve().parents[1] / "projects"
 MODELS = {"bert": ("BERT-base 1x128", 15), "resnet": ("ResNet-18", 25), "mlp": ("MLP", 2000)}
 WRITTEN = {
-    "onnxruntime": '{ name = "onnxruntime", finite-only = true }',
-    "executorch": '{ name = "executorch", finite-only = true, portable-operators = true, '
-    'exclude = ["aten.embedding.default"] }',
+    "executorch": '{ name = "executorch", portable-operators = true, exclude = ["aten.embedding.default"] }',
 }
 """How a backend is written into a recipe where its name is not all: each gets what it is good at of a model.
 
@@ -54,11 +53,10 @@ def replaced(text: str, rows: list[str]) -> str:
     return MARKED.sub(lambda match: HEAD + "".join(rows), text)
 
 
-def set_backends(project: Path, backends: list[str], *, as_written: bool = True) -> None:
+def set_backends(project: Path, backends: list[str], texts: Mapping[str, str] = WRITTEN) -> None:
     """Give a project's one recipe these backends; unverified, for what is compared is time."""
     file = project / "pyproject.toml"
     kept = file.read_text().partition(TABLE)[0]
-    texts = WRITTEN if as_written else {}
     written = ", ".join(texts.get(each, json.dumps(each)) for each in backends)
     lines = [TABLE, f"backends = [{written}]", "verify = false", "check = false"]
     lines += ['runtime-requirements = "add"', 'pass-env = ["BERT_*"]']

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hatch_lower.exir.backend.backend_details import CompileSpec
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from hatch_lower.exir.graph.surgery import graph_modules
@@ -38,19 +39,22 @@ class EnginePartitioner(Partitioner):
         why_not = self.reasons(exported_program)
         tags: dict[str, DelegationSpec] = {}
         reasons: dict[str, str] = {}
+        finite_only: set[str] = set()
         for graph in self.graphs(exported_program):
             for nodes in self.groups(graph, why_not):
                 tag = f"{self.delegation_spec.backend_id}_{len(tags)}"
                 tags[tag] = self.delegation_spec
                 for node in nodes:
                     node.meta[DELEGATION_TAG] = tag
+                    if self.needs_finite(node, why_not):
+                        finite_only.add(operator_name(node.target))
             for node in graph.nodes:
                 if node.op == "call_function" and DELEGATION_TAG not in node.meta:
                     reasons[node.name] = why_not(node) or self.idle_refusal(node)
         tag_constant_data(exported_program)
         if self.takes_state:
             tag_mutated_buffer(exported_program)
-        return PartitionResult(exported_program, tags, reasons)
+        return PartitionResult(exported_program, tags, reasons, frozenset(finite_only))
 
     @abstractmethod
     def reasons(self, program: ExportedProgram) -> Reasons:
@@ -59,6 +63,10 @@ class EnginePartitioner(Partitioner):
     @abstractmethod
     def computes(self, node: Node) -> bool:
         """Return whether an operation is worth a call of the engine."""
+
+    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
+        """Return whether an operation that is taken differs from eager for NaN or infinity."""
+        return False
 
     def idle_refusal(self, node: Node) -> str:
         # it could be taken, but only into a partition that computes nothing

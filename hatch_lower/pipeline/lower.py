@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,9 @@ from hatch_lower.exir.lowering.lower import LoweredMethods, Steps, Turn, lower_e
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.model_build import ModelBuild
 from hatch_lower.pipeline.sandbox import backend_guard
+
+OPTION = "finite-only"
+NAMED = 3  # operators that a line names
 
 
 def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods, Mapping[str, float]]:
@@ -33,6 +36,9 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
     for method in build.source.methods:
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))
+    for backend in recipe.backends:
+        if OPTION not in backend.options and (line := line_on_finite(backend.name, steps.finite_only[backend.name])):
+            build.reporter.report(Event("lower", "note", build.source.name, recipe.name, detail=line))
     return lowered, steps.seconds
 
 
@@ -43,6 +49,7 @@ class ReportedSteps(Steps):
         self._build = build
         self._recipe = recipe
         self.seconds: dict[str, float] = {}
+        self.finite_only: dict[str, frozenset[str]] = {}  # operators by backend, of all methods
 
     @contextmanager
     def edge(self, method: str) -> Iterator[None]:
@@ -65,6 +72,7 @@ class ReportedSteps(Steps):
                 yield lowered.update
             describe(f"{turn.name}: {count_text(lowered)}")
         taken = time.perf_counter() - begin
+        self.finite_only[turn.name] = frozenset().union(*(method.finite_only for method in lowered.values()))
         for method, share in shares_of(lowered).items():
             self.seconds[method] += share * taken
 
@@ -93,3 +101,15 @@ def line_on_ranges(method: CapturedMethod, reasons: Iterable[str]) -> str:
     lines = ", ".join(f'`Dim("{name}", min=1{end})`' for name, end in ends.items())
     operations = "1 operation stays" if count == 1 else f"{count} operations stay"
     return f"{operations} outside of delegates because {MAY_BE_ZERO}; if it never is, write {lines}"
+
+
+def line_on_finite(backend: str, operators: Collection[str]) -> str:
+    """Return what to write where a backend took operators because `finite-only` is true by default."""
+    if not operators:
+        return ""
+    named = ", ".join(f"`{operator}`" for operator in sorted(operators)[:NAMED])
+    more = f" and {len(operators) - NAMED} more" if len(operators) > NAMED else ""
+    return (
+        f"`{backend}` computes {named}{more} as eager does for finite numbers only; "
+        f"write `{OPTION} = true` if the model meets no NaN and no infinity, else `{OPTION} = false`"
+    )

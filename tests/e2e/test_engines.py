@@ -109,6 +109,13 @@ def test_the_summary_says_who_took_what(build: Build) -> None:
         assert [line for line in lines if line.startswith(f"engines forward {recipe} 11 11 {len(parts)} ")], recipe
 
 
+def test_the_build_says_what_is_eagers_for_finite_numbers_only(build: Build) -> None:
+    told = [line for line in build.told.splitlines() if "for finite numbers only" in line]
+    assert [line.partition(" as eager does")[0] for line in told] == [
+        f"lower  engines/{recipe}: `openvino` computes `{ATTENTION}`" for recipe in ("default", "turned")
+    ]
+
+
 def test_the_wheel_gives_what_eager_gives(site: Path, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(site), "HOME": str(tmp_path)}
     done = run([sys.executable, "-W", "error", "-c", CALL, "default", "both"], environment=environment)

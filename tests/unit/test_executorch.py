@@ -279,7 +279,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 def elementwise() -> PreprocessResult:
     """All of `UNARY` in one program: an output for each."""
     module = Module(lambda self, x: tuple(each(x) for each in UNARY.values()))
-    options = {"finite-only": True, "portable-operators": True}
+    options = {"portable-operators": True}
     return whole(module, torch.ones(2, 8), options=options)
 
 
@@ -302,15 +302,30 @@ def test_operators_with_other_special_values_are_those_that_are_listed(
     assert not same["aten.exp.default"]
 
 
-def test_only_the_others_are_taken_unless_told_so() -> None:
+def test_they_are_left_out_where_not_all_numbers_are_finite() -> None:
     program = export(Module(lambda self, x: tuple(each(x) for each in UNARY.values())), torch.ones(2, 8))
-    other = copy_program(program)
-    names, reasons = taken(program)
+    names, reasons = taken(copy_program(program), {"finite-only": False})
     assert names == set(UNARY) - OTHER_SPECIAL_VALUES
     assert reasons["aten.exp.default"] == (
-        "XNNPACK's `aten.exp.default` gives other results than eager for NaN or infinity: allow it with `finite-only`"
+        "XNNPACK's `aten.exp.default` gives other results than eager for NaN or infinity, and `finite-only` is false"
     )
-    assert taken(other, {"finite-only": True})[0] == set(UNARY)
+    assert taken(program)[0] == set(UNARY)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"aten._native_batch_norm_legit_no_training.default", "aten.exp.default"}),
+        ({"portable-operators": True}, {"aten._native_batch_norm_legit_no_training.default", "aten.exp.default"}),
+        ({"exclude": ["aten.exp.default"]}, {"aten._native_batch_norm_legit_no_training.default"}),
+        ({"finite-only": False, "portable-operators": True}, set()),
+    ],
+)
+def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(options: dict[str, Any], names: set[str]) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    module = Module(lambda self, x: self.layers(x).exp().erf(), layers=layers)
+    result = ExecutorchBackend.partitioner(options).partition(export(module, torch.randn(1, 3, 8, 8)))
+    assert result.finite_only == names
 
 
 def test_layers_with_weights_give_eagers_numbers_nan_included(tmp_path: Path) -> None:
@@ -442,7 +457,7 @@ def test_subnormal_numbers_count_as_zero_exactly_as_torch_flushes_them(tmp_path:
 def test_a_pool_whose_stride_is_left_out_is_taken(tmp_path: Path) -> None:
     module = Module(lambda self, x: nn.functional.max_pool2d(x, 2))
     x = torch.randn(2, 3, 6, 6)
-    (found,) = call(whole(module, x, options={"finite-only": True}), tmp_path, x)
+    (found,) = call(whole(module, x), tmp_path, x)
     torch.testing.assert_close(found, module(x))
 
 
@@ -514,7 +529,7 @@ class Counter(nn.Module):
     ],
 )
 def test_what_is_not_taken_and_why(module: nn.Module, args: Tensor, operator: str, reason: str) -> None:
-    names, reasons = taken(export(module, args), {"finite-only": True})
+    names, reasons = taken(export(module, args))
     assert (operator in names) is (not reason)
     assert reason in reasons.get(operator, "")
 
@@ -756,6 +771,7 @@ VARIATIONS: dict[str, list[Any]] = {
 
 test_kit = backend_tests(
     "executorch",
+    {"finite-only": False},
     variations=VARIATIONS,
     packed_copies=1,
     flushes_subnormals=True,
@@ -764,23 +780,38 @@ test_kit = backend_tests(
 )
 
 test_kit_of_options = backend_tests(
-    "executorch", variations=VARIATIONS, packed_copies=1, only=["operators/fused", OPTIONS], exports=EXPORTS
+    "executorch",
+    {"finite-only": False},
+    variations=VARIATIONS,
+    packed_copies=1,
+    only=["operators/fused", OPTIONS],
+    exports=EXPORTS,
 )
 
 test_kit_with_portable_operators = backend_tests(
     "executorch",
-    {"portable-operators": True},
+    {"finite-only": False, "portable-operators": True},
     packed_copies=1,
     flushes_subnormals=True,
     only="*" if LONG else ["operators/functions float32", "operators/embedding", "shapes/empty tensors"],
     exports=EXPORTS,
 )
 
+ALL_FINITE = [name for name in trial_names() if not name.startswith("values/odd")]
+
 test_kit_for_finite_numbers = backend_tests(
     "executorch",
-    {"finite-only": True, "portable-operators": True},
     packed_copies=1,
     flushes_subnormals=True,
-    only=[name for name in trial_names() if not name.startswith("values/odd")] if LONG else ["operators/pooling *"],
+    only=ALL_FINITE if LONG else ["operators/functions float32"],
+    exports=EXPORTS,
+)
+
+test_kit_for_finite_numbers_with_portable_operators = backend_tests(
+    "executorch",
+    {"portable-operators": True},
+    packed_copies=1,
+    flushes_subnormals=True,
+    only=ALL_FINITE if LONG else ["operators/pooling *"],
     exports=EXPORTS,
 )

@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.exports import Workshop, settings_of
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import hatch_lower
 from hatch_lower.backends.testing.memory import SMAPS, own_bytes
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.events import NullReporter
 from hatch_lower.exir.backend.backend_details import PreprocessResult
@@ -30,10 +33,11 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
-from hatch_lower.pipeline.lower import line_on_ranges
+from hatch_lower.pipeline.lower import line_on_finite, line_on_ranges
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob, Place
 
@@ -186,10 +190,9 @@ def test_convolutions_and_batch_norms_are_taken_with_their_buffers(tmp_path: Pat
         nn.Flatten(),
     )
     lowered = check(layers, tmp_path, (torch.randn(2, 3, 16, 16),), (torch.randn(2, 3, 16, 16),))
-    (reason,) = set(lowered.reasons["forward"].values())
-    assert "`aten.max_pool2d_with_indices.default` gives other results than eager for NaN or infinity" in reason
-    buffers = [name for each in delegates(lowered) for name in each.original_module.graph_signature.buffers]
-    assert len(buffers) == 2
+    assert not lowered.reasons["forward"]
+    (delegate,) = delegates(lowered)
+    assert len(delegate.original_module.graph_signature.buffers) == 2
 
 
 def several(x: Tensor, y: Tensor, kept: Tensor) -> Any:
@@ -276,7 +279,7 @@ def special(x: Tensor) -> Any:
 def test_nan_and_infinities_are_eagers(tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[1.0, nan, 2.0], [inf, 1.0, -3.0], [-inf, -inf, -inf], [0.0, -0.0, inf]])
-    check(Apply(special), tmp_path, (x,))
+    check(Apply(special), tmp_path, (x,), **{"finite-only": False})
 
 
 def reduced(x: Tensor) -> list[Tensor]:
@@ -461,13 +464,49 @@ def test_operators_that_take_another_of_equal_elements_or_lose_the_sign_of_zero_
 def test_a_model_of_finite_numbers_may_use_kernels_that_pass_over_nan(tmp_path: Path) -> None:
     x = torch.randn(1, 2, 4, 4)
     pooled = Apply(lambda x: nn.functional.max_pool2d(x.relu(), 2) + 1)
-    left = check(pooled, tmp_path, (x,), (x.log(),))
-    found = "ONNX Runtime's `aten.max_pool2d_with_indices.default` gives other results than eager for NaN or infinity: "
-    assert f"{found}allow it with `finite-only`" in left.reasons["forward"].values()
+    left = check(pooled, tmp_path, (x,), (x.log(),), **{"finite-only": False})
+    found = "ONNX Runtime's `aten.max_pool2d_with_indices.default` gives other results than eager for NaN or infinity"
+    assert f"{found}, and `finite-only` is false" in left.reasons["forward"].values()
     assert len(delegates(left)) == 2
-    taken = check(pooled, tmp_path / "finite", (x,), **{"finite-only": True})
+    taken = check(pooled, tmp_path / "finite", (x,))
     assert not taken.reasons["forward"]
     assert len(delegates(taken)) == 1
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool) -> None:
+    rows = Dim("rows", min=2, max=9)
+    module = Apply(lambda x, i: (x.amax(1) + x.shape[0], i.amax(1), x.sort().values))
+    program = torch.export.export(
+        module,
+        (torch.randn(3, 4), torch.ones(3, 4, dtype=torch.int64)),
+        dynamic_shapes={"args": ({0: rows}, {0: rows})},
+    )
+    result = OnnxruntimeBackend.partitioner({"finite-only": finite}).partition(to_edge(program))
+    assert result.finite_only == ({"aten.amax.default"} if finite else set())
+
+
+def test_a_build_says_once_what_is_taken_for_finite_numbers_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
+    pool, image = Apply(lambda x: nn.functional.max_pool2d(x, 2).amax(1)), (torch.randn(1, 2, 4, 4),)
+    methods = {name: Method(image, attribute="forward") for name in ("one", "two")}
+    source = capture_model("net", Model(pool, methods), NullReporter())
+    given: dict[str, Any] = {"plain": {}, "yes": {"finite-only": True}, "no": {"finite-only": False}}
+    recipes = [Recipe(name, (BackendChoice("onnxruntime", each),), verify=False) for name, each in given.items()]
+    _, events = Workshop(tmp_path).build(source, settings_of(*recipes, check=False))
+    assert [(event.recipe, event.method, event.detail) for event in events.seen if event.state == "note"] == [
+        ("plain", "", line_on_finite("onnxruntime", ["aten.amax.default", "aten.max_pool2d_with_indices.default"]))
+    ]
+
+
+def test_a_line_on_finite_numbers_names_three_operators() -> None:
+    assert line_on_finite("onnxruntime", []) == ""
+    assert line_on_finite("onnxruntime", ["aten.d", "aten.c", "aten.a", "aten.b", "aten.e"]) == (
+        "`onnxruntime` computes `aten.a`, `aten.b`, `aten.c` and 2 more as eager does for finite numbers only;"
+        " write `finite-only = true` if the model meets no NaN and no infinity, else `finite-only = false`"
+    )
 
 
 def test_every_set_of_arguments_is_among_the_calls_that_are_compared() -> None:

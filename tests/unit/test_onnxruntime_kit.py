@@ -26,7 +26,9 @@ EXPORTS = Exports()
 
 test_kit = backend_tests(
     "onnxruntime",
+    {"finite-only": False},
     variations={
+        "finite-only": [True],
         "threads": [3],
         "providers": [["CUDAExecutionProvider", "CPUExecutionProvider"]],
         "exclude": [["aten.add.Tensor", "aten.mul.Tensor"]],
@@ -38,7 +40,6 @@ test_kit = backend_tests(
 
 test_kit_for_finite_numbers = backend_tests(
     "onnxruntime",
-    {"finite-only": True},
     packed_copies=1,
     only=[name for name in trial_names() if not name.startswith("values/odd numbers")] if LONG else QUICK_FINITE,
     exports=EXPORTS,

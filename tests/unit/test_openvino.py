@@ -27,6 +27,7 @@ from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
+from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
@@ -343,6 +344,16 @@ def test_a_model_for_all_numbers_leaves_out_what_loses_a_nan() -> None:
         "and `finite-only` is false"
     }
     assert "aten.relu.default" in NAN_LOSING & taken(lower(Call(net), torch.ones(3)))
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_partitioner_names_what_it_takes_for_finite_numbers_only(finite: bool) -> None:
+    def net(x: Tensor) -> Tensor:
+        return torch.relu(x.sin().erfinv() * 2) + x.max(0).values
+
+    program = to_edge(torch.export.export(Call(net), (torch.ones(3),)))
+    result = OpenvinoBackend.partitioner({"finite-only": finite}).partition(program)
+    assert result.finite_only == ({"aten.relu.default"} if finite else set())
 
 
 # Sizes, outputs, state.

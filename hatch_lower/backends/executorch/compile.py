@@ -88,7 +88,11 @@ class ExecutorchPartitioner(EnginePartitioner):
         self.options = options
 
     def reasons(self, program: ExportedProgram) -> Reasons:
-        return Support(program, self.options).why
+        return Support(program, self.options)
+
+    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
+        assert isinstance(why_not, Support)
+        return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
         # it does more than to arrange its operand anew

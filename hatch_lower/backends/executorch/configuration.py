@@ -19,7 +19,7 @@ KNOWN = ("exclude", "finite-only", "portable-operators", "threads")
 @dataclass(frozen=True, slots=True)
 class Options:
     # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
-    finite: bool = False
+    finite: bool = True
     # take operators too for which XNNPACK has no kernel and ExecuTorch's portable library has one
     portable: bool = False
     # of the process's pool where the program is loaded; `None`: as many as ExecuTorch chooses there
@@ -36,7 +36,7 @@ def parse_options(options: Mapping[str, object]) -> Options:
     given = GivenOptions(BACKEND_ID, options, KNOWN)
     parsed = Options(
         exclude=given.excluded("aten.relu.default"),
-        finite=given.flag("finite-only", False),
+        finite=given.flag("finite-only", True),
         portable=given.flag("portable-operators", False),
         threads=given.read("threads", None, is_number_from(1), "a number from 1 on"),
     )

@@ -81,11 +81,15 @@ class Support:
         changed = mutated_targets(program)
         self._changed = {spec.arg.name for spec in program.graph_signature.input_specs if spec.target in changed}
         self._known: dict[Node, str] = {}
+        self._needs_finite: set[Node] = set()
         with executorch(), guards_suppressed(program):
             self._ask(program)
 
-    def why(self, node: Node) -> str:
+    def __call__(self, node: Node) -> str:
         return self._known.get(producer_of(node), "it is no operation on tensors")
+
+    def needs_finite(self, node: Node) -> bool:
+        return node in self._needs_finite
 
     def _ask(self, program: ExportedProgram) -> None:
         form = copy_program(program)
@@ -100,6 +104,8 @@ class Support:
                 reason = self._refusal(node)
                 if not reason:
                     reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
+                    if not reason and differs_for_nan(copy, form):
+                        self._needs_finite.add(node)
                     if reason and self._options.portable:
                         reason = why_not_portable(node, copy, kernels)
                     if not reason and not all(
@@ -212,9 +218,13 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
         return f"ExecuTorch cannot write down an infinite argument of `{name}` for XNNPACK"
     if any(value.shape.numel() == 0 for value in static_values(copy)):
         return "XNNPACK takes no empty tensor"
-    if not finite and name in OTHER_SPECIAL_VALUES and not is_fused(copy, form):
-        return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity: allow it with `finite-only`"
+    if not finite and differs_for_nan(copy, form):
+        return f"XNNPACK's `{name}` gives other results than eager for NaN or infinity, and `finite-only` is false"
     return ""
+
+
+def differs_for_nan(copy: Node, form: ExportedProgram) -> bool:
+    return f"aten.{name_in_form(copy)}" in OTHER_SPECIAL_VALUES and not is_fused(copy, form)
 
 
 def static_values(node: Node) -> list[torch.Tensor]:

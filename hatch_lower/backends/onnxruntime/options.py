@@ -22,7 +22,7 @@ class Options:
     # ATen overloads (`aten.sort.stable`) that are left to the program's own executor
     exclude: tuple[str, ...] = ()
     # the model computes with finite numbers only, so kernels may treat NaN and infinity as they like
-    finite: bool = False
+    finite: bool = True
 
     def to_specs(self) -> list[CompileSpec]:
         # What shapes the result of one partition. Which nodes it has is not among it.
@@ -31,7 +31,7 @@ class Options:
 
 def parse_options(options: Mapping[str, object]) -> Options:
     given = GivenOptions(BACKEND_ID, options, KNOWN)
-    exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", False)
+    exclude, finite = given.excluded("aten.sort.stable"), given.flag("finite-only", True)
     providers = given.read(
         "providers", (CPU,), lambda value: value and is_list_of_strings(value), f"a list of strings such as `{CPU}`"
     )

@@ -11,7 +11,7 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options
 from hatch_lower.backends.onnxruntime.probe import Prober
-from hatch_lower.backends.onnxruntime.support import KEPT, is_size, why_not
+from hatch_lower.backends.onnxruntime.support import KEPT, differs_for_nan, is_size, why_not
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
 
@@ -51,6 +51,9 @@ class OnnxruntimePartitioner(EnginePartitioner):
 
     def _why_not(self, node: Node, ranges: Ranges) -> str:
         return why_not(node, self._exclude, finite=self._finite, ranges=ranges)
+
+    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
+        return differs_for_nan(node)
 
     def computes(self, node: Node) -> bool:
         return not is_view(node) and not is_size(node)

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import KEPT_OPERATORS
+from hatch_lower.backends.openvino.claims import KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
@@ -29,7 +29,7 @@ from hatch_lower.exir._serialize._named_data_store import NamedDataStore
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges
-from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.utils import unchanged_constants
@@ -115,6 +115,9 @@ class OpenvinoPartitioner(EnginePartitioner):
             for module in graph_modules(program.graph_module)
         }
         return lambda node: supports[node.graph].why_not(node)
+
+    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
+        return operator_name(node.target) in NAN_LOSING
 
     def computes(self, node: Node) -> bool:
         return not is_move(node) and not is_result(node)

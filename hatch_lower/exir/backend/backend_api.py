@@ -53,6 +53,7 @@ class Lowered:
     delegated: int = 0  # operations that went into partitions
     reasons: Mapping[str, str] = field(default_factory=dict)  # by the name of the node that was not taken
     keys: Mapping[str, bool] = field(default_factory=dict)  # of results in the cache; whether they were there before
+    finite_only: frozenset[str] = frozenset()  # as in `PartitionResult`
 
     def then(self, later: Lowered, name: str = "") -> Lowered:
         """Return what this and a later partitioner came to together."""
@@ -67,6 +68,7 @@ class Lowered:
             delegated=self.delegated + later.delegated,
             reasons=reasons,
             keys=merged_keys((self.keys, later.keys)),
+            finite_only=self.finite_only | later.finite_only,
         )
 
 
@@ -142,6 +144,7 @@ def lower_methods(
             delegated=sum(computes(node) for partition in plan.all_partitions() for node in partition.nodes),
             reasons=tagged[method].reasons,
             keys=merged_keys({response.key: response.reused} for response in own),
+            finite_only=tagged[method].finite_only,
         )
     return lowered
 

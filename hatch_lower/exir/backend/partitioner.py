@@ -53,3 +53,5 @@ class PartitionResult:
     tagged_exported_program: ExportedProgram
     partition_tags: dict[str, DelegationSpec]
     reasons: Mapping[str, str] = field(default_factory=dict)  # node name to the reason why it was not taken
+    # operators that were taken although they differ from eager for NaN or infinity, for `finite-only` allows it
+    finite_only: frozenset[str] = frozenset()
