@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.run import ExecutorchDelegate
-from hatch_lower.backends.executorch.support import OTHER_SPECIAL_VALUES
+from hatch_lower.backends.executorch.support import LIMITED, OTHER_SPECIAL_VALUES
 from hatch_lower.backends.testing import Exports, backend_tests, trial_names
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
@@ -305,11 +305,19 @@ def test_operators_with_other_special_values_are_those_that_are_listed(
 def test_they_are_left_out_where_not_all_numbers_are_finite() -> None:
     program = export(Module(lambda self, x: tuple(each(x) for each in UNARY.values())), torch.ones(2, 8))
     names, reasons = taken(copy_program(program), {"finite-only": False})
-    assert names == set(UNARY) - OTHER_SPECIAL_VALUES
+    assert names == set(UNARY) - OTHER_SPECIAL_VALUES - LIMITED
     assert reasons["aten.exp.default"] == (
         "XNNPACK's `aten.exp.default` gives other results than eager for NaN or infinity, and `finite-only` is false"
     )
-    assert taken(program)[0] == set(UNARY)
+    assert taken(program)[0] == set(UNARY) - LIMITED
+
+
+def test_a_sine_of_a_large_number_is_eagers(tmp_path: Path) -> None:
+    module = Module(lambda self, x: (x.sin(), x.cos(), x + 1))
+    x = torch.tensor([0.5, 1e6, 1e7, 1e8, -1e10, 3e38])
+    assert LIMITED.isdisjoint(taken(export(module, x))[0])
+    result = whole(module, x, options={"portable-operators": True})
+    torch.testing.assert_close(tuple(call(result, tmp_path, x)), module(x))
 
 
 @pytest.mark.parametrize(

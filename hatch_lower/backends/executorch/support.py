@@ -36,15 +36,18 @@ def aten_names(names: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in names.split())
 
 
-# Their kernels in XNNPACK give something else than eager for NaN, infinities, zeros or very large numbers. A batch norm
-# right behind the convolution that it is fused with is none of them.
+# Their kernels in XNNPACK give something else than eager for NaN and infinities, or where a result is infinite or
+# nearly so. A batch norm right behind the convolution that it is fused with is none of them.
 OTHER_SPECIAL_VALUES = aten_names(
     """
-    _native_batch_norm_legit_no_training.default avg_pool2d.default cos.default exp.default gelu.default
+    _native_batch_norm_legit_no_training.default avg_pool2d.default exp.default gelu.default
     hardswish.default log.default max_pool2d.default maximum.default minimum.default rsqrt.default
-    sigmoid.default sin.default sqrt.default upsample_bilinear2d.vec
+    sigmoid.default sqrt.default upsample_bilinear2d.vec
     """
 )
+
+# XNNPACK gives numbers far above 1 for them, from about 7 million on
+LIMITED = aten_names("cos.default sin.default")
 
 # they compute nothing: a partition of these alone costs more to call than to leave
 VIEWS = aten_names(
@@ -209,6 +212,8 @@ def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
     value = copy.args[0].meta["val"] if copy.args and isinstance(copy.args[0], Node) else None
     if name == "aten.gelu.default" and copy.kwargs.get("approximate", "none") != "none":
         return "XNNPACK has the exact `aten.gelu.default` only, not the approximation by tanh"
+    if name in LIMITED:
+        return f"XNNPACK's `{name}` gives other results than eager for large numbers"
     if name == "aten.max.dim":
         return "ExecuTorch cannot lower most calls of `aten.max.dim` to XNNPACK"
     pools = ("aten.avg_pool2d.default", "aten.max_pool2d.default")
