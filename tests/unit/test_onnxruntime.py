@@ -322,6 +322,16 @@ def test_a_build_says_what_to_write_where_a_size_may_be_zero() -> None:
     )
 
 
+def test_sizes_that_the_exporter_does_not_know_are_not_taken_for_equal(tmp_path: Path) -> None:
+    def grown(x: Tensor) -> Tensor:
+        low = nn.functional.silu(nn.functional.group_norm(x, 2))
+        return nn.functional.silu(nn.functional.group_norm(nn.functional.interpolate(low, scale_factor=2.0), 2))
+
+    calls = [(torch.randn(rows, 4, 8, 8),) for rows in (2, 1, 5)]
+    lowered = check(Apply(grown), tmp_path, *calls, dynamic={"args": ({0: Dim("rows", min=1, max=9)},)})
+    assert len(delegates(lowered)) == 1
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 

@@ -232,10 +232,14 @@ def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
         node.name = f"{node.op_type}_{index}"
     for value in values:
         if value.shape is not None:
-            dims: list[object] = list(value.shape)
-            value.shape = ir.Shape(
-                [dim if isinstance(dim, int) else symbols.setdefault(str(dim), f"d{len(symbols)}") for dim in dims]
-            )
+            value.shape = ir.Shape([name_of_size(dim, symbols) for dim in value.shape])
+
+
+def name_of_size(size: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | None:
+    if isinstance(size, int):
+        return size
+    # ONNX Runtime takes sizes of one name for equal, and lets such tensors share memory: an unknown one has no name
+    return None if size.value is None else symbols.setdefault(size.value, f"d{len(symbols)}")
 
 
 def take_constant(graph: ir.Graph, value: ir.Value, number: int, tensor: torch.Tensor) -> bool:
