@@ -21,6 +21,7 @@ from support.effort import LONG
 from support.kit import CHECKS, SHORT
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import SymIntArgument
 
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
@@ -176,7 +177,7 @@ def test_a_result_says_what_the_wheel_must_know(net: PreprocessResult) -> None:
 
 def test_the_debug_map_covers_every_operation(made: Made) -> None:
     nodes = [node for node in made.partition.original_module.graph.nodes if node.op == "call_function"]
-    assert len(nodes) == 9
+    assert len(nodes) == 10
     assert made.partition.meta is not None
     handles = made.partition.meta["debug_handle_map"]
     assert handles == {"0:XnnpackBackend": tuple(sorted(node.meta["debug_handle"] for node in nodes))}
@@ -620,6 +621,136 @@ def test_asking_restricts_no_size() -> None:
     before = len(guards)
     ExecutorchBackend.partitioner({}).partition(program)
     assert len(guards) == before
+
+
+# Sizes that are known at run time only.
+
+
+class Attention(nn.Module):
+    """One layer of a transformer, with all that is made of sizes there: views, a mask, positions, a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.positions, self.norm = nn.Embedding(10, 8), nn.Embedding(16, 8), nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows, length = ids.shape
+        x = self.norm(self.table(ids) + self.positions(torch.arange(length)))
+        q, k, v = (each.view(rows, length, 2, 4).transpose(1, 2) for each in self.qkv(x).split(8, -1))
+        mask = torch.arange(length)[:, None] >= torch.arange(length)
+        scores = torch.where(mask, q @ k.transpose(-1, -2), -1e4).softmax(-1)
+        mixed = self.out((scores @ v).transpose(1, 2).reshape(rows, length, 8))
+        return mixed, mixed.sum(1) / length
+
+
+TWO = {0: Dim("rows", min=1, max=4), 1: Dim("length", min=1, max=16)}
+WHOLE = {"finite-only": True, "portable-operators": True}
+
+
+def check_sizes(lowered: LoweredProgram, module: nn.Module, given: Tensor, folder: Path) -> None:
+    model = hatch_lower.load(save_program(lowered, folder / "out"))
+    for rows, length in ((2, 7), (1, 1), (4, 16), (1, 16), (2, 2), (4, 1), (3, 9), (4, 16), (2, 7)):
+        x = given[:rows, :length].clone()
+        for found, expected in zip(model(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected.detach() if isinstance(expected, Tensor) else expected)
+
+
+def delegates(lowered: LoweredProgram) -> list[LoweredBackendModule]:
+    return get_lowered_backend_modules(lowered.exported_program().graph_module)
+
+
+def test_a_transformer_with_dynamic_sizes_is_one_partition_with_portable_operators(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, ids = Attention().eval(), torch.randint(0, 10, (4, 16))
+    lowered = lower_model(module, ids[:2, :7].clone(), options=WHOLE, dynamic_shapes={"ids": TWO})
+    (partition,) = delegates(lowered)
+    assert not lowered.reasons["forward"]
+    assert partition.result.info["passed"] == [0]  # the ids alone
+    handles = {handle for each in (partition.result.debug_handle_map or {}).values() for handle in each}
+    nodes = [node for node in partition.original_module.graph.nodes if node.op == "call_function"]
+    assert handles == {node.meta["debug_handle"] for node in nodes}
+    check_sizes(lowered, module, ids, tmp_path)
+
+
+def test_without_portable_operators_the_cuts_are_what_xnnpack_lacks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, ids = Attention().eval(), torch.randint(0, 10, (4, 16))
+    lowered = lower_model(module, ids[:2, :7].clone(), options={"finite-only": True}, dynamic_shapes={"ids": TWO})
+    # up to the norm, up to the split, up to the mask, and the rest
+    assert len(delegates(lowered)) == 4
+    reasons = lowered.reasons["forward"]
+    assert {reason.rpartition("aten.")[2] for reason in reasons.values() if "has no kernel" in reason} == {
+        *("embedding.default`", "native_layer_norm.default`", "split_with_sizes.default`", "where.self`"),
+        *("arange.start_step`", "ge.Tensor`", "scalar_tensor.default`", "sum.dim_IntList`"),
+    }
+    assert not [name for name in reasons if name.startswith(("aten_view", "aten_clone", "aten_expand", "mul"))]
+    check_sizes(lowered, module, ids, tmp_path)
+
+
+def test_sizes_go_into_partitions_and_come_out_of_them(tmp_path: Path) -> None:
+    """A product of sizes is used on both sides of what is not taken, and returned."""
+
+    def both(self: Any, x: Tensor) -> tuple[Tensor, int, Tensor]:
+        flat = (x.relu() @ self.weight).reshape(x.shape[0] * x.shape[1], 2, 2)
+        wide = torch.cat([flat, flat]).erf()  # XNNPACK has none
+        return wide.abs().view(2, x.shape[0], x.shape[1], 4), flat.shape[0] + 1, flat.neg()
+
+    torch.manual_seed(0)
+    module, x = Module(both, weight=torch.randn(4, 4)).eval(), torch.randn(4, 16, 4)
+    lowered = lower_model(module, x[:2, :7].clone(), dynamic_shapes={"args": (TWO,)})
+    before, after = delegates(lowered)
+    assert "aten.erf.default" in lowered.reasons["forward"]["aten_erf_default"]
+    specs = after.original_module.graph_signature.input_specs
+    numbers = [place for place, spec in enumerate(specs) if isinstance(spec.arg, SymIntArgument)]
+    assert numbers
+    assert set(numbers) <= set(after.result.info["passed"])
+    assert any(isinstance(spec.arg, SymIntArgument) for spec in before.original_module.graph_signature.output_specs)
+    check_sizes(lowered, module, x, tmp_path)
+
+
+def test_views_of_inputs_and_views_that_are_results_have_the_sizes_of_each_call(tmp_path: Path) -> None:
+    def views(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        split = x.view(x.shape[0], x.shape[1], 2, 2)
+        merged = (x + 1).view(x.shape[0] * x.shape[1], 4).view(x.shape[1], x.shape[0], 4)
+        return split, split.exp(), merged, merged.clone(), x.clone(), x.expand(x.shape[0], -1, 4) * 2
+
+    module, x = Module(views), torch.randn(4, 16, 4)
+    for name, options in {"default": {"finite-only": True}, "portable": WHOLE}.items():
+        lowered = lower_model(module, x[:2, :7].clone(), options=options, dynamic_shapes={"args": (TWO,)})
+        assert len(delegates(lowered)) == 1
+        check_sizes(lowered, module, x, tmp_path / name)
+
+
+def test_views_sizes_and_copies_alone_are_worth_no_call() -> None:
+    module = Module(lambda self, x: (x.view(x.shape[0], x.shape[1] * 4).clone(), torch.arange(x.shape[1] * 2)))
+    names, reasons = taken(export(module, torch.ones(2, 3, 4), dynamic_shapes={"args": (TWO,)}), WHOLE)
+    assert not names
+    assert set(reasons.values()) == {"it computes nothing, and nothing beside it is taken"}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "operator", "reason"),
+    [
+        (lambda self, x: x * x.shape[0], {}, "aten.mul.Tensor", "XNNPACK takes no size or number that is known at run"),
+        (lambda self, x: x * (x.shape[0] - 3), WHOLE, "aten.mul.Tensor", "which may be negative and so is no size"),
+        (lambda self, x: x * x.shape[0] ** 0.5, WHOLE, "aten.mul.Tensor", "known at run time only and no size"),
+        (lambda self, x: x * x.shape[0] ** 2, WHOLE, "pow", "ExecuTorch's runtime has no `_operator.pow` for sizes"),
+    ],
+)
+def test_numbers_that_stay_outside_and_why(function: Any, options: Any, operator: str, reason: str) -> None:
+    program = export(Module(function), torch.ones(2, 3), dynamic_shapes={"args": ({0: Dim("rows", max=9)},)})
+    names, reasons = taken(program, options)
+    assert operator not in names
+    assert reason in next(why for name, why in reasons.items() if operator in name)
+
+
+def test_a_size_is_not_inferred_beside_one_that_may_be_zero() -> None:
+    module = Module(lambda self, x: (x + 1).view(x.shape[0], -1, 2))
+    for least, expected in ((0, "leaves a size to be inferred, and another may be 0"), (2, "")):
+        rows, columns = Dim("rows", min=least, max=4), Dim("half", min=max(least, 1), max=4)
+        program = export(module, torch.ones(3, 4), dynamic_shapes={"args": ({0: rows, 1: 2 * columns},)})
+        assert expected in taken(program)[1].get("aten.view.default", "")
 
 
 # The same bytes everywhere.

@@ -14,7 +14,7 @@ from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
-from hatch_lower.backends.executorch.support import VIEWS, Support, float_partitioner, guards_suppressed
+from hatch_lower.backends.executorch.support import IDLE, Support, float_partitioner, guards_suppressed
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
@@ -23,7 +23,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "2"
+VERSION = "3"
 
 # Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
 # next release's has not been seen to give the same results
@@ -95,9 +95,8 @@ class ExecutorchPartitioner(EnginePartitioner):
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
-        # it does more than to arrange its operand anew
         target = torch_operator(node.target)
-        return isinstance(target, OpOverload) and str(target) not in VIEWS
+        return isinstance(target, OpOverload) and str(target) not in IDLE
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         with executorch():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
 
     try:
         edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[float_partitioner(finite=finite)])
-        origins = handle_origins(edge.exported_program(), copied.named_handles)
+        origins = handle_origins(edge.exported_program(), copied.named)
         move_weights(edge._named_data_store)
         targets = edge.exported_program().graph_signature.inputs_to_buffers
         outside = {name for name, target in targets.items() if target in copied.outside}
@@ -58,8 +58,8 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # it would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
-    weights = weights_of(made, copied)
-    return Lowered(bytes(made.buffer), instruction_handles(made, plan, origins), weights)
+    handles = copied.instruction_handles(instructions_of(made, plan, origins))
+    return Lowered(bytes(made.buffer), handles, weights_of(made, copied))
 
 
 def is_viewed(node: Node) -> bool:
@@ -109,15 +109,15 @@ def refuse_missing(plan: Any) -> None:
         )
 
 
-def handle_origins(program: Any, handles: dict[str, int]) -> dict[int, set[int]]:
-    """Return, for each debug handle that ExecuTorch gave, those of the partition's operations that stand behind it."""
+def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set[int]]:
+    """Return, for each debug handle that ExecuTorch gave, the numbers of the operations that stand behind it."""
     origins_of: dict[int, set[int]] = {}
     modules = [program.graph_module, *(lowered.original_module.graph_module for lowered in delegates_of(program))]
     for module in modules:
         for node in module.graph.nodes:
-            handle, origin = node.meta.get("debug_handle"), handles.get(oldest_name(node))
-            if isinstance(handle, int) and origin is not None:
-                origins_of.setdefault(handle, set()).add(origin)
+            handle = node.meta.get("debug_handle")
+            if isinstance(handle, int):
+                origins_of.setdefault(handle, set()).update(named.get(oldest_name(node), ()))
     return origins_of
 
 
@@ -133,21 +133,22 @@ def oldest_name(node: Node) -> str:
     return node.name if oldest is None else oldest.name
 
 
-def instruction_handles(made: Any, plan: object, origins: dict[int, set[int]]) -> dict[int | str, tuple[int, ...]]:
+def instructions_of(made: Any, plan: object, origins: Mapping[int, set[int]]) -> dict[str, set[int]]:
+    """Return the numbers of the operations that each instruction computes."""
     emitted = made._emitter_output
     delegates = emitted.method_to_delegate_debug_id_map.get(METHOD, {})
-    instructions: dict[int | str, tuple[int, ...]] = {}
+    instructions: dict[str, set[int]] = {}
     for index, theirs in sorted(emitted.debug_handle_map.get(METHOD, {}).items()):
         listed = [theirs] if isinstance(theirs, int) else list(theirs)
-        ours = sorted({origin for handle in listed for origin in origins.get(handle, ())})
+        ours = {origin for handle in listed for origin in origins.get(handle, ())}
         if not ours:
             continue
         delegate = delegates.get(index)
-        instructions[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = tuple(ours)
+        instructions[f"{index}:{delegate['name'] if delegate else kernel_name(plan, index)}"] = ours
         for identifier, inner in sorted(((delegate or {}).get("delegate_map") or {}).items(), key=str):
-            inside = sorted({origin for handle in inner for origin in origins.get(handle, ())})
+            inside = {origin for handle in inner for origin in origins.get(handle, ())}
             if inside:
-                instructions[f"{index}:{identifier}"] = tuple(inside)
+                instructions[f"{index}:{identifier}"] = inside
     return instructions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,12 +21,15 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape
-from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
+from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
+from hatch_lower.backends.executorch.sizes import SIZE_OF, new_shape
+from hatch_lower.backends.partition_copy import PartitionCopy, instruction_handles, memory_order
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.lowering.extract import argument_of
 
 CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
 
@@ -36,29 +39,41 @@ class ExecutorchCopy(PartitionCopy):
 
     backend_id: ClassVar[str] = "executorch"
 
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(program)
+        self.drop_unused_sizes()
+
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         self.copies: dict[Node, list[Node]] = {}
         self.state: dict[str, torch.Tensor] = {}
         self.outside: set[str] = set()  # the names of constants that lie outside of the program
         self.specs: list[InputSpec] = []
-        self.named_handles: dict[str, int] = {}
+        self.named: dict[str, set[int]] = {}  # numbers of the partition's operations, by names of those here
         self.numbers: dict[tuple[object, str], Node] = {}
         for node, spec in constants:
             self.add_copies(node, constant_of(self.program, spec).detach())
         self.add_numbers()
-        for node, position in self.inputs.items():
-            value: object = node.meta.get("val")
+        values = {node: node.meta.get("val") for node in self.inputs}
+        for node, value in values.items():
             if isinstance(value, torch.Tensor):
-                copied = self.graph.placeholder(f"x{len(self.passed)}")
-                with self.mode:
-                    copied.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
-                self.specs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(copied.name), None))
-                self.passed.append(position)
-                self.values[node] = copied
+                self.values[node] = self.add_input(self.inputs[node], value.shape, value.dtype)
+        sizes = {node: value for node, value in values.items() if isinstance(value, torch.SymInt)}
+        given = [self.add_input(self.inputs[node], (value, 0), torch.float32) for node, value in sizes.items()]
+        for (node, value), holder in zip(sizes.items(), given, strict=True):
+            self.values[node] = self.graph.call_function(SIZE_OF, (holder, 0))
+            self.values[node].meta["val"] = value
+
+    def add_input(self, position: int, shape: Sequence[int | torch.SymInt], dtype: torch.dtype) -> Node:
+        copied = self.graph.placeholder(f"x{len(self.passed)}")
+        with self.mode:
+            copied.meta["val"] = torch.empty(shape, dtype=dtype)
+        self.specs.append(InputSpec(InputKind.USER_INPUT, TensorArgument(copied.name), None))
+        self.passed.append(position)
+        return copied
 
     @property
     def mode(self) -> Any:
-        values = (node.meta.get("val") for node in self.program.graph.find_nodes(op="placeholder"))
+        values = (value for node in self.program.graph.nodes for value in tensors_of(node))
         return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
@@ -95,8 +110,9 @@ class ExecutorchCopy(PartitionCopy):
         target = torch_operator(node.target)
         args, kwargs = full_arguments(node), dict(node.kwargs)
         number = number_operand(node)
-        shape = inferred_shape(node) if str(target) in SHAPED else None
-        if shape is not None:
+        if str(target) in SHAPED and keeps_shape(node):
+            target, args, kwargs = torch.ops.aten.clone.default, (node.args[0],), {}
+        elif str(target) in SHAPED and (shape := new_shape(node)) is not None:
             # its inputs may lie otherwise here than where the model was traced
             target, args, kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
         elif number is not None:
@@ -107,30 +123,50 @@ class ExecutorchCopy(PartitionCopy):
         args, kwargs = torch.fx.map_arg((args, kwargs), self.value_of)
         copied = self.graph.create_node("call_function", target, args, kwargs, name=node.name)
         copied.meta["val"] = node.meta["val"]
-        if target is not operator.getitem:
-            self.named_handles[copied.name] = self.handles[index]
+        computed: Any = copied.args[0] if target is operator.getitem else copied
+        self.named.setdefault(computed.name, set()).add(index)
         return copied
+
+    def drop_unused_sizes(self) -> None:
+        # those of views whose sizes are inferred
+        for node, copied in reversed(self.values.items()):
+            if not isinstance(node.meta.get("val"), torch.SymInt) or copied.users:
+                continue
+            self.graph.erase_node(copied)
+            if node in self.inputs:
+                place = self.passed.index(self.inputs[node])
+                del self.specs[len(self.specs) - len(self.passed) + place], self.passed[place]
+                self.graph.erase_node(copied.args[0])
 
     def value_of(self, node: Node) -> Any:
         if node in self.values:
             return self.values[node]
         if node in self.numbers.values():
             return node
-        raise self.refusal("take a size as an operand", f"node `{node.name}`")
+        raise self.refusal("take a number that is no size as an operand", f"node `{node.name}`")
 
     def write_result(self, value: Node) -> object:
         # ExecuTorch gives it contiguous
-        if not isinstance(value.meta.get("val"), torch.Tensor):
-            raise self.refusal("give an output that is no tensor", f"node `{value.name}`")
+        if not isinstance(value.meta.get("val"), (torch.Tensor, torch.SymInt)):
+            raise self.refusal("give an output that is no tensor or size", f"node `{value.name}`")
         self.results.append(self.values[value])
         order, position = memory_order(value.meta["val"]), len(self.results) - 1
         return position if order is None else {"result": position, "order": order}
+
+    def instruction_handles(self, instructions: Mapping[str, set[int]]) -> dict[int | str, tuple[int, ...]]:
+        """Return the debug handles of each instruction, of the numbers of the operations that it computes.
+
+        ExecuTorch computes equal operations once, and some sizes not at all.
+        """
+        operations = (node for node in self.program.graph.nodes if node.op == "call_function")
+        numbers = {node: number for number, node in enumerate(operations)}
+        return instruction_handles(numbers, self.handles, instructions, next(iter(instructions), "0:forward"))
 
     def aten_program(self) -> ExportedProgram:
         self.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in self.results)
         in_spec = pytree.tree_flatten(((0,) * len(self.passed), {}))[1]
         out_spec = pytree.tree_flatten((0,) * len(self.results))[1]
-        outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in self.results]
+        outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(node), None) for node in self.results]
         return ExportedProgram(
             root={},
             graph=self.graph,

@@ -43,14 +43,19 @@ def full_arguments(node: Node) -> tuple[Any, ...]:
     return args
 
 
+def keeps_shape(node: Node) -> bool:
+    """Return whether a `SHAPED` node gives its operand's sizes."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    # as text: to compare symbols would be to decide something about them
+    return [str(size) for size in source.meta["val"].shape] == [str(size) for size in node.meta["val"].shape]
+
+
 def inferred_shape(node: Node) -> list[int] | None:
     """Return the sizes that a `SHAPED` node gives its result, a symbolic one as -1; `None`: that does not tell all."""
-    value, source = node.meta["val"], node.args[0]
-    if str(torch_operator(node.target)) == "aten.expand.default":
-        assert isinstance(source, Node)
-        # as text: to compare symbols would be to decide something about them
-        if [str(size) for size in source.meta["val"].shape] != [str(size) for size in value.shape]:
-            return None
+    value = node.meta["val"]
+    if str(torch_operator(node.target)) == "aten.expand.default" and not keeps_shape(node):
+        return None
     sizes = [size if isinstance(size, int) else -1 for size in value.shape]
     # a size that is inferred beside a size of 0 could be anything
     return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes

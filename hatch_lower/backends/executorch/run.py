@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, empty
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
@@ -69,7 +69,7 @@ class ExecutorchDelegate(Delegate):
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # the results are the caller's own memory; the library lets calls from several threads take turns
-        given = [tensor.detach().contiguous() for tensor in self._map.select(inputs)]
+        given = [operand(value) for value in self._map.select(inputs)]
         try:
             results = self._call(given, True)  # the first call packs the weights into XNNPACK's layout
         except RuntimeError as error:
@@ -84,6 +84,11 @@ def unusable(path: Path, error: RuntimeError) -> ProgramError:
         found=str(error),
         hint="install the package again, or the version of ExecuTorch that it requires",
     )
+
+
+def operand(value: Tensor | int) -> Tensor:
+    # a method takes no numbers: a size goes in as that of a tensor without elements
+    return empty((value, 0)) if isinstance(value, int) else value.detach().contiguous()
 
 
 def runtime(blob: DelegateBlob) -> Any:

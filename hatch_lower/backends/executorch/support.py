@@ -25,7 +25,23 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
-from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, inferred_shape, is_bounded
+from hatch_lower.backends.executorch.rewrite import (
+    BINARY,
+    SHAPED,
+    full_arguments,
+    inferred_shape,
+    is_bounded,
+    keeps_shape,
+)
+from hatch_lower.backends.executorch.sizes import (
+    VIEWS,
+    Ranges,
+    gives_number,
+    numbers_of,
+    why_not_numbers,
+    why_not_size,
+    why_not_view,
+)
 from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
@@ -49,11 +65,12 @@ OTHER_SPECIAL_VALUES = aten_names(
 # XNNPACK gives numbers far above 1 for them, from about 7 million on
 LIMITED = aten_names("cos.default sin.default")
 
-# they compute nothing: a partition of these alone costs more to call than to leave
-VIEWS = aten_names(
+# they compute with no element of a tensor: a partition of these alone costs more to call than to leave
+IDLE = aten_names(
     """
-    clone.default expand.default permute.default select.int slice.Tensor squeeze.dims unsqueeze.default
-    view.default
+    _to_copy.default _unsafe_view.default arange.start_step clone.default empty.memory_format expand.default
+    full.default full_like.default permute.default reshape.default scalar_tensor.default select.int slice.Tensor
+    squeeze.dims sym_size.int unsqueeze.default view.default
     """
 )
 
@@ -105,24 +122,25 @@ class Support:
                     continue
                 give_form(node, copy)
                 reason = self._refusal(node)
-                if not reason:
+                if not reason and gives_number(node):
+                    reason = why_not_size(node, self._ranges)
+                elif not reason:
                     reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
                     if not reason and differs_for_nan(copy, form):
                         self._needs_finite.add(node)
+                    if reason and str(torch_operator(node.target)) in VIEWS:
+                        # ExecuTorch does it without a kernel
+                        reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
                     if reason and self._options.portable:
-                        reason = why_not_portable(node, copy, kernels)
-                    if not reason and not all(
-                        is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)
-                    ):
-                        reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
+                        reason = why_not_portable(node, copy, kernels, self._ranges)
+                if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
+                    reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
                 self._known[node] = reason
 
     def _refusal(self, node: Node) -> str:
         target = torch_operator(node.target)
         if isinstance(target, HigherOrderOperator):
             return f"`{target.__name__}` holds graphs of its own"
-        if not isinstance(target, OpOverload):
-            return "it computes a size"
         if str(target) in self._options.exclude:
             return f"`{target}` is excluded by the recipe"
         for source in node.all_input_nodes:
@@ -150,6 +168,10 @@ def give_form(node: Node, copy: Node) -> None:
     target = torch_operator(node.target)
     name = str(target)
     if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return
+    if name in SHAPED and keeps_shape(node):
+        # of the dialect's own clone, XNNPACK's rule asks for no order of dimensions
+        copy.target, copy.args, copy.kwargs = ops.edge.dim_order_ops._clone_dim_order.default, copy.args[:1], {}
         return
     if name in SHAPED and (shape := inferred_shape(node)) is not None:
         copy.target, copy.args, copy.kwargs = ops.edge.aten.view_copy.default, (copy.args[0], shape), {}
@@ -194,7 +216,7 @@ def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapp
     if config is None:
         return f"XNNPACK has no kernel for `{name}`"
     reason = (
-        why_not_tensors(node, FLOATS, unbacked=True) or why_not_sizes(copy) or why_not_call(copy, form, finite=finite)
+        why_not_tensors(node, FLOATS, unbacked=True) or why_not_static(copy) or why_not_call(copy, form, finite=finite)
     )
     if not reason and not config.check_constraints(copy, form):
         return f"XNNPACK does not take this call of `{name}`{stated(config, copy)}"
@@ -202,8 +224,8 @@ def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapp
 
 
 def name_in_form(copy: Node) -> str:
-    # without the dialect: `view_copy.default`
-    return str(getattr(copy.target, "__name__", copy.target)).removeprefix("aten.")
+    # without the library: `view_copy.default`
+    return ".".join(str(getattr(copy.target, "__name__", copy.target)).split(".")[-2:])
 
 
 def why_not_call(copy: Node, form: ExportedProgram, *, finite: bool) -> str:
@@ -239,11 +261,9 @@ def static_values(node: Node) -> list[torch.Tensor]:
     return [value for value in values if all(isinstance(size, int) for size in value.shape)]
 
 
-def why_not_sizes(copy: Node) -> str:
-    for source in copy.all_input_nodes:
-        if not isinstance(source.meta.get("val"), (torch.Tensor, tuple, list)):
-            return f"it takes the size or number `{source.name}`, which is known at run time only"
-    return ""
+def why_not_static(copy: Node) -> str:
+    name = next((source.name for source in numbers_of(copy)), "")
+    return f"it takes `{name}`, and XNNPACK takes no size or number that is known at run time only" if name else ""
 
 
 def stated(config: Any, copy: Node) -> str:
@@ -264,7 +284,7 @@ def is_fused(copy: Node, form: ExportedProgram) -> bool:
     return isinstance(source, Node) and bool(FuseBatchNormPass.can_fuse(source, copy, form))
 
 
-def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
+def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ranges) -> str:
     target = torch_operator(node.target)
     name = str(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -283,7 +303,10 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str]) -> str:
         wanted = f"{variant._schema.name}.{variant._schema.overload_name}"
     if wanted not in kernels and name not in WHOLE:
         return f"ExecuTorch has no kernel for `{name}`"
-    return why_not_tensors(node, NUMBERS, unbacked=True) or why_not_sizes(copy)
+    reason = why_not_tensors(node, NUMBERS, unbacked=True)
+    if not reason and name in VIEWS and list(numbers_of(copy)):
+        return why_not_view(node, ranges)
+    return reason or why_not_numbers(copy, ranges)
 
 
 # kept whole for XNNPACK; ExecuTorch takes them apart into operators that it has kernels for

@@ -1,0 +1,88 @@
+"""Sizes that are known at run time only: what ExecuTorch's runtime computes of them, and which it can be given.
+
+The runtime itself, without any library of kernels, asks tensors for their sizes, computes with these, and makes views
+of memory. A method takes no number: one goes in as the size of a tensor without elements (`run.operand`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
+from hatch_lower.backends.executorch.rewrite import SHAPED, inferred_shape, upper_bound
+from hatch_lower.exir.backend.canonical_partitioners.nodes import may_be_zero
+from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+
+Ranges = Mapping[Any, ValueRanges[Any]]
+
+SIZE_OF = torch.ops.aten.sym_size.int
+ARITHMETIC = (
+    *(operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub),
+    *(torch.sym_max, torch.sym_min),
+)
+VIEWS = SHAPED - {"aten.clone.default", "aten.expand.default"}
+TENSORS = frozenset({torch.float16, torch.float32, torch.float64, *INTEGERS})  # that the runtime can be given
+
+
+def gives_number(node: Node) -> bool:
+    number = isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return number or not isinstance(torch_operator(node.target), OpOverload)
+
+
+def numbers_of(node: Node) -> Iterator[Node]:
+    """Yield the operands that are numbers at run time, and no tensors."""
+    for source in node.all_input_nodes:
+        if not isinstance(source.meta.get("val"), (torch.Tensor, tuple, list)):
+            yield source
+
+
+def why_not_size(node: Node, ranges: Ranges) -> str:
+    """Return why the runtime cannot compute a size."""
+    if torch_operator(node.target) != SIZE_OF and node.target not in ARITHMETIC:
+        return f"ExecuTorch's runtime has no `{operator_name(node.target)}` for sizes"
+    return why_not_number(node, ranges) or why_not_numbers(node, ranges) or why_not_tensors(node, TENSORS)
+
+
+def why_not_numbers(node: Node, ranges: Ranges) -> str:
+    return next((reason for source in numbers_of(node) if (reason := why_not_number(source, ranges))), "")
+
+
+def why_not_number(source: Node, ranges: Ranges) -> str:
+    value = source.meta.get("val")
+    if not isinstance(value, torch.SymInt):
+        return f"it takes `{source.name}`, which is known at run time only and no size"
+    if upper_bound(value, ranges) is None:
+        return f"it takes the size `{source.name}`, which has no upper bound, and ExecuTorch reserves memory beforehand"
+    if not bool(bound_sympy(value.node.expr, dict(ranges)).lower >= 0):
+        return f"it takes the number `{source.name}`, which may be negative and so is no size"
+    return ""
+
+
+def why_not_view(node: Node, ranges: Ranges) -> str:
+    """Return why the runtime cannot do one of `VIEWS`."""
+    sizes = node.meta["val"].shape
+    if -1 in view_sizes(node) and any(may_be_zero(size, ranges) for size in sizes):
+        return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another may be 0"
+    return why_not_numbers(node, ranges)
+
+
+def new_shape(node: Node) -> list[Any] | None:
+    """Return what a `SHAPED` node is given as sizes here; `None`: it repeats its operand."""
+    shape = inferred_shape(node)
+    return view_sizes(node) if shape is None and str(torch_operator(node.target)) in VIEWS else shape
+
+
+def view_sizes(node: Node) -> list[Any]:
+    """Return the sizes that a view gives: numbers, nodes, and -1 for what is to be inferred."""
+    given: Any = node.args[1]
+    return [
+        known if isinstance(size, int) and isinstance(known, int) else size
+        for size, known in zip(given, node.meta["val"].shape, strict=True)
+    ]
