@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
+from hatch_lower.backends.executorch.sizes import ARITHMETIC
 from hatch_lower.backends.executorch.support import IDLE, Support, float_partitioner, guards_suppressed
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG
@@ -80,6 +81,14 @@ def installed(name: str, *, required: bool = False) -> str:
         return "none"
 
 
+def is_operation(node: Node) -> bool:
+    return node.op == "call_function"
+
+
+def is_idle(node: Node) -> bool:
+    return str(torch_operator(node.target)) in IDLE or node.target in ARITHMETIC
+
+
 class ExecutorchPartitioner(EnginePartitioner):
     """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do."""
 
@@ -95,8 +104,26 @@ class ExecutorchPartitioner(EnginePartitioner):
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
-        target = torch_operator(node.target)
-        return isinstance(target, OpOverload) and str(target) not in IDLE
+        return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node)
+
+    def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
+        return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]
+
+    def trimmed(self, nodes: Iterable[Node]) -> list[Node]:
+        # What computes nothing and borders on an operation outside: ExecuTorch would copy, and reserve memory for, what
+        # is a view there.
+        kept = dict.fromkeys(nodes)
+        for node in list(kept):
+            sources = node.all_input_nodes
+            if is_idle(node) and kept.keys().isdisjoint(sources) and any(map(is_operation, sources)):
+                del kept[node]
+        for node in reversed(list(kept)):
+            if is_idle(node) and kept.keys().isdisjoint(node.users) and any(map(is_operation, node.users)):
+                del kept[node]
+        return list(kept)
+
+    def idle_refusal(self, node: Node) -> str:
+        return "it computes nothing, and does not stand between operations that are taken"
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         with executorch():
