@@ -77,9 +77,11 @@ class ExecutorchCopy(PartitionCopy):
         return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
 
     def add_constant(self, tensor: torch.Tensor) -> Node:
-        # ExecuTorch's passes for XNNPACK want it contiguous
+        # ExecuTorch's passes for XNNPACK want it contiguous, and write all of its memory, wherever it begins there
         name = target = f"c{len(self.state)}"
         dense = tensor.contiguous()
+        if dense.nbytes != dense.untyped_storage().nbytes():
+            dense = dense.clone()
         if is_outside(dense.nbytes):
             # a name means the same bytes in all programs that take weights from one file
             target = f"w{sha256_bytes(span_bytes(dense))}_{len(self.state)}"
