@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +55,15 @@ def conv_net(width: int = 8, size: int = 8) -> tuple[nn.Module, tuple[Tensor]]:
         return ConvNet(width).eval(), (torch.randn(2, 3, size, size),)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let torchao and ExecuTorch warn about their own imports and calls of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@quiet()
 def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
     """Return ExecuTorch's quantiser: symmetric weights of each channel; activations by calibration, or of each call."""
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -64,6 +75,7 @@ def xnnpack_quantizer(*, dynamic: bool = False) -> Any:
     return XNNPACKQuantizer().set_global(config)
 
 
+@quiet()
 def x86_quantizer(*, dynamic: bool = False) -> Any:
     """Return torchao's quantiser for Inductor: symmetric weights of each channel, unsigned activations."""
     from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
@@ -74,15 +86,14 @@ def x86_quantizer(*, dynamic: bool = False) -> Any:
     return X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
 
 
+@quiet()
 def quantised(model: nn.Module, inputs: tuple[Tensor, ...], quantizer: Any = None) -> torch.fx.GraphModule:
     """Return a model quantised by PT2E and calibrated with its inputs; by default with `xnnpack_quantizer()`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchao's, of its own imports
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-        chosen = xnnpack_quantizer() if quantizer is None else quantizer
-        prepared = prepare_pt2e(torch.export.export(model, inputs).module(), chosen)
-        with torch.no_grad():
-            prepared(*inputs)
-        converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    chosen = xnnpack_quantizer() if quantizer is None else quantizer
+    prepared = prepare_pt2e(torch.export.export(model, inputs).module(), chosen)
+    with torch.no_grad():
+        prepared(*inputs)
+    converted: torch.fx.GraphModule = convert_pt2e(prepared)
     return converted
