@@ -34,9 +34,12 @@ from hatch_lower.runtime.classes import owner_of
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
 # metadata of nodes that are not taken as they are: values are in the form, source lines come from the fresh export,
-# ancestors and modules are written by `ancestry` and `node_rows`
-NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack"})
+# ancestors, modules and the counter of autograd are written by `ancestry` and `node_rows`
+NOTED_ELSEWHERE = frozenset({"val", "tensor_meta", "stack_trace", "from_node", "nn_module_stack", "seq_nr"})
 
+# metadata of graphs that shapes nothing: what `prepare_pt2e` leaves there for `convert_pt2e`, which alone reads it, and
+# which has run when a program of plain operators is exported
+READ_BEFORE = frozenset({"_observed_graph_module_attrs"})
 
 LITERALS = (bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -72,7 +75,10 @@ def describe_method(method: CapturedMethod) -> ExportedMethod:
         ],
         "containers": [tree_row(tree) for tree in (program.call_spec.in_spec, program.call_spec.out_spec)],
         "nodes": list(node_rows(program, symbols)),
-        "graphs": [encode_note(dict(graph.meta), symbols, "a graph") for graph in graph_modules(program.graph_module)],
+        "graphs": [
+            encode_note({key: note for key, note in graph.meta.items() if key not in READ_BEFORE}, symbols, "a graph")
+            for graph in graph_modules(program.graph_module)
+        ],
     }
     return ExportedMethod(form, digest_of(form), digest_of(names), digest_of(example_row(method)))
 
@@ -147,10 +153,14 @@ def sharing_of(programs: Iterable[ExportedProgram]) -> str:
 
 def node_rows(program: ExportedProgram, symbols: SymbolNames) -> Iterator[list[object]]:
     ancestors: dict[tuple[str, int], int] = {}
+    counts: dict[object, int] = {}
     for node in all_nodes(program.graph_module):
         notes = {key: value for key, value in node.meta.items() if key not in NOTED_ELSEWHERE}
         target = str(node.target) if node.op == "get_attr" else ""
         modules = [[str(part) for part in entry] for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        if "seq_nr" in node.meta:
+            # autograd counts all that a process computes: of this number, only which nodes share it says something
+            notes["seq_nr"] = counts.setdefault(node.meta["seq_nr"], len(counts))
         note = encode_note(notes, symbols, f"node `{node.name}`")
         yield [target, modules, ancestry(node, ancestors), note]
 
