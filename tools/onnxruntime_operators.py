@@ -70,7 +70,7 @@ def operators() -> list[OpOverload]:
         namespace, _, rest = str(name).partition("::")
         packet, _, overload = rest.partition(".")
         op = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-        if namespace in ("aten", "prims") and isinstance(op, OpOverload) and is_candidate(op):
+        if namespace in ("aten", "prims", "quantized_decomposed") and isinstance(op, OpOverload) and is_candidate(op):
             found.append(op)
     return sorted(found, key=str)
 

@@ -140,6 +140,7 @@ def own_calls() -> Iterator[Call]:
     for dtype in (torch.float16, torch.float32, torch.float64):
         yield from computations(dtype)
         yield from selections(dtype)
+    yield from quantisations()
 
 
 def selections(dtype: torch.dtype) -> Iterator[Call]:
@@ -234,6 +235,30 @@ def computations(dtype: torch.dtype) -> Iterator[Call]:
     yield aten.scaled_dot_product_attention.default, (k, q, q, None, 0.0, True), {}
 
 
+def quantisations() -> Iterator[Call]:
+    """Yield calls by which PT2E quantises; scales are powers of two where numbers lie between two steps."""
+    ops = torch.ops.quantized_decomposed
+    numbers, halves = torch.randn(4, 6, 5), torch.arange(-300, 300).reshape(6, 100) / 2
+    scales, table = torch.tensor([0.5, 1.0, 2.0, 0.25, 4.0, 1.0]), torch.arange(-60, 60).reshape(4, 6, 5)
+    for dtype, zero_points in ((torch.int8, [0, 3, -128, 127, 1, -5]), (torch.uint8, [0, 3, 255, 128, 1, 5])):
+        limits, zeros = torch.iinfo(dtype), torch.tensor(zero_points)
+        codes = table.to(dtype)
+        for low, high in ((limits.min, limits.max), (limits.min + 1, limits.max - 3)):
+            given = low, high, dtype
+            for scale, zero_point in ((0.0213, zero_points[1]), (1.0, 0)):
+                pair = torch.tensor([scale], dtype=torch.float64), torch.tensor([zero_point])
+                for values in (numbers, halves, numbers[0, 0, 0]):
+                    yield ops.quantize_per_tensor.default, (values, scale, zero_point, *given), {}
+                    yield ops.quantize_per_tensor.tensor, (values, *pair, *given), {}
+                yield ops.dequantize_per_tensor.default, (codes, scale, zero_point, *given), {}
+                yield ops.dequantize_per_tensor.tensor, (codes, *pair, *given), {}
+            yield ops.quantize_per_channel.default, (halves, scales, zeros, 0, *given), {}
+            yield ops.quantize_per_channel.default, (numbers, scales, zeros, 1, *given), {}
+            yield ops.dequantize_per_channel.default, (codes, scales, zeros, 1, *given), {}
+            for values in (numbers, numbers * 0, numbers.abs(), -numbers.abs(), numbers * 1e-6):
+                yield ops.choose_qparams.tensor, (values, low, high, 2.0**-12, dtype), {}
+
+
 def special_calls(op: OpOverload, args: Any, kwargs: Any, *, floating: bool) -> Iterator[Call]:
     """Yield a call with special values at several places of each of its tensors.
 
@@ -250,7 +275,8 @@ def special_calls(op: OpOverload, args: Any, kwargs: Any, *, floating: bool) -> 
     numbers = [
         index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dtype != torch.bool
     ]
-    for index in numbers[: 1 if op in FINITE_PARAMETERS else TENSORS_WITH_SPECIALS]:
+    first_only = op in FINITE_PARAMETERS or op.namespace == "quantized_decomposed"
+    for index in numbers[: 1 if first_only else TENSORS_WITH_SPECIALS]:
         for changed in special_tensors(op, leaves[index], floating=floating):
             given, named = pytree.tree_unflatten([*leaves[:index], changed, *leaves[index + 1 :]], spec)
             yield op, given, named

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, ClassVar
 
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
-from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options, parse_options
+from hatch_lower.backends.onnxruntime.options import BACKEND_ID, CPU, Options, parse_options
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from hatch_lower.exir.backend.options import extra_hint, spec_values
@@ -46,7 +46,8 @@ class OnnxruntimeBackend(BackendDetails):
         require_libraries()
         from hatch_lower.backends.onnxruntime.translate import translate
 
-        translated = translate(edge_program, fuses=FUSING.issuperset(options.providers))
+        fuses = FUSING.issuperset(options.providers)
+        translated = translate(edge_program, fuses=fuses, multiplies=options.providers == (CPU,))
         return PreprocessResult(
             processed_bytes=translated.model,
             debug_handle_map=dict(translated.handles),

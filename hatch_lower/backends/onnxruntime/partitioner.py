@@ -11,9 +11,10 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options
 from hatch_lower.backends.onnxruntime.probe import Prober
-from hatch_lower.backends.onnxruntime.support import KEPT, differs_for_nan, is_size, why_not
+from hatch_lower.backends.onnxruntime.support import KEPT, differs_for_nan, is_size, why_not, why_not_zero_points
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
+from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets
 
 ONLY_SIZES = "it computes a size of what is outside"
 
@@ -33,6 +34,12 @@ class OnnxruntimePartitioner(EnginePartitioner):
     def reasons(self, program: ExportedProgram) -> Reasons:
         # a size is taken where it is one of what is taken: it may be needed there
         known: dict[Node, str] = {}
+        mutated = mutated_targets(program)
+        constants = {
+            node: constant_of(program, spec)
+            for node, spec in constant_placeholders(program).items()
+            if spec.target not in mutated
+        }
 
         def judge(node: Node) -> str:
             if node.target is operator.getitem and isinstance(node.args[0], Node):
@@ -40,7 +47,8 @@ class OnnxruntimePartitioner(EnginePartitioner):
             if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
                 inside = is_size(node) and any(known.get(source) == "" for source in node.all_input_nodes)
                 return "" if inside else ONLY_SIZES
-            return self._why_not(node, program.range_constraints) or self._prober.why_not(node)
+            reason = self._why_not(node, program.range_constraints) or why_not_zero_points(node, constants)
+            return reason or self._prober.why_not(node)
 
         def reason_of(node: Node) -> str:
             if node not in known:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FOLDER = "session.model_external_initializers_file_folder_path"
 BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
+EXACT_BYTES = "session.x64quantprecision"
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -61,6 +62,9 @@ class OnnxruntimeDelegate(Delegate):
         # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
         # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
         options.add_session_config_entry(SPIN_DURATION, "100")
+        # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has
+        # one, they are as exact without this, and twice as fast.
+        options.add_session_config_entry(EXACT_BYTES, "0" if torch.cpu._is_vnni_supported() else "1")
         options.use_deterministic_compute = True
         options.log_severity_level = 3
         try:

@@ -16,13 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators of models that PT2E quantised
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
 # ONNX Runtime's CPU kernels have next to none for bfloat16
@@ -84,6 +85,27 @@ def why_not_values(node: Node) -> str:
         if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
             return f"`{source.name}` is a size that is known at run time only"
     return why_not_tensors(node, DTYPES)
+
+
+def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
+    """Return why ONNX has no such zero points, which are of the integers' own dtype; `constants` never change."""
+    given = (
+        named_arguments(node) if getattr(torch_operator(node.target), "namespace", "") == "quantized_decomposed" else {}
+    )
+    points = given.get("zero_points", given.get("zero_point"))
+    if not isinstance(points, Node):
+        return ""
+    if points in constants:
+        values, limits = constants[points], torch.iinfo(given["dtype"])
+        if values.numel() and not limits.min <= values.min() <= values.max() <= limits.max:
+            return f"`{points.name}` holds zero points that `{dtype_name(given['dtype'])}` has not"
+        convolved = any(torch_operator(user.target) is torch.ops.aten.convolution.default for user in node.users)
+        if convolved and values.numel() and values.min() != values.max():
+            return f"`{points.name}` holds different zero points for the channels of a convolution"
+        return ""
+    maker = points.args[0] if points.target is operator.getitem else None
+    chosen = isinstance(maker, Node) and torch_operator(maker.target) is quantized_decomposed.choose_qparams.tensor
+    return "" if chosen else f"`{points.name}` holds zero points that are known at run time only"
 
 
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
@@ -197,6 +219,15 @@ def limit_index(given: Mapping[str, Any]) -> str:
     return "indexing by a mask has a size that depends on its contents" if masks else ""
 
 
+def limit_zero_point(given: Mapping[str, Any]) -> str:
+    limits = torch.iinfo(given["dtype"])
+    if isinstance(given["zero_point"], int) and not limits.min <= given["zero_point"] <= limits.max:
+        return f"a zero point of {given['zero_point']}, which `{dtype_name(given['dtype'])}` has not, is not taken"
+    return ""
+
+
+quantized_decomposed = torch.ops.quantized_decomposed
+
 LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProxyType(
     {
         torch.ops.aten.addmm.default: limit_product,
@@ -207,6 +238,8 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProx
         torch.ops.aten.linalg_vector_norm.default: limit_norm,
         torch.ops.aten.pow.Tensor_Scalar: limit_power,
         torch.ops.aten.scaled_dot_product_attention.default: limit_attention,
+        quantized_decomposed.dequantize_per_tensor.default: limit_zero_point,
+        quantized_decomposed.quantize_per_tensor.default: limit_zero_point,
     }
 )
 

@@ -24,8 +24,10 @@ from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
+from hatch_lower.backends.onnxruntime.integers import multiply_integers
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
+from hatch_lower.backends.onnxruntime.quantised import QUANTISED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
@@ -50,8 +52,11 @@ class Translated:
     handles: Mapping[int | str, tuple[int, ...]]
 
 
-def translate(program: ExportedProgram, *, fuses: bool) -> Translated:
-    """Return the model of a partition; `fuses` says whether the engine has ONNX Runtime's own fused product."""
+def translate(program: ExportedProgram, *, fuses: bool, multiplies: bool) -> Translated:
+    """Return the model of a partition.
+
+    `fuses` says whether the engine has ONNX Runtime's own fused product, `multiplies` whether it has one of integers.
+    """
     copied = OnnxCopy(program)
     model, values = translate_graph(GraphModule({}, copied.graph))
     graph = model.graph
@@ -63,6 +68,8 @@ def translate(program: ExportedProgram, *, fuses: bool) -> Translated:
     with quiet():
         optimizer.optimize_ir(model, output_size_limit=LITERAL_LIMIT)
     allow_zero_sizes(graph)
+    if multiplies:
+        multiply_integers(graph)
     join_transposes(model, set(map(id, constants.values())), fuses=fuses)
     common.RemoveUnusedNodesPass()(model)
     rename(graph, [*inputs, *constants])
@@ -128,7 +135,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 def registry() -> Any:
     with quiet():
         translations = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
-        for target, function in TRANSLATIONS.items():
+        for target, function in {**TRANSLATIONS, **QUANTISED}.items():
             translations.register_op(target, function)
         return translations
 

@@ -1,0 +1,175 @@
+"""Products of quantised matrices as products of integers.
+
+ONNX Runtime makes a product between `DequantizeLinear` and `QuantizeLinear` one of integers when it loads a model, but
+rounds the bias to multiples of the product's scale for it, and only where the result is quantised. Written as
+`MatMulInteger`, which it fuses with the scale and the bias that follow, a product is exact, and the bias is what it is.
+
+It does not ask whether a sum of products fits into 32 bits, nor whether the scales are those of a dimension that is
+left in the result. Where not, an operand is dequantised by arithmetic that it does not know for what it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+LONGEST = 1 << 16  # sums of so many products of two bytes do not overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A dequantised operand of a product."""
+
+    source: ir.Node  # its `DequantizeLinear`
+    turned: bool  # whether the product takes it transposed
+
+    @property
+    def shape(self) -> list[object]:
+        shape = self.source.inputs[0].shape  # type: ignore[union-attr]
+        sizes = [] if shape is None else list(shape)
+        return [*sizes[:-2], *reversed(sizes[-2:])] if self.turned else [*sizes]
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        return self.source.inputs[0].dtype  # type: ignore[union-attr]
+
+    def is_scaled_along(self, dim: int | None) -> bool:
+        """Return whether it has one scale, or one for each place of a dimension of those that the product takes."""
+        scale, zero_point = self.source.inputs[1:3]
+        shapes = [None if value is None or value.shape is None else value.shape for value in (scale, zero_point)]
+        if all(shape is not None and len(shape) == 0 for shape in shapes):
+            return True
+        rank = len(self.shape)
+        if dim is None or rank < 2 or any(shape is None or len(shape) != 1 for shape in shapes):
+            return False
+        axis = self.source.attributes["axis"].as_int() % rank if "axis" in self.source.attributes else 1
+        return (rank - 1 - axis if self.turned else axis) == dim % rank
+
+
+def multiply_integers(graph: ir.Graph) -> None:
+    for node in list(graph):
+        if node.op_type not in ("Gemm", "MatMul", "Conv") or node.domain:
+            continue
+        left, right = factor_of(node, 0), factor_of(node, 1)
+        if left is None or right is None:
+            continue
+        if node.op_type == "Conv":
+            known = is_convolution_of_integers(left, right)
+        elif known := is_product_of_integers(node, left, right):
+            Place(graph, node).write_product(left, right)
+        if not known:
+            Place(graph, right.source).spell_out()
+
+
+def factor_of(node: ir.Node, position: int) -> Factor | None:
+    value, turned = node.inputs[position], False
+    name = ("transA", "transB")[position]
+    if name in node.attributes:
+        turned = bool(node.attributes[name].as_int())
+    producer = None if value is None else value.producer()
+    if producer is not None and producer.op_type == "Transpose" and len(value.shape or ()) == 2:  # type: ignore[union-attr]
+        producer, turned = producer.inputs[0].producer(), not turned  # type: ignore[union-attr]
+    if producer is None or producer.op_type != "DequantizeLinear" or len(producer.inputs) < 3:
+        return None
+    return Factor(producer, turned)
+
+
+def is_convolution_of_integers(image: Factor, weight: Factor) -> bool:
+    lengths = weight.shape[1:]
+    known = bool(lengths) and all(isinstance(length, int) for length in lengths)
+    return known and math.prod(lengths) <= LONGEST and image.is_scaled_along(None) and weight.is_scaled_along(0)  # type: ignore[arg-type]
+
+
+def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
+    if any(node.attributes[name].as_float() != 1.0 for name in ("alpha", "beta") if name in node.attributes):
+        return False
+    if len(left.shape) < 2 or len(right.shape) < 2 or left.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
+        return False
+    length = right.shape[-2]
+    return isinstance(length, int) and length <= LONGEST and left.is_scaled_along(None) and right.is_scaled_along(-1)
+
+
+class Place:
+    """Writes what stands in place of one node."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self._graph = graph
+        self._node = node
+
+    def spell_out(self) -> None:
+        """Dequantise by arithmetic."""
+        source = self._node
+        rank, axis = len(source.inputs[0].shape or ()), 1  # type: ignore[union-attr]
+        if "axis" in source.attributes:
+            axis = source.attributes["axis"].as_int()
+        sizes = self._literal(np.array([-1 if dim == axis % max(rank, 1) else 1 for dim in range(rank)]))
+        number, scale, zero_point = (self._add("Cast", value, to=int(ir.DataType.FLOAT)) for value in source.inputs[:3])
+        if any(len(value.shape or ()) for value in source.inputs[1:3] if value is not None):
+            scale, zero_point = (self._add("Reshape", value, sizes) for value in (scale, zero_point))
+        result = self._add("Mul", self._add("Sub", number, zero_point), scale)
+        before = source.outputs[0]
+        result.type, result.shape = before.type, before.shape
+        ir.convenience.replace_all_uses_with(before, result)
+
+    def write_product(self, left: Factor, right: Factor) -> None:
+        node = self._node
+        first, zero_point = self._unsigned(left)
+        product = self._add("MatMulInteger", first, self._taken(right), zero_point, right.source.inputs[2])
+        scale = self._add("Mul", left.source.inputs[1], right.source.inputs[1])
+        result = self._add("Mul", self._add("Cast", product, to=int(ir.DataType.FLOAT)), scale)
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            result = self._add("Add", result, node.inputs[2])
+        before = node.outputs[0]
+        result.type, result.shape = before.type, before.shape
+        ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [before], [result])
+
+    def _unsigned(self, factor: Factor) -> tuple[ir.Value, ir.Value | None]:
+        # the first operand without a sign: of the processors' instructions, few take two with one
+        given, scale, zero_point = factor.source.inputs[:3]
+        if given is None or zero_point is None or factor.dtype == ir.DataType.UINT8:
+            return self._taken(factor), zero_point
+        moved = self._moved(zero_point)
+        maker = given.producer()
+        if maker is not None and maker.op_type == "QuantizeLinear" and maker.inputs[2] is not None:
+            value = self._add("QuantizeLinear", maker.inputs[0], maker.inputs[1], self._moved(maker.inputs[2]))
+        else:
+            value = self._add("QuantizeLinear", factor.source.outputs[0], scale, moved)
+        value.dtype, value.shape = ir.DataType.UINT8, given.shape
+        return self._turned(value, factor), moved
+
+    def _moved(self, zero_point: ir.Value) -> ir.Value:
+        tensor = ir.convenience.get_const_tensor(zero_point)
+        if tensor is None:
+            wide = self._add("Cast", zero_point, to=int(ir.DataType.INT32))
+            return self._add("Cast", self._add("Add", wide, self._literal(np.int32(128))), to=int(ir.DataType.UINT8))
+        return self._literal((tensor.numpy().astype(np.int32) + 128).astype(np.uint8))
+
+    def _taken(self, factor: Factor) -> ir.Value:
+        value = factor.source.inputs[0]
+        assert value is not None
+        return self._turned(value, factor)
+
+    def _turned(self, value: ir.Value, factor: Factor) -> ir.Value:
+        if not factor.turned:
+            return value
+        rank = len(factor.shape)
+        return self._add("Transpose", value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+    def _literal(self, number: Any) -> ir.Value:
+        tensor = ir.tensor(np.asarray(number))
+        name = f"literal {tensor.dtype.name} {number}"
+        if name not in self._graph.initializers:
+            value = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.numpy().shape), const_value=tensor
+            )
+            self._graph.register_initializer(value)
+        return self._graph.initializers[name]
+
+    def _add(self, operator: str, *inputs: ir.Value | None, **attributes: int | list[int]) -> ir.Value:
+        node = ir.node(operator, inputs, attributes, metadata_props=dict(self._node.metadata_props))
+        self._graph.insert_before(self._node, node)
+        return node.outputs[0]

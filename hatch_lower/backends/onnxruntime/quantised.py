@@ -1,0 +1,111 @@
+"""Translations of the operators by which PT2E quantises, which torch's exporter translates for some arguments only.
+
+Between a `DequantizeLinear` of both its operands and a `QuantizeLinear` of its result, ONNX Runtime computes a
+convolution with integers; products it does so where `integers` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
+from onnxscript import FLOAT, INT64
+from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
+from onnxscript.onnx_opset import opset20
+
+# ONNX's own types are wider than what these functions take.
+op: Any = opset20
+
+# The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
+
+
+def quantize_per_tensor(input: FLOAT, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+    literals = constant(scale, ir.DataType.FLOAT), constant(zero_point, dtype)
+    return within(op.QuantizeLinear(input, *literals), quant_min, quant_max, dtype)
+
+
+def quantize_per_tensor_tensor(
+    input: FLOAT, scale: TTensor, zero_point: INT64, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    quantized = op.QuantizeLinear(input, scalar(scale, ir.DataType.FLOAT), scalar(zero_point, dtype))
+    return within(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_tensor(
+    input: TTensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    return op.DequantizeLinear(input, constant(scale, ir.DataType.FLOAT), constant(zero_point, dtype))
+
+
+def dequantize_per_tensor_tensor(
+    input: TTensor, scale: TTensor, zero_point: INT64, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    return op.DequantizeLinear(input, scalar(scale, ir.DataType.FLOAT), scalar(zero_point, dtype))
+
+
+def quantize_per_channel(
+    input: FLOAT, scales: TTensor, zero_points: INT64, axis: int, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    quantized = op.QuantizeLinear(
+        input, op.Cast(scales, to=ir.DataType.FLOAT), op.Cast(zero_points, to=dtype), axis=axis
+    )
+    return within(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_channel(
+    input: TTensor, scales: TTensor, zero_points: INT64, axis: int, quant_min: int, quant_max: int, dtype: int
+) -> Any:
+    return op.DequantizeLinear(input, op.Cast(scales, to=ir.DataType.FLOAT), op.Cast(zero_points, to=dtype), axis=axis)
+
+
+def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dtype: int) -> Any:
+    # As eager step by step, for a scale that is off by one bit changes all that is quantised with it.
+    zero = constant(0.0, ir.DataType.FLOAT)
+    least = op.Min(op.ReduceMin(input, keepdims=0), zero)
+    greatest = op.Max(op.ReduceMax(input, keepdims=0), zero)
+    steps = constant(float(quant_max - quant_min), ir.DataType.FLOAT)
+    scale = op.Max(op.Div(op.Sub(greatest, least), steps), constant(eps, ir.DataType.FLOAT))
+    below = op.Cast(op.Round(op.Div(least, scale)), to=ir.DataType.INT64)
+    zero_point = op.Clip(
+        op.Sub(constant(quant_min, ir.DataType.INT64), below),
+        constant(quant_min, ir.DataType.INT64),
+        constant(quant_max, ir.DataType.INT64),
+    )
+    one = op.Constant(value_ints=[1])
+    return op.Reshape(op.Cast(scale, to=ir.DataType.DOUBLE), one), op.Reshape(zero_point, one)
+
+
+def constant(value: float, dtype: int) -> Any:
+    return op.Constant(value=ir.tensor(np.array(value, dtype=ir.DataType(dtype).numpy())))
+
+
+def scalar(value: Any, dtype: int) -> Any:
+    return op.Squeeze(op.Cast(value, to=dtype))
+
+
+def within(quantized: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
+    # ONNX saturates at the limits of the dtype.
+    limits = np.iinfo(ir.DataType(dtype).numpy())
+    if (quant_min, quant_max) == (limits.min, limits.max):
+        return quantized
+    return op.Clip(quantized, constant(quant_min, dtype), constant(quant_max, dtype))
+
+
+quantized_decomposed = torch.ops.quantized_decomposed
+
+QUANTISED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        quantized_decomposed.choose_qparams.tensor: choose_qparams,
+        quantized_decomposed.dequantize_per_channel.default: dequantize_per_channel,
+        quantized_decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
+        quantized_decomposed.dequantize_per_tensor.tensor: dequantize_per_tensor_tensor,
+        quantized_decomposed.quantize_per_channel.default: quantize_per_channel,
+        quantized_decomposed.quantize_per_tensor.default: quantize_per_tensor,
+        quantized_decomposed.quantize_per_tensor.tensor: quantize_per_tensor_tensor,
+    }
+)

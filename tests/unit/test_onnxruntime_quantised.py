@@ -1,0 +1,242 @@
+"""Models that PT2E quantised, in ONNX Runtime: what is taken, which kernels compute it, and how exactly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from torch import Tensor, nn
+
+import hatch_lower
+from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+pytest.importorskip("onnxscript")
+if find_spec("onnxruntime") is None:
+    pytest.skip("ONNX Runtime is not installed", allow_module_level=True)
+
+import onnx
+import onnxruntime
+
+from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.run import EXACT_BYTES
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+ops = torch.ops.quantized_decomposed
+
+
+def lower(module: nn.Module, *args: Tensor, **options: Any) -> LoweredProgram:
+    program = torch.export.export(module, args, strict=False)
+    partitioner = OnnxruntimeBackend.partitioner({"finite-only": True, **options})
+    return to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+
+
+def reasons(lowered: LoweredProgram) -> list[str]:
+    return list(lowered.reasons["forward"].values())
+
+
+def operators(lowered: LoweredProgram) -> Counter[str]:
+    (delegate,) = get_lowered_backend_modules(lowered.programs["forward"].graph_module)
+    return Counter(node.op_type for node in onnx.load_from_string(delegate.processed_bytes).graph.node)
+
+
+class Quantised(nn.Module):
+    """A layer between pairs of quantise and dequantise, with weights that the caller chooses."""
+
+    def __init__(self, layer: nn.Module, weight: Tensor, zero_points: Tensor | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("bias", layer.bias.detach().clone())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.full((len(weight),), 0.5))
+        self.register_buffer(
+            "zeros", torch.zeros(len(weight), dtype=torch.int64) if zero_points is None else zero_points
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = 0, 255, torch.uint8
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.5, 3, *given), 0.5, 3, *given)
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        if isinstance(self.layer, nn.Linear):
+            return nn.functional.linear(x, weight, self.bias)
+        return nn.functional.conv2d(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_quantised_mlp_is_one_partition_and_as_eager(tmp_path: Path, quantizer: Any, *, dynamic: bool) -> None:
+    module, (x,) = mlp(64, 16)
+    eager = quantised(module, (x,), quantizer(dynamic=dynamic))
+    lowered = lower(eager, x)
+    assert not reasons(lowered)
+    assert operators(lowered)["MatMulInteger"] == 3
+    assert not operators(lowered)["Gemm"]
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    for given in (x, torch.randn_like(x)):
+        torch.testing.assert_close(model(given), eager(given), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
+def test_a_quantised_convolution_stands_between_pairs(tmp_path: Path, quantizer: Any) -> None:
+    module, (image,) = conv_net()
+    eager = quantised(module, (image,), quantizer())
+    lowered = lower(eager, image)
+    assert not reasons(lowered)
+    assert operators(lowered)["Conv"] == 2
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    step = float(eager(image).detach().abs().max()) / 127
+    assert float((model(image) - eager(image)).detach().abs().max()) <= step
+
+
+def test_onnx_runtime_convolves_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (image,) = conv_net()
+    folder = save_program(lower(quantised(module, (image,)), image), tmp_path / "saved")
+    written = tmp_path / "optimised.onnx"
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.optimized_model_filepath = str(written)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    hatch_lower.load(folder)
+    nodes = Counter(node.op_type for node in onnx.load(str(written), load_external_data=False).graph.node)
+    assert nodes["QLinearConv"] == 2
+    assert nodes["MatMulInteger"] + nodes["MatMulIntegerToFloat"] == 1
+    assert not nodes["Conv"]
+    assert not nodes["Gemm"]
+
+
+def test_a_weight_is_one_byte_a_number_in_the_file_of_constants(tmp_path: Path) -> None:
+    module, inputs = mlp(256)
+    sizes = []
+    for each in (module, quantised(module, inputs)):
+        folder = save_program(lower(each, *inputs), tmp_path / str(len(sizes)))
+        sizes.append(sum(path.stat().st_size for path in folder.rglob("constants.safetensors")))
+    assert sizes[1] < 0.3 * sizes[0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_greatest_products_do_not_saturate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int
+) -> None:
+    # on this processor, in the way that others need as well
+    layers = [(nn.Linear(64, 8), (8, 64)), (nn.Conv2d(16, 8, 2), (8, 16, 2, 2))]
+    for number, (layer, shape) in enumerate(layers):
+        eager = Quantised(layer, torch.full(shape, sign * 127, dtype=torch.int8))
+        x = torch.full((2, 64) if number == 0 else (1, 16, 4, 4), 200.0)
+        folder = save_program(lower(eager, x), tmp_path / str(number))
+        assert float(eager(x).abs().max()) > 200_000
+        for has in (True, False):
+            monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
+            torch.testing.assert_close(hatch_lower.load(folder)(x), eager(x), rtol=1e-6, atol=0)
+
+
+def test_sums_of_bytes_are_exact_where_a_processor_lacks_the_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, inputs = mlp()
+    folder = save_program(lower(quantised(module, inputs), *inputs), tmp_path / "saved")
+    seen = []
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def add_session_config_entry(self, key: str, value: str) -> None:
+            seen.append((key, value))
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    for has in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
+        hatch_lower.load(folder)
+    assert [value for key, value in seen if key == EXACT_BYTES] == ["0", "1"]
+
+
+def test_sums_that_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
+    long = 1 << 17
+    for bias in (True, False):
+        eager = Quantised(nn.Linear(long, 2), torch.full((2, long), 127, dtype=torch.int8))
+        eager.bias = eager.bias if bias else None
+        x = torch.full((1, long), 200.0)
+        lowered = lower(eager, x)
+        assert not operators(lowered)["MatMulInteger"]
+        model = hatch_lower.load(save_program(lowered, tmp_path / str(bias)))
+        torch.testing.assert_close(model(x), eager(x), rtol=1e-3, atol=0)
+
+
+def test_scales_of_the_dimension_that_is_summed_stay_in_floating_point(tmp_path: Path) -> None:
+    class Turned(Quantised):
+        def forward(self, x: Tensor) -> Tensor:
+            given = 0, 255, torch.uint8
+            x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.5, 3, *given), 0.5, 3, *given)
+            axis = x.dim() - 2
+            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, axis, -128, 127, torch.int8)
+            return x @ weight if axis == 0 else nn.functional.conv2d(x[None], weight[..., None])
+
+    scales = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for number, (shape, x) in enumerate([((4, 8), torch.rand(2, 4)), ((4, 4, 3), torch.rand(4, 5, 5))]):
+        eager = Turned(nn.Linear(4, 8), torch.arange(math.prod(shape), dtype=torch.int8).reshape(shape))
+        eager.scales.copy_(scales)
+        lowered = lower(eager, x * 50)
+        assert not operators(lowered)["MatMulInteger"]
+        model = hatch_lower.load(save_program(lowered, tmp_path / str(number)))
+        torch.testing.assert_close(model(x * 50), eager(x * 50))
+
+
+def test_products_of_more_dimensions_are_of_integers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    eager = Quantised(nn.Linear(8, 4), torch.randint(-128, 127, (4, 8), dtype=torch.int8))
+    x = torch.randn(2, 3, 8) * 50
+    lowered = lower(eager, x)
+    assert operators(lowered)["MatMulInteger"] == 1
+    model = hatch_lower.load(save_program(lowered, tmp_path / "saved"))
+    torch.testing.assert_close(model(x), eager(x), rtol=1e-6, atol=1e-5)
+
+
+def test_zero_points_that_the_integers_have_not_are_not_taken() -> None:
+    weight = torch.ones(4, 8, dtype=torch.int8)
+    outside = Quantised(nn.Linear(8, 4), weight, torch.tensor([0, 1, 2, 1000]))
+    found = "`b_zeros` holds zero points that `int8` has not"
+    assert reasons(lower(outside, torch.ones(2, 8))) == [found]
+
+    weights = torch.ones(4, 2, 3, 3, dtype=torch.int8)
+    channels = Quantised(nn.Conv2d(2, 4, 3), weights, torch.tensor([0, 1, 2, 3]))
+    found = "`b_zeros` holds different zero points for the channels of a convolution"
+    assert reasons(lower(channels, torch.ones(1, 2, 5, 5))) == [found]
+
+    class Literal(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ops.dequantize_per_tensor(x, 0.5, 300, -128, 127, torch.int8) + 1
+
+    assert "a zero point of 300, which `int8` has not, is not taken" in reasons(lower(Literal(), weight))
+
+
+def test_zero_points_that_nobody_knows_are_not_taken() -> None:
+    class Given(nn.Module):
+        def forward(self, x: Tensor, zeros: Tensor) -> Tensor:
+            return ops.dequantize_per_channel(x, torch.ones(4), zeros, 0, -128, 127, torch.int8) + 1
+
+    found = reasons(lower(Given(), torch.ones(4, 2, dtype=torch.int8), torch.zeros(4, dtype=torch.int64)))
+    assert "`zeros` holds zero points that are known at run time only" in found
+
+
+def test_quantising_nan_is_taken_of_finite_numbers_only() -> None:
+    module, inputs = mlp()
+    found = reasons(lower(quantised(module, inputs), *inputs, **{"finite-only": False}))
+    assert any(
+        "`quantized_decomposed.quantize_per_tensor.default` gives other results than eager for NaN" in each
+        for each in found
+    )
+
+
+def test_other_providers_get_the_pairs() -> None:
+    module, inputs = mlp()
+    lowered = lower(quantised(module, inputs), *inputs, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert operators(lowered)["Gemm"] == 3
