@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.export import ExportedProgram
@@ -19,7 +19,8 @@ from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.tensor_checks import path_text
-from hatch_lower.runtime.numbers import Tolerance, number_difference
+from hatch_lower.runtime.check import ROUNDS
+from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
 
 CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
@@ -52,6 +53,7 @@ class Sides:
     tolerance: Tolerance
     hint: str  # what to do about a mismatch
     largest_error: float = 0.0
+    most_steps: float = 0.0  # of 8 bits, where those are what allows a difference
 
     def refuse_case(self, case: InputCase) -> str:
         """Compare one call on fresh state; return why eager itself cannot run it, else an empty string."""
@@ -131,6 +133,11 @@ class Sides:
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
         difference, largest = number_difference(expected, given, self.tolerance)
         if not difference:
+            if (
+                self.tolerance.quantised
+                and wrong_places(expected, given, replace(self.tolerance, quantised=False)).any()
+            ):
+                self.most_steps = max(self.most_steps, steps_apart(expected, given))
             self.largest_error = max(self.largest_error, largest)
         return difference
 
@@ -156,7 +163,7 @@ def verify_method(
     """
     # The example inputs run twice in a row, then random inputs of the same sizes, then a second size of every dynamic
     # dimension. A case that eager itself refuses is left out and noted.
-    tolerance = Tolerance(rtol, atol).widened(dtypes_of(method))
+    tolerance = tolerance_of(method, Tolerance(rtol, atol))
     where = f"model `{model.name}`, recipe `{recipe}`, method `{method.name}`"
     sides = Sides(where, eager_factory(model, method, mutable), lowered, reset, tolerance, mismatch_hint(model, recipe))
     example = example_case(method)
@@ -190,6 +197,10 @@ def verify_method(
                 break
         if refusal:
             notes.append(f"a second size of `{dimension}`: left out ({refusal})")
+    if sides.most_steps:
+        notes.append(
+            f"outputs differ by up to {sides.most_steps:.2g} of a step of 8 bits, as the method rounds to integers"
+        )
     return Verification(tuple(cases), tuple(notes), sides.largest_error)
 
 
@@ -205,6 +216,20 @@ def draws(node: torch.fx.Node) -> bool:
     values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     values |= named_arguments(node)
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
+
+
+def tolerance_of(method: CapturedMethod, given: Tolerance) -> Tolerance:
+    return given.widened(dtypes_of(method), quantised=is_quantised(method))
+
+
+def is_quantised(method: CapturedMethod) -> bool:
+    """Return whether a method rounds what it computes to integers, as PT2E and torchao have it do."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace in ("quantized_decomposed", "torchao")
+        and node.target._opname.startswith("quantize_")
+        for node in all_nodes(method.program.graph_module)
+    )
 
 
 def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
@@ -263,6 +288,7 @@ def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, 
 
 def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
+    # beside them, whether a method rounds to integers, which `hatch-lower check` needs to know;
     # the names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
     # the tensors are contiguous and share no memory
     found: dict[str, torch.Tensor] = {}
@@ -276,6 +302,8 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
                 outputs = eager_factory(model, method)()(*args, **kwargs)
         except Exception as error:
             return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
+        if is_quantised(method):
+            found[f"{method.name}/{ROUNDS}/0"] = torch.tensor(True)
         for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
             for i, leaf in enumerate(pytree.tree_leaves(tree)):
                 if isinstance(leaf, torch.Tensor):

@@ -12,7 +12,7 @@ from hatch_lower.events import Event, stage
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.format.plan import MethodPlan, Plan
 from hatch_lower.pipeline.capture import CapturedMethod
-from hatch_lower.pipeline.eager import dtypes_of, verify_method
+from hatch_lower.pipeline.eager import tolerance_of, verify_method
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory, trim
 from hatch_lower.pipeline.fresh_process import Packaged, load_written
@@ -53,7 +53,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             constants=packager.constants if lowered.emitted.plan.storages else None,
             imports=recipe.imports,
             examples=examples,
-            tolerances={method.name: tolerance.widened(dtypes_of(method)) for method in source.methods},
+            tolerances={method.name: tolerance_of(method, tolerance) for method in source.methods},
             requirements=wheel_requirements(build.settings, lowered),
         )
         asked = build.fresh.check(packaged, build.place(recipe))

@@ -28,6 +28,8 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.refusals import describe_value
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
+ROUNDS = "quantised"  # a tensor of this name beside a method's inputs and outputs says that it rounds to 8 bits
+
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
@@ -83,7 +85,8 @@ def check_model(
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
-            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors))
+            rounds = f"{method}/{ROUNDS}/0" in tensors
+            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors), quantised=rounds)
             status, detail, largest = check_method(loaded, plan, method, tensors, used)
             yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
 

@@ -16,24 +16,47 @@ from torch import Tensor
 # and 65000 (bfloat16) times that of float32, most of which both sides share
 HALF_FACTORS: Mapping[torch.dtype, float] = {torch.float16: 100.0, torch.bfloat16: 400.0}
 
+STEPS = 127  # of 8 bits, to the greatest magnitude
+MEAN = 1 / 4  # of a step, by which outputs may be off on average
+QUANTISED = f", or 1/{STEPS} of the greatest magnitude and {MEAN:g} of that on average"
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`."""
+    """Two numbers agree if they differ by no more than `atol + rtol * |eager's|`.
+
+    Where a method rounds what it computes to 8 bits, kernels that are all right round what is between two steps to
+    either side, which moves outputs by a step. Floating-point numbers of such a method agree, too, if none differs by
+    more than a 127th of the tensor's greatest magnitude, and all on average by no more than a quarter of that: a wrong
+    scale or zero point moves most of them by more.
+    """
 
     rtol: float = 1e-4
     atol: float = 1e-5
+    quantised: bool = False  # whether the method rounds to 8 bits
 
-    def widened(self, dtypes: Iterable[torch.dtype]) -> Tolerance:
+    def widened(self, dtypes: Iterable[torch.dtype], *, quantised: bool = False) -> Tolerance:
         factor = max((HALF_FACTORS.get(dtype, 1.0) for dtype in dtypes), default=1.0)
-        return Tolerance(self.rtol * factor, self.atol * factor)
+        return Tolerance(self.rtol * factor, self.atol * factor, quantised or self.quantised)
 
 
 def wrong_places(expected: Tensor, given: Tensor, tolerance: Tolerance) -> Tensor:
     """Return where two tensors of one dtype and shape differ: beyond the tolerance, or at all if no floats."""
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return expected != given
-    return ~torch.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+    wrong = ~torch.isclose(widest(given), widest(expected), tolerance.rtol, tolerance.atol, equal_nan=True)
+    if tolerance.quantised and wrong.any() and steps_apart(expected, given) <= 1:
+        return torch.zeros_like(wrong)
+    return wrong
+
+
+def steps_apart(expected: Tensor, given: Tensor) -> float:
+    """Return by how many steps of 8 bits two tensors differ at most; more than one if they do so on average."""
+    error = (widest(expected) - widest(given)).abs()
+    step = float(widest(expected).abs().max()) / STEPS
+    if not math.isfinite(step) or step == 0 or not error.isfinite().all():
+        return math.inf
+    return max(float(error.max()) / step, float(error.mean()) / (step * MEAN))
 
 
 def widest(tensor: Tensor) -> Tensor:
@@ -60,5 +83,6 @@ def number_difference(expected: Tensor, given: Tensor, tolerance: Tolerance) -> 
     relative = float(ratios.max()) if ratios.numel() else math.inf
     return (
         f"largest absolute error {largest:.3g}, largest relative error {relative:.3g} (allowed: atol"
-        f" {tolerance.atol:.3g}, rtol {tolerance.rtol:.3g}); {wrong} of {count} values are wrong"
+        f" {tolerance.atol:.3g}, rtol {tolerance.rtol:.3g}{QUANTISED * tolerance.quantised}); {wrong} of {count} values"
+        " are wrong"
     ), largest

@@ -10,9 +10,13 @@ import torch
 from support.exports import Events, Workshop, files_of, settings_of
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 
+from hatch_lower.errors import VerificationError
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.eager import example_tensors, tolerance_of, verify_method
 from hatch_lower.pipeline.graph_key import describe_method
+from hatch_lower.runtime.check import ROUNDS
+from hatch_lower.runtime.numbers import Tolerance, number_difference
 
 pytestmark = pytest.mark.torch
 
@@ -60,3 +64,51 @@ def test_a_quantised_model_is_lowered_once(tmp_path: Path, monkeypatch: pytest.M
     assert first == second
     assert "verify" in lowering
     assert "verify" not in reusing
+
+
+def test_outputs_may_be_a_step_apart_but_not_on_average() -> None:
+    expected = torch.linspace(-1.27, 1.27, 255)
+    tolerance = Tolerance().widened([torch.float32], quantised=True)
+
+    def off_by(error: float, count: int) -> str:
+        given = expected.clone()
+        given[10 : 10 + count] += error
+        return number_difference(expected, given, tolerance)[0]
+
+    assert off_by(0.0099, 40) == ""
+    assert "or 1/127 of the greatest magnitude and 0.25 of that on average" in off_by(0.0099, 80)
+    assert off_by(0.0101, 1)
+    assert off_by(float("nan"), 1)
+    assert number_difference(expected, expected + 0.0099, tolerance)[0]
+    assert number_difference(expected, expected * 1.01, tolerance)[0]
+    assert number_difference(torch.zeros(9), torch.full((9,), 1e-3), tolerance)[0]
+    assert number_difference(expected.int(), expected.int() + 1, tolerance)[0]
+
+
+def test_only_methods_that_round_to_integers_have_steps() -> None:
+    module, inputs = mlp()
+    plain = captured(module, inputs)
+    rounding = captured(quantised(module, inputs), inputs)
+    assert not tolerance_of(plain.methods[0], Tolerance()).quantised
+    assert tolerance_of(rounding.methods[0], Tolerance()).quantised
+    assert f"forward/{ROUNDS}/0" not in example_tensors(plain)[0]
+    assert f"forward/{ROUNDS}/0" in example_tensors(rounding)[0]
+
+
+def test_a_step_is_allowed_and_told() -> None:
+    module, inputs = mlp()
+    source = captured(quantised(module, inputs), inputs)
+
+    def verify(move: float) -> Any:
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            result = source.eager(x).detach().clone()  # type: ignore[misc]
+            result[0, 0] += move * float(result.abs().max()) / 127
+            return result
+
+        return verify_method(source, source.methods[0], moved, lambda: None, recipe="r", rtol=1e-4, atol=1e-5)
+
+    assert not verify(0).notes
+    (note,) = verify(0.7).notes
+    assert note == "outputs differ by up to 0.7 of a step of 8 bits, as the method rounds to integers"
+    with pytest.raises(VerificationError, match="computes something else than the eager module"):
+        verify(1.5)
