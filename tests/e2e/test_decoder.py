@@ -74,3 +74,5 @@ def test_each_recipe_runs_on_its_engine(site: Path) -> None:
         for method in ("prefill", "decode"):
             delegates = debug["methods"][method]["delegates"].values()
             assert {delegate["backend"] for delegate in delegates} == backends, (recipe, method)
+            if recipe in ENGINES:
+                assert len(delegates) == 1, (recipe, method)

@@ -86,6 +86,8 @@ CLAIMS: Mapping[str, Claim] = {
     **listed("where.self", Claim(STORED - BOOLEAN)),
     **listed("embedding", Claim(STORED, indices=("indices",))),
     **listed("index_select", Claim(STORED, indices=("index",), moves=True)),
+    **listed("index.Tensor index_put", Claim(STORED, indices=("indices",), moves=True)),
+    **listed("copy slice_scatter", Claim(STORED, moves=True)),
     **listed(
         """
         alias arange.start_step cat clone constant_pad_nd expand flip full full_like permute repeat scalar_tensor
@@ -99,10 +101,16 @@ CLAIMS: Mapping[str, Claim] = {
 KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze.dims unsqueeze view"))
 
 # the result has some elements of their inputs, and no other
-CHOICES = frozenset(overloads("cat index_select select.int slice.Tensor split_with_sizes"))
+CHOICES = frozenset(overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor split_with_sizes"))
 
-# the argument that an operator looks its indices up in; OpenVINO does not notice those that are out of range
-TABLES: Mapping[str, str] = {"aten.embedding.default": "weight", "aten.index_select.default": "self"}
+# the argument whose places an operator's indices name; OpenVINO does not notice those that are out of range
+TABLES: Mapping[str, str] = {
+    "aten.embedding.default": "weight",
+    **dict.fromkeys(overloads("index.Tensor index_put index_select"), "self"),
+}
+
+# those that count from the end where an index is negative, as eager does
+COUNTING_BACK = frozenset(overloads("index.Tensor index_put"))
 
 # They may give a number where eager gives NaN, the other way round, or order it elsewhere. Few networks do without
 # them. A division multiplies by the reciprocal, which is infinite for a subnormal number.

@@ -10,6 +10,7 @@ import importlib
 import re
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from xml.etree import ElementTree
 
 from torch.fx import GraphModule, Node
 
+from hatch_lower.backends.openvino.direct import Direct
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.prepare import OpenvinoCopy, dtype_of
 from hatch_lower.backends.partition_copy import instruction_handles
@@ -53,6 +55,7 @@ def convert(copied: OpenvinoCopy) -> Converted:
 def build_model(copied: OpenvinoCopy) -> object:
     openvino = import_openvino()
     types = importlib.import_module("openvino.frontend.pytorch.utils").pt_to_ov_type_map
+    extension = importlib.import_module("openvino.frontend.pytorch").ConversionExtension
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder(
         GraphModule(copied.literals, copied.graph),
         input_shapes=[list(shape) for shape in copied.shapes],
@@ -63,6 +66,9 @@ def build_model(copied: OpenvinoCopy) -> object:
         # a manager that is gone takes its frontend with it
         manager = openvino.frontend.FrontEndManager()
         frontend = manager.load_by_framework("pytorch")
+        for node in copied.graph.nodes:
+            if isinstance(node.target, Direct):
+                frontend.add_extension(extension(str(node.target), partial(node.target.convert, openvino)))
         model = frontend.convert(frontend.load(decoder))
         for place, (dtype, shape) in enumerate(zip(copied.dtypes, copied.shapes, strict=True)):
             parameter = model.inputs[place].get_node()

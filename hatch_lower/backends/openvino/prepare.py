@@ -16,8 +16,9 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
-from hatch_lower.backends.openvino.claims import TABLES
-from hatch_lower.backends.openvino.support import lookup, source_of
+from hatch_lower.backends.openvino.claims import COUNTING_BACK
+from hatch_lower.backends.openvino.direct import Direct, write_slices
+from hatch_lower.backends.openvino.support import Lookup, lookup, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
@@ -46,8 +47,8 @@ class OpenvinoCopy(PartitionCopy):
         self.shapes: list[tuple[int, ...]] = []
         # the nodes whose values the engine returns, with their positions
         self.returned: dict[Node, int] = {}
-        # positions of the inputs that are indices, each with the size that they must be less than
-        self.indices: set[tuple[int, int]] = set()
+        # positions of the inputs that are indices, each with the least and the size that they must be less than
+        self.indices: set[tuple[int, int, int]] = set()
         for node, position in self.inputs.items():
             if any(user.op != "output" for user in node.users):
                 self._write_input(node, position)
@@ -76,12 +77,15 @@ class OpenvinoCopy(PartitionCopy):
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
-        if operator_name(target) in TABLES:
-            indices, size = lookup(node)
-            source = source_of(indices)
-            if source in self.inputs and isinstance(size, int):
-                self.indices.add((self.inputs[source], size))
-        if target in MIRRORED:
+        used = lookup(node)
+        if used is not None:
+            self._note_indices(used, operator_name(target) in COUNTING_BACK)
+        if target is aten.index.Tensor and used is not None:
+            target, args = aten.index_select.default, (args[0], used.dim, self.values[used.indices])
+        elif target is aten.index_put.default and used is not None:
+            write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
+            target, args, kwargs = Direct(f"n{index}", write), (args[0], self.values[used.indices], args[2]), {}
+        elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
             given = torch.fx.map_arg(named_arguments(node), self.values.__getitem__)
@@ -90,6 +94,11 @@ class OpenvinoCopy(PartitionCopy):
         if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
             copied = self._call(getitem, copied, 0)
         return self._clear_masked_rows(node, copied) if target is aten.scaled_dot_product_attention.default else copied
+
+    def _note_indices(self, used: Lookup, counts_back: bool) -> None:
+        source = source_of(used.indices)
+        if source in self.inputs and isinstance(used.size, int):
+            self.indices.add((self.inputs[source], -used.size if counts_back else 0, used.size))
 
     def _operand(self, value: Any, node: Node) -> Node:
         # a number becomes a constant of the other operand's type

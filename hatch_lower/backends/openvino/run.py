@@ -56,8 +56,8 @@ class OpenvinoDelegate(Delegate):
         return cls(compiled, [literals, *values], info)
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
-        for position, size in self._info.indices:
-            check_indices(inputs[position], size)
+        for position, least, size in self._info.indices:
+            check_indices(inputs[position], least, size)
         try:
             request = self._requests.pop()
         except IndexError:
@@ -103,16 +103,16 @@ def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
         model.remove_parameter(parameter)
 
 
-def check_indices(indices: Tensor, size: int) -> None:
+def check_indices(indices: Tensor, least: int, size: int) -> None:
     if not indices.numel():
         return
-    least, greatest = torch.aminmax(indices)
-    if least < 0 or greatest >= size:
-        wrong = indices[(indices < 0) | (indices >= size)]
+    lowest, highest = torch.aminmax(indices)
+    if lowest < least or highest >= size:
+        wrong = indices[(indices < least) | (indices >= size)]
         raise CallError(
             "an index is out of range",
             found=f"{int(wrong[0])}, where a table has {size} rows",
-            hint="indices are 0 at least, and less than the number of rows",
+            hint=f"indices are {least} at least, and less than the number of rows",
         )
 
 
@@ -127,8 +127,8 @@ class OpenvinoFacts(NamedTuple):
     bound: tuple[int, ...]
     # their name among the named data, or empty
     literals: str
-    # positions of the inputs that are indices, each with the size that they must be less than
-    indices: tuple[tuple[int, int], ...]
+    # positions of the inputs that are indices, each with the least and the size that they must be less than
+    indices: tuple[tuple[int, int, int], ...]
 
 
 def settings(info: OpenvinoFacts) -> dict[str, object]:
@@ -158,13 +158,13 @@ def read_info(blob: DelegateBlob, constants: int) -> OpenvinoFacts:
             int(info["threads"]),
             tuple(int(position) for position in info["bound"]),
             str(info["literals"]),
-            tuple((int(position), int(limit)) for position, limit in info["indices"]),
+            tuple((int(position), int(least), int(size)) for position, least, size in info["indices"]),
         )
         given = facts.call.given
         require(all(0 <= place < constants for place in facts.bound), f"constants {facts.bound} of {constants}")
         require(not facts.literals or facts.literals in blob.data, f"no named data `{facts.literals}`")
         require(
-            all(0 <= position < given for position, _ in facts.indices), f"indices {facts.indices} of {given} inputs"
+            all(0 <= position < given for position, *_ in facts.indices), f"indices {facts.indices} of {given} inputs"
         )
         return facts
 

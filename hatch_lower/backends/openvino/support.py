@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -38,6 +38,11 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import (
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 
+# part of a reason: what the CPU's kernels compute in another type
+COMPUTED_AS = {
+    torch.int64: ", which OpenVINO computes as int32",
+    torch.float64: ", which OpenVINO computes as float32",
+}
 CONVOLUTIONS = frozenset({"aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"})
 
 
@@ -67,17 +72,20 @@ class Support:
         # a call's own indices are compared before it runs
         if self._hides_indices(node):
             return "it chooses among indices, and OpenVINO does not notice those that are out of range"
-        if operator_name(node.target) not in TABLES or self._fits(*lookup(node)):
+        used = lookup(node)
+        if used is None or self._fits(used.indices, used.size):
             return ""
-        source = source_of(lookup(node)[0])
+        source = source_of(used.indices)
         if source.op == "placeholder" or self.why_not(source):
             return ""
         return "OpenVINO would compute its indices, and does not notice those that are out of range"
 
     def _hides_indices(self, node: Node) -> bool:
         """Return whether nothing could compare the indices that a call gets with their range."""
-        name = operator_name(node.target)
-        if name in TABLES and not self._fits(*lookup(node)) and not isinstance(lookup(node)[1], int):
+        name, used = operator_name(node.target), lookup(node)
+        if used is None and name in TABLES:
+            return True
+        if used is not None and not self._fits(used.indices, used.size) and not isinstance(used.size, int):
             return True
         chosen = name in CHOICES and any(tensor.dtype in INDICES for tensor in tensors_of(node))
         return chosen and node in self._indices and not self._fits(node, 0)
@@ -85,7 +93,7 @@ class Support:
     def _fits(self, index: Node, size: int | torch.SymInt) -> bool:
         # in range in all calls: constants, or numbers in a row
         if index.op == "placeholder":
-            return index in self._constants
+            return index in self._constants and isinstance(size, int)
         name = operator_name(index.target)
         if name == "aten.arange.start_step":
             start, end, step = (named_arguments(index).get(key, 1) for key in ("start", "end", "step"))
@@ -119,6 +127,8 @@ def why_not_operation(node: Node, options: Options, ranges: Ranges, indices: Col
     if name in options.exclude:
         return f"`{name}` is excluded by the recipe"
     claim = CLAIMS.get(name)
+    if isinstance(node.meta.get("val"), torch.SymInt):
+        return f"`{name}` computes a size or a condition, which the program does itself"
     if claim is None:
         return f"`{name}` is not among the operators that OpenVINO computes as eager does"
     if not options.finite and name in NAN_LOSING:
@@ -139,7 +149,7 @@ def why_not_results(node: Node, claim: Claim, passed: bool) -> str:
             return reason
         index = value.dtype is torch.int64 and (passed or "result" in claim.indices)
         if not index and value.dtype not in claim.takes | BOOLEAN:
-            return f"its result is {dtype_name(value.dtype)}"
+            return f"its result is {dtype_name(value.dtype)}{COMPUTED_AS.get(value.dtype, '')}"
     return ""
 
 
@@ -157,7 +167,7 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                 if tensor.dtype is torch.bool and name in CONDITIONS:
                     continue
                 if tensor.dtype not in claim.takes:
-                    return f"`{source.name}` is {dtype_name(tensor.dtype)}"
+                    return f"`{source.name}` is {dtype_name(tensor.dtype)}{COMPUTED_AS.get(tensor.dtype, '')}"
                 dtypes.add(tensor.dtype)
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
     if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
@@ -178,7 +188,7 @@ def why_not_source(source: Node) -> str:
 
 def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
     given = named_arguments(node)
-    if given.get("half_to_float") or given.get("enable_gqa") or given.get("divisor_override"):
+    if any(given.get(form) for form in ("accumulate", "divisor_override", "enable_gqa", "half_to_float")):
         return f"this form of `{name}` has no counterpart"
     if name in CONVOLUTIONS and len(given["input"].meta["val"].shape) != len(given["weight"].meta["val"].shape):
         return "a convolution without a batch is left"
@@ -190,12 +200,22 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return f"the average of nothing is another, and {MAY_BE_ZERO}"
     if name == VARIANCE and not all(isinstance(size, int) for size in reduced_sizes(given)):
         return "the variance of one number is another, and a dynamic size may be 1"
+    if name in TABLES:
+        return why_not_lookup(name, node)
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
         if before != after and after not in FLOATING:
             return f"{dtype_name(before)} becomes {dtype_name(after)} in another way"
     return ""
+
+
+def why_not_lookup(name: str, node: Node) -> str:
+    used = lookup(node)
+    if used is None:
+        return f"`{name}` has several indices, and OpenVINO is given one"
+    dtype = used.indices.meta["val"].dtype
+    return "" if dtype in INDICES else f"`{used.indices.name}` is {dtype_name(dtype)}"
 
 
 def conflicting_products(graph: Graph) -> set[Node]:
@@ -268,13 +288,26 @@ def tensor_inputs(node: Node) -> list[Node]:
     return [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
 
 
-def lookup(node: Node) -> tuple[Node, int | torch.SymInt]:
-    """Return the indices of a lookup in a table, and the size that they must be less than."""
-    given = named_arguments(node)
-    table = given[TABLES[operator_name(node.target)]]
-    index = given.get("indices", given.get("index"))
-    assert isinstance(index, Node)
-    return index, table.meta["val"].shape[given.get("dim", 0)]
+class Lookup(NamedTuple):
+    """The one index of an operation, and the dimension of a table that it names places of."""
+
+    indices: Node
+    dim: int
+    size: int | torch.SymInt
+
+
+def lookup(node: Node) -> Lookup | None:
+    name, given = operator_name(node.target), named_arguments(node)
+    if name not in TABLES:
+        return None
+    index: Any = given.get("indices", given.get("index"))
+    dim = given.get("dim", 0)
+    if isinstance(index, (list, tuple)):
+        found = [(each, place) for place, each in enumerate(index) if each is not None]
+        if len(found) != 1:
+            return None
+        ((index, dim),) = found
+    return Lookup(index, dim, given[TABLES[name]].meta["val"].shape[dim])
 
 
 def source_of(index: Node) -> Node:

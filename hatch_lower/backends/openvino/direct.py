@@ -1,0 +1,54 @@
+"""Operations that are written in OpenVINO's own operators, past the translations of its frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Direct:
+    """A call in a prepared graph that knows what it becomes; the frontend finds it by its name."""
+
+    def __init__(self, name: str, write: Callable[..., Any]) -> None:
+        self.__name__ = name
+        self._write = write
+
+    def __str__(self) -> str:
+        return self.__name__
+
+    def __call__(self, opset: Any, *inputs: Any) -> Any:
+        return self._write(opset, *inputs)
+
+    def convert(self, openvino: Any, context: Any) -> Any:
+        """Write the operation for a node of the frontend's; name what was written after it."""
+        inputs = [context.get_input(place) for place in range(context.get_input_size())]
+        result = self(openvino.opset13, *inputs)
+        known = {value.get_node().get_friendly_name() for value in inputs}
+        pending = [result]
+        while pending:
+            node = pending.pop()
+            if node.get_friendly_name() not in known:
+                known.add(node.get_friendly_name())
+                pending += [value.get_node() for value in node.input_values()]
+                node.set_friendly_name(f"{self}/{node.get_type_name()}")
+        return result.outputs()
+
+
+def write_slices(dim: int, size: int, rank: int) -> Callable[..., Any]:
+    """Return what writes values to the places in one dimension of a table that an index of a rank names."""
+
+    def write(opset: Any, table: Any, index: Any, values: Any) -> Any:
+        sizes = opset.shape_of(table)
+        before, after = (
+            opset.slice(sizes, *(opset.constant([bound], dtype="int64") for bound in bounds))
+            for bounds in ((0, dim, 1), (dim + 1, len(table.get_partial_shape()), 1))
+        )
+        places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
+        values = opset.broadcast(values, opset.concat([before, places, after], 0))
+        if not rank:
+            index, values = opset.unsqueeze(index, 0), opset.unsqueeze(values, dim)
+        # a negative index counts from the end
+        index = opset.floor_mod(index, opset.constant(size, dtype=index.get_element_type()))
+        return opset.scatter_update(table, index, values, opset.constant(dim, dtype="int32"))
+
+    return write
