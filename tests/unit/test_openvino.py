@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
@@ -22,7 +24,7 @@ from torch.export import Dim, ExportedProgram
 from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
-from hatch_lower.backends.openvino.prepare import COMPOSITES
+from hatch_lower.backends.openvino.prepare import COMPOSITES, QUANTISING
 from hatch_lower.errors import BackendError, CallError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.graph.state import constant_of, constant_specs
@@ -37,7 +39,7 @@ if find_spec("openvino") is None:
 
 from hatch_lower.backends.openvino import run
 from hatch_lower.backends.openvino.compile import OpenvinoBackend
-from hatch_lower.backends.openvino.library import engine
+from hatch_lower.backends.openvino.library import engine, sums_integers
 from hatch_lower.backends.openvino.run import OpenvinoDelegate, read_info
 from hatch_lower.backends.reference.compile import ReferencePartitioner
 from hatch_lower.exir.lowered_backend_module import get_lowered_submodules
@@ -325,7 +327,7 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
     if dtype is torch.float32:
         assert set(differences(model, cases, *special(nan=False))) <= INFINITE
         assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
-        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN | WHOLE
+        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN | WHOLE | QUANTISING.keys()
     if dtype is torch.bool:
         assert taken(lowered) >= SEEN_IN_BOOLEAN
 
@@ -707,6 +709,152 @@ def test_composites_that_another_backend_wants_whole_are_taken(tmp_path: Path) -
     assert differences(model, cases, *samples(torch.float32)[0]) == {}
     assert set(differences(model, cases, *special(nan=False))) <= INFINITE
     assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
+
+
+# Models in 8-bit integers.
+
+QUANTISERS = {"xnnpack": xnnpack_quantizer, "x86": x86_quantizer}
+
+
+@pytest.mark.parametrize("quantizer", QUANTISERS)
+@pytest.mark.parametrize("model", [partial(mlp, 256), conv_net], ids=["mlp", "conv_net"])
+def test_a_quantised_model_is_one_partition(model: Any, quantizer: str, tmp_path: Path) -> None:
+    module, inputs = model()
+    net = quantised(module, inputs, QUANTISERS[quantizer]())
+    lowered = lower_graph(net, *inputs)
+    assert (len(delegates(lowered)), reasons(lowered)) == (1, {})
+    found = load(save_program(lowered, tmp_path / "program"))
+    kernels = kernels_of(tmp_path / "program")
+    with torch.no_grad():
+        torch.testing.assert_close(found(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+    if sums_integers():
+        assert sum("i8" in kernel.lower() for kernel in kernels) >= 3, kernels
+
+
+def lower_graph(net: nn.Module, *inputs: Any, **options: Any) -> LoweredProgram:
+    # what PT2E gives has no training mode
+    program = torch.export.export(net, inputs)
+    return to_edge_transform_and_lower(
+        program, partitioner=[OpenvinoBackend.partitioner({"threads": 1, **options})]
+    ).to_executorch()
+
+
+def kernels_of(folder: Path) -> list[str]:
+    """Return the kernels that a program's only partition runs products with."""
+    compiled: list[Any] = []
+
+    class Noting:
+        """The engine, which keeps what it compiles."""
+
+        read_model = staticmethod(engine().read_model)
+
+        def compile_model(self, model: Any, *rest: Any) -> Any:
+            compiled.append(engine().compile_model(model, *rest))
+            return compiled[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "engine_of_integers", Noting)
+        load(folder)
+    nodes = [node.get_rt_info() for node in compiled[0].get_runtime_model().get_ops()]
+    products = ("FullyConnected", "Convolution", "MatMul")
+    return [str(info["primitiveType"].value) for info in nodes if str(info["layerType"].value).startswith(products)]
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero_point", "least", "greatest", "dtype"),
+    [
+        (0.25, -7, -128, 127, torch.int8),  # multiples of 1/8 lie between two steps
+        (0.25, 0, -127, 127, torch.int8),
+        (0.018996672704815865, -6, -128, 127, torch.int8),
+        (0.03, 117, 0, 255, torch.uint8),
+        (0.5, 3, 0, 15, torch.uint8),
+    ],
+)
+def test_numbers_are_quantised_as_in_eager(
+    scale: float, zero_point: int, least: int, greatest: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    facts = (scale, zero_point, least, greatest, dtype)
+
+    def net(x: Tensor) -> tuple[Tensor, Tensor]:
+        steps = torch.ops.quantized_decomposed.quantize_per_tensor(x, *facts)
+        return steps, torch.ops.quantized_decomposed.dequantize_per_tensor(steps, *facts)
+
+    between = (torch.arange(-300, 300) + 0.5) * scale
+    up, down = (torch.nextafter(between, torch.tensor(limit)) for limit in (float("inf"), float("-inf")))
+    x = torch.cat([between, up, down, torch.tensor([float("inf"), float("-inf"), 1e30, -1e30, 0.0, -0.0, 1e-40])])
+    lowered = lower(Call(net), x)
+    assert (len(delegates(lowered)), reasons(lowered)) == (1, {})
+    model = load(save_program(lowered, tmp_path / "program"))
+    (steps, numbers), expected = model(x), net(x)
+    assert torch.equal(steps, expected[0])
+    torch.testing.assert_close(numbers, expected[1], rtol=1e-6, atol=1e-5 * scale)
+
+
+class Pooled(nn.Module):
+    """What OpenVINO would average and bound in integers, between two products."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.pool = nn.Linear(16, 16), nn.Linear(16, 16), pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.pool(self.first(x)))
+        return result
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [lambda x: x.mean(1), lambda x: F.hardtanh(x, -0.3, 0.4), lambda x: F.avg_pool2d(x, (2, 1))],
+    ids=["mean", "bounds", "pool"],
+)
+def test_averages_and_bounds_between_integers_are_those_of_eager(pool: Any, tmp_path: Path) -> None:
+    x = torch.randn(2, 7, 16)  # an average of 8 steps is often between two, where both sides may round either way
+    for name, quantizer in QUANTISERS.items():
+        net = quantised(Pooled(pool).eval(), (x,), quantizer())
+        model = load(save_program(lower_graph(net, x), tmp_path / name))
+        with torch.no_grad():
+            assert torch.isclose(model(x), net(x), rtol=1e-4, atol=1e-5).float().mean() > 0.98, name
+
+
+def test_weights_alone_in_integers_are_multiplied_by_float32(tmp_path: Path) -> None:
+    module, inputs = mlp(64)
+    net = quantised(module, inputs, xnnpack_quantizer(dynamic=True))
+    lowered = lower_graph(net, *inputs)
+    assert "quantized_decomposed.dequantize_per_channel.default" in taken(lowered)
+    assert {reason for reason in reasons(lowered).values() if "choose_qparams" in reason}
+    model = load(save_program(lowered, tmp_path / "program"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(*inputs), net(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:
+    def net(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        facts = (0, -127, 127, torch.int8)
+        return torch.ops.quantized_decomposed.dequantize_per_channel(x, scales, zeros, *facts) + 1
+
+    x, scales = torch.ones(4, 3, dtype=torch.int8), torch.rand(4)
+    lowered = lower(Call(net), x, scales, torch.zeros(4, dtype=torch.int64))
+    assert "`inputs_1` is no constant" in reasons(lowered).values()
+
+
+SATURATING = """
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+test = runpy.run_path(sys.argv[1])
+print(test["sums_integers"]())
+test["test_a_quantised_model_is_one_partition"](test["conv_net"], "x86", Path(sys.argv[2]))
+"""
+
+
+def test_a_processor_whose_sums_of_integers_overflow_computes_in_floating_point(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", SATURATING, __file__, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 # What is made of a partition.

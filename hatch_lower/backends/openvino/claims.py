@@ -18,7 +18,8 @@ BOOLEAN = frozenset({torch.bool})
 NUMBERS = FLOATING | {torch.int32}
 CONDITIONS = frozenset({"condition", "attn_mask"})
 INDICES = frozenset({torch.int32, torch.int64})
-STORED = NUMBERS | BOOLEAN | {torch.uint8, torch.int8}
+QUANTISED = frozenset({torch.uint8, torch.int8})
+STORED = NUMBERS | BOOLEAN | QUANTISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Claim:
     takes: frozenset[torch.dtype]
     # names of arguments that hold indices, of int32 or int64; also results may then be int64
     indices: tuple[str, ...] = ()
+    # names of arguments that are given only as constants; their dtypes may differ from those of others
+    constants: tuple[str, ...] = ()
     # of its results, only the first may be used
     first_only: bool = False
     # it computes nothing; int64 passes through it if it becomes an index in the end
@@ -43,6 +46,10 @@ def overloads(names: str) -> list[str]:
 def listed(names: str, claim: Claim) -> dict[str, Claim]:
     return dict.fromkeys(overloads(names), claim)
 
+
+QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
+DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
+DEQUANTISE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
 
 # by the name of an overload; a test compares each of them with eager, for each of its dtypes
 CLAIMS: Mapping[str, Claim] = {
@@ -95,6 +102,10 @@ CLAIMS: Mapping[str, Claim] = {
         """,
         Claim(STORED, moves=True),
     ),
+    QUANTISE: Claim(FLOATING | QUANTISED),
+    DEQUANTISE: Claim(FLOATING | QUANTISED),
+    # zero points count steps of a table of 256
+    DEQUANTISE_CHANNELS: Claim(FLOATING | QUANTISED, indices=("zero_points",), constants=("scales", "zero_points")),
 }
 
 # the result has each element of their first input, and no other
@@ -120,6 +131,16 @@ NAN_LOSING = frozenset(
         _log_softmax _softmax argmax clamp div.Tensor exp hardtanh log_softmax.int max_pool2d
         max_pool2d_with_indices max_pool3d_with_indices maximum minimum relu scaled_dot_product_attention softmax.int
         sort topk
+        """
+    )
+) | {QUANTISE}
+
+# Where a model is quantised, OpenVINO computes these in 8-bit integers too, and rounds what eager does not.
+ROUNDING = frozenset(
+    overloads(
+        """
+        _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d clamp hardtanh layer_norm linalg_vector_norm
+        mean mean.dim native_group_norm native_layer_norm sum.dim_IntList upsample_bilinear2d.vec var.correction
         """
     )
 )

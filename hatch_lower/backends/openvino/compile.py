@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
-from hatch_lower.backends.openvino.claims import KEPT_OPERATORS, NAN_LOSING
+from hatch_lower.backends.openvino.claims import DEQUANTISE_CHANNELS, KEPT_OPERATORS, NAN_LOSING
 from hatch_lower.backends.openvino.convert import convert
 from hatch_lower.backends.openvino.library import import_openvino
 from hatch_lower.backends.openvino.options import BACKEND_ID, Options, parse_options
@@ -130,6 +130,8 @@ class OpenvinoPartitioner(EnginePartitioner):
 
     def _keeps(self, node: Node, ranges: Ranges) -> bool:
         weight = named_arguments(node).get("weight")
+        if isinstance(weight, Node) and operator_name(weight.target) == DEQUANTISE_CHANNELS:
+            weight = weight.args[0]
         if isinstance(weight, Node) and weight.op == "call_function" and is_square(weight, "aten.linear.default"):
             return False  # whether it is taken, only the edge program shows
         return not why_not_operation(node, self.options, ranges)

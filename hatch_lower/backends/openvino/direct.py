@@ -44,7 +44,7 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Any]:
             for bounds in ((0, dim, 1), (dim + 1, len(table.get_partial_shape()), 1))
         )
         places = opset.shape_of(index) if rank else opset.constant([], dtype="int64")
-        values = opset.broadcast(values, opset.concat([before, places, after], 0))
+        values = opset.broadcast(opset.convert_like(values, table), opset.concat([before, places, after], 0))
         if not rank:
             index, values = opset.unsqueeze(index, 0), opset.unsqueeze(values, dim)
         # a negative index counts from the end
@@ -52,3 +52,45 @@ def write_slices(dim: int, size: int, rank: int) -> Callable[..., Any]:
         return opset.scatter_update(table, index, values, opset.constant(dim, dtype="int32"))
 
     return write
+
+
+def write_quantise(scale: float, zero_point: int, least: int, greatest: int, dtype: str) -> Callable[..., Any]:
+    """Return what quantises numbers as eager does, and what integers' kernels are recognised by."""
+
+    def write(opset: Any, value: Any) -> Any:
+        # `fake_quantize` of numbers that are whole before it: by itself it would round others where a number lies
+        # between two, for it rounds to an even number of steps from the least, and eager from zero
+        value = opset.convert(value, "f32")  # the frontend gives whole numbers as integers
+        steps = opset.round(opset.multiply(value, number(opset, 1.0 / scale)), "half_to_even")
+        bounds = (least - zero_point, greatest - zero_point, least, greatest)
+        fitted = opset.fake_quantize(steps, *(number(opset, bound) for bound in bounds), greatest - least + 1)
+        return opset.convert(fitted, dtype)
+
+    return write
+
+
+def write_dequantise(scale: float, zero_point: int, *, hidden: bool) -> Callable[..., Any]:
+    """Return what gives the numbers of quantised ones; `hidden`: integers' kernels do not recognise it."""
+
+    def write(opset: Any, value: Any) -> Any:
+        steps = opset.convert(value, "f32")
+        if hidden:
+            steps = opset.maximum(steps, number(opset, float("-inf")))
+        return opset.multiply(opset.subtract(steps, number(opset, zero_point)), number(opset, scale))
+
+    return write
+
+
+def write_dequantise_channels(axis: int, rank: int) -> Callable[..., Any]:
+    def write(opset: Any, value: Any, scales: Any, zero_points: Any = None) -> Any:
+        shape = opset.constant([-1 if dim == axis % rank else 1 for dim in range(rank)], dtype="int64")
+        steps = opset.convert(value, "f32")
+        if zero_points is not None:
+            steps = opset.subtract(steps, opset.reshape(opset.convert(zero_points, "f32"), shape, False))
+        return opset.multiply(steps, opset.reshape(scales, shape, False))
+
+    return write
+
+
+def number(opset: Any, value: float) -> Any:
+    return opset.constant(value, dtype="float32")

@@ -37,6 +37,34 @@ def hidden(name: str) -> Iterator[None]:
 
 
 @cache
+def engine_of_integers() -> Any:
+    """Return the engine for models that are quantised."""
+    # A processor without instructions for sums of products of 8-bit integers sums them in 16 bits, which overflow.
+    # There the same models are computed in floating point.
+    if not sums_integers():
+        engine().set_property("CPU", {"LP_TRANSFORMS_MODE": "NO"})
+    return engine()
+
+
+@cache
+def sums_integers() -> bool:
+    openvino = import_openvino()
+    opset, count = openvino.opset13, 64
+    given = openvino.op.Parameter(openvino.Type.f32, openvino.Shape([1, count]))
+    bounds = [opset.constant(bound, dtype=openvino.Type.f32) for bound in (0, 255, 0, 255)]
+    activation = opset.convert(opset.convert(opset.fake_quantize(given, *bounds, 256), "u8"), "f32")
+    weight = opset.convert(opset.constant([[127] * count] * 16, dtype=openvino.Type.i8), "f32")
+    half = opset.constant(0.5, dtype=openvino.Type.f32)
+    product = opset.matmul(opset.multiply(activation, half), opset.multiply(weight, half), False, True)
+    model = engine().compile_model(
+        openvino.Model([product], [given], "probe"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    greatest = openvino.Tensor(openvino.Type.f32, openvino.Shape([1, count]))
+    greatest.data[:] = 255
+    return bool((model([greatest])[0] == 255 * 127 * count / 4).all())
+
+
+@cache
 def engine() -> Any:
     # one in the process: the plugins of devices are loaded once
     return import_openvino().Core()

@@ -16,8 +16,20 @@ from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
 from hatch_lower.backends.call_map import inverse
-from hatch_lower.backends.openvino.claims import COUNTING_BACK
-from hatch_lower.backends.openvino.direct import Direct, write_slices
+from hatch_lower.backends.openvino.claims import (
+    COUNTING_BACK,
+    DEQUANTISE,
+    DEQUANTISE_CHANNELS,
+    QUANTISE,
+    ROUNDING,
+)
+from hatch_lower.backends.openvino.direct import (
+    Direct,
+    write_dequantise,
+    write_dequantise_channels,
+    write_quantise,
+    write_slices,
+)
 from hatch_lower.backends.openvino.support import Lookup, lookup, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
@@ -42,6 +54,10 @@ class OpenvinoCopy(PartitionCopy):
         # those that nothing uses are left out
         self.literals: dict[str, torch.Tensor] = {}
         self.bound: list[int] = []  # positions of the constants that the model takes
+        # whether OpenVINO computes in integers what it recognises
+        self.quantises = any(
+            node.op == "call_function" and operator_name(node.target) == QUANTISE for node in self.program.graph.nodes
+        )
         # of the placeholders; a size that is known at run time is -1
         self.dtypes: list[torch.dtype] = []
         self.shapes: list[tuple[int, ...]] = []
@@ -77,6 +93,8 @@ class OpenvinoCopy(PartitionCopy):
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
+        if self.quantises and operator_name(target) in ROUNDING:
+            args = (self._call(aten.maximum.default, args[0], self._literal(torch.tensor(float("-inf")))), *args[1:])
         used = lookup(node)
         if used is not None:
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
@@ -85,6 +103,9 @@ class OpenvinoCopy(PartitionCopy):
         elif target is aten.index_put.default and used is not None:
             write = write_slices(used.dim, int(used.size), used.indices.meta["val"].dim())
             target, args, kwargs = Direct(f"n{index}", write), (args[0], self.values[used.indices], args[2]), {}
+        elif operator_name(target) in QUANTISING:
+            write, sources = QUANTISING[operator_name(target)](node, named_arguments(node))
+            target, args, kwargs = Direct(f"n{index}", write), tuple(self.values[source] for source in sources), {}
         elif target in MIRRORED:
             target, args = MIRRORED[target], (self._operand(args[1], node), args[0])
         elif target in COMPOSITES:
@@ -199,6 +220,36 @@ COMPOSITES: Mapping[OpOverload, Callable[[Mapping[str, object], int], Call]] = M
         aten.log_softmax.int: log_softmax,
         aten.max_pool2d.default: max_pool,
         aten.softmax.int: softmax,
+    }
+)
+
+# What OpenVINO's frontend translates otherwise than eager computes it: the writer, and the tensors that it is given.
+
+Written = tuple[Callable[..., Any], list[Node]]
+
+
+def quantise(node: Node, given: Mapping[str, Any]) -> Written:
+    dtype = {torch.int8: "i8", torch.uint8: "u8"}[given["dtype"]]
+    bounds = given["quant_min"], given["quant_max"]
+    return write_quantise(given["scale"], given["zero_point"], *bounds, dtype), [given["input"]]
+
+
+def dequantise(node: Node, given: Mapping[str, Any]) -> Written:
+    hidden = any(user.op == "call_function" and operator_name(user.target) in ROUNDING for user in node.users)
+    return write_dequantise(given["scale"], given["zero_point"], hidden=hidden), [given["input"]]
+
+
+def dequantise_channels(node: Node, given: Mapping[str, Any]) -> Written:
+    tensors = (given[name] for name in ("input", "scales", "zero_points"))
+    write = write_dequantise_channels(given["axis"], node.meta["val"].dim())
+    return write, [each for each in tensors if each is not None]
+
+
+QUANTISING: Mapping[str, Callable[[Node, Mapping[str, Any]], Written]] = MappingProxyType(
+    {
+        QUANTISE: quantise,
+        DEQUANTISE: dequantise,
+        DEQUANTISE_CHANNELS: dequantise_channels,
     }
 )
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
-from hatch_lower.backends.openvino.library import INSTALL, engine, import_openvino
+from hatch_lower.backends.openvino.library import INSTALL, engine, engine_of_integers, import_openvino
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+QUANTISED = b'"FakeQuantize"'
 
 
 class OpenvinoDelegate(Delegate):
@@ -42,10 +44,12 @@ class OpenvinoDelegate(Delegate):
             ) from error
         try:
             literals = openvino.Tensor(view_of(blob, info.literals), shared_memory=True)
-            model = engine().read_model(blob.path.read_bytes(), literals)
+            text = blob.path.read_bytes()
+            core = engine_of_integers() if QUANTISED in text else engine()
+            model = core.read_model(text, literals)
             values = [to_tensor(openvino, constants[position]) for position in info.bound]
             bind_constants(openvino, model, values)
-            compiled = engine().compile_model(model, info.device, settings(info))
+            compiled = core.compile_model(model, info.device, settings(info))
         except RuntimeError as error:
             raise ProgramError(
                 "OpenVINO cannot load a partition",
@@ -132,8 +136,12 @@ class OpenvinoFacts(NamedTuple):
 
 
 def settings(info: OpenvinoFacts) -> dict[str, object]:
-    # float32 is computed as such, and one call at a time as fast as it can be
-    chosen: dict[str, object] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    # float32 is computed as such, also beside 8-bit weights, and one call at a time as fast as it can be
+    chosen: dict[str, object] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     if info.device == "CPU":
         # several models, and other libraries, share the cores
         chosen["ENABLE_CPU_PINNING"] = False

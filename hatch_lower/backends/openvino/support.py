@@ -18,6 +18,7 @@ from hatch_lower.backends.openvino.claims import (
     CHOICES,
     CLAIMS,
     CONDITIONS,
+    DEQUANTISE_CHANNELS,
     FLOATING,
     INDICES,
     KEPT_WHOLE,
@@ -65,8 +66,16 @@ class Support:
             reason = why_not_operation(producer, self._options, self._ranges, self._indices)
             if not reason and producer in self._conflicts:
                 reason = "OpenVINO packs a weight once, and another product uses this one turned round"
-            self._known[producer] = reason or self._why_not_indices(producer)
+            self._known[producer] = reason or self._why_not_constants(producer) or self._why_not_indices(producer)
         return self._known[producer]
+
+    def _why_not_constants(self, node: Node) -> str:
+        given = named_arguments(node)
+        sources = [
+            source for name in CLAIMS[operator_name(node.target)].constants for source in nodes_in(given.get(name))
+        ]
+        wrong = [source for source in sources if source not in self._constants]
+        return f"`{wrong[0].name}` is no constant" if wrong else ""
 
     def _why_not_indices(self, node: Node) -> str:
         # a call's own indices are compared before it runs
@@ -168,7 +177,8 @@ def why_not_inputs(node: Node, claim: Claim, passed: bool) -> str:
                     continue
                 if tensor.dtype not in claim.takes:
                     return f"`{source.name}` is {dtype_name(tensor.dtype)}{COMPUTED_AS.get(tensor.dtype, '')}"
-                dtypes.add(tensor.dtype)
+                if name not in claim.constants:
+                    dtypes.add(tensor.dtype)
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, float)]
     if len(dtypes) > 1 or (numbers and torch.int32 in dtypes and not claim.moves):
         return "its inputs are of several types"
@@ -202,6 +212,8 @@ def why_not_call(name: str, node: Node, ranges: Ranges) -> str:
         return "the variance of one number is another, and a dynamic size may be 1"
     if name in TABLES:
         return why_not_lookup(name, node)
+    if given.get("out_dtype", torch.float32) not in (None, torch.float32):
+        return f"its result is {dtype_name(given['out_dtype'])}"
     if name == "aten._to_copy.default":
         (source,) = nodes_in(given["self"])
         before, after = source.meta["val"].dtype, node.meta["val"].dtype
@@ -236,7 +248,7 @@ def conflicting_products(graph: Graph) -> set[Node]:
                     weight, turned = origins[source]
                     linear = name == "aten.linear.default"
                     uses.append((not linear, node, weight, turned != (linear or bool(given.get("transposed")))))
-            elif is_move(node) and source in origins:
+            elif (is_move(node) or name == DEQUANTISE_CHANNELS) and source in origins:
                 weight, turned = origins[source]
                 origins[node] = weight, turned != turns(node)
     first: dict[Node, bool] = {}
