@@ -304,11 +304,42 @@ def test_tensors_without_elements_are_eagers(tmp_path: Path) -> None:
 
 
 def test_a_size_that_is_never_zero_costs_no_partition(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 1))
-    image = torch.randn(3, 1, 4, 4)
+    module, x = Apply(lambda x: (x * 2 - (x + 1).mean()) * 3), torch.randn(3, 4)
     for dim, count in ((Dim("batch", max=9), 2), (Dim("batch", min=1, max=9), 1)):
-        lowered = check(module, tmp_path / str(count), (image,), (image[:1],), dynamic={"input": {0: dim}})
+        lowered = check(module, tmp_path / str(count), (x,), (x[:1],), dynamic={"args": ({0: dim},)})
         assert len(delegates(lowered)) == count
+
+
+def test_a_group_norm_of_no_elements_is_eagers(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv1d(4, 4, 1), nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 1))
+    nn.init.uniform_(module[1].weight)
+    rows, columns = Dim("rows", max=9), Dim("columns", min=0, max=9)
+    calls = [(torch.randn(each, 4, 5),) for each in (2, 0, 1, 9)]
+    assert len(delegates(check(module, tmp_path / "rows", *calls, dynamic={"input": {0: rows}}))) == 1
+    calls = [(torch.randn(2, 4, each),) for each in (3, 0, 1, 9)]
+    dynamic = {"args": ({2: columns},)}
+    bare = Apply(lambda x: nn.functional.group_norm(x, 2) + 1)
+    assert len(delegates(check(bare, tmp_path / "columns", *calls, dynamic=dynamic))) == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"),
+    [
+        (nn.AvgPool2d(2), ""),
+        (nn.AvgPool2d((3, 2), stride=(2, 1)), ""),
+        (nn.AvgPool2d(3, 2, ceil_mode=True), ""),
+        (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), ""),
+        (nn.AvgPool2d(3, 2, 1), "a pool of averages that counts its padding is not taken"),
+        (nn.AvgPool2d(2, divisor_override=3), "a pool of averages with a divisor of its own is not taken"),
+    ],
+)
+def test_pools_of_averages_are_taken_where_they_are_eagers(pool: nn.Module, reason: str, tmp_path: Path) -> None:
+    image = torch.randn(3, 2, 8, 7)
+    image[0, 0, 3, 3], image[1, 1, 0, 2] = float("nan"), float("inf")
+    dynamic = {"args": ({0: Dim("rows", max=9)},)}
+    lowered = check(Apply(lambda x: pool(x + 1) * 2), tmp_path, (image,), (image[:0],), dynamic=dynamic)
+    assert set(lowered.reasons["forward"].values()) == ({reason} if reason else set())
+    assert len(delegates(lowered)) == (2 if reason else 1)
 
 
 def test_a_build_says_what_to_write_where_a_size_may_be_zero() -> None:

@@ -190,6 +190,14 @@ def limit_convolution(given: Mapping[str, Any]) -> str:
     return "a transposed convolution with an output padding as large as the stride is not taken" if padded else ""
 
 
+def limit_average(given: Mapping[str, Any]) -> str:
+    # The translation passes over the divisor; ONNX Runtime 1.23 counts elements behind the padding, too.
+    if given["divisor_override"] is not None:
+        return "a pool of averages with a divisor of its own is not taken"
+    counted = given["count_include_pad"] and any(given["padding"])
+    return "a pool of averages that counts its padding is not taken" if counted else ""
+
+
 def limit_product(given: Mapping[str, object]) -> str:
     # The translation multiplies by other factors than eager where both are given.
     return "" if given["alpha"] == 1 and given["beta"] == 1 else "a product with factors is not taken"
@@ -233,6 +241,8 @@ LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProx
         torch.ops.aten.addmm.default: limit_product,
         torch.ops.aten.amax.default: limit_reduction,
         torch.ops.aten.amin.default: limit_reduction,
+        torch.ops.aten.avg_pool2d.default: limit_average,
+        torch.ops.aten.avg_pool3d.default: limit_average,
         torch.ops.aten.convolution.default: limit_convolution,
         torch.ops.aten.index.Tensor: limit_index,
         torch.ops.aten.linalg_vector_norm.default: limit_norm,

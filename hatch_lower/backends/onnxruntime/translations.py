@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import BOOL
+from onnxscript import BOOL, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
@@ -82,6 +82,33 @@ def any_dim(self: TTensor, dim: int, keepdim: bool = False) -> Any:
     return op.Greater(greatest, op.Constant(value_int=0))
 
 
+def group_norm(
+    self: TTensor,
+    weight: TTensor | None = None,
+    bias: TTensor | None = None,
+    rows: INT64 | None = None,
+    channels: INT64 | None = None,
+    size: INT64 | None = None,
+    group: int = 1,
+    eps: float = 1e-5,
+) -> Any:
+    # The exporter's reshape leaves a size open, which is none where there are no elements.
+    groups = op.Constant(value_ints=[group])
+    length = op.Div(op.ReduceProd(op.Shape(self, start=1)), groups)
+    flat = op.Reshape(self, op.Concat(op.Shape(self, start=0, end=1), groups, length, axis=0), allowzero=1)
+    one, zero = (op.Expand(op.CastLike(op.Constant(value_float=number), self), groups) for number in (1.0, 0.0))
+    result = op.Reshape(op.InstanceNormalization(flat, one, zero, epsilon=eps), op.Shape(self), allowzero=1)
+    shape: Any = self.shape
+    behind = op.Constant(value_ints=list(range(1, len(shape) - 1)))
+    if weight is not None:
+        result = op.Mul(result, op.Unsqueeze(weight, behind))
+    if bias is not None:
+        result = op.Add(result, op.Unsqueeze(bias, behind))
+    # nothing uses the others
+    mean = op.ReduceMean(flat, op.Constant(value_ints=[2]), keepdims=0)
+    return result, mean, op.Identity(mean)
+
+
 def count_elements(self: Any, axes: Any, like: Any) -> Any:
     return op.CastLike(op.ReduceProd(op.Gather(op.Shape(self), axes), keepdims=0), like)
 
@@ -90,6 +117,7 @@ TRANSLATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.aten.any.dim: any_dim,
         torch.ops.aten.mean.dim: mean_dim,
+        torch.ops.aten.native_group_norm.default: group_norm,
         torch.ops.aten.squeeze.dim: squeeze_dim,
         torch.ops.aten.squeeze.dims: squeeze_dims,
         torch.ops.aten.var.correction: variance,
