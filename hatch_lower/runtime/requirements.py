@@ -101,12 +101,14 @@ def version_here(name: str) -> str | None:
         return None
 
 
-# the x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds
+# the x86-64 levels, lowest first, and the flags of Linux's `/proc/cpuinfo` that each adds; the last one is no level of
+# that standard, but has instructions for sums of products of bytes
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64", frozenset()),
     ("x86-64-v2", frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])),
     ("x86-64-v3", frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])),
     ("x86-64-v4", frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])),
+    ("x86-64-v4-vnni", frozenset(["avx512_vnni"])),
 )
 
 BASELINES = {"aarch64": "armv8-a"}  # what every machine of an architecture without levels can run

@@ -190,7 +190,7 @@ def test_a_right_model_passes_in_a_folder_and_in_a_wheel(net: Mapping[str, bytes
         rows = rows_of(name)
         assert sorted(outcome(rows)) == ALL_RIGHT
         assert all(row["largest_error"] < 1e-6 and row["detail"] == "" for row in rows)
-        assert rows[0]["tolerance"] == {"rtol": 1e-4, "atol": 1e-5}
+        assert rows[0]["tolerance"] == {"rtol": 1e-4, "atol": 1e-5, "quantised": False}
 
 
 def test_an_installed_model_passes(net: Mapping[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_difference_that_the_tolerance_allows(net: Mapping[str, bytes], tmp_pa
     folder = write_folder(tmp_path / "files", files)
     assert run(folder).exit_code == 1
     assert run(folder, "--atol", "0.1").exit_code == 0
-    assert rows_of(folder, "--atol", "0.1")[0]["tolerance"] == {"rtol": 1e-4, "atol": 0.1}
+    assert rows_of(folder, "--atol", "0.1")[0]["tolerance"] == {"rtol": 1e-4, "atol": 0.1, "quantised": False}
     assert max(row["largest_error"] for row in rows_of(folder, "--atol", "0.1")) == pytest.approx(0.01, rel=1e-3)
 
 

@@ -38,7 +38,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "2"
+VERSION = "3"
 
 
 class AotiBackend(BackendDetails):
@@ -93,7 +93,7 @@ def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[Pr
         with inductor_isolated(isa, compiler.program, folder), LibraryPool(compiler, folder) as pool:
             # inductor lowers one program while the compiler works on those before it
             for program in programs:
-                copied = AotiCopy(program)
+                copied = AotiCopy(program, multiplies=isa.multiplies)
                 generated = generate(copied)
                 waiting.append((copied, generated, pool.add(generated)))
             return [make_result(copied, generated, wait(), isa) for copied, generated, wait in waiting]

@@ -33,6 +33,8 @@ class Isa:
     march: str
     # inductor's class of vector registers in `torch._inductor.cpu_vec_isa`, or empty for scalar loops
     vectors: str
+    # whether every processor of the level sums products of bytes without saturation: what torch has for others does not
+    multiplies: bool = False
 
 
 ISAS: Mapping[str, Isa] = {
@@ -42,6 +44,7 @@ ISAS: Mapping[str, Isa] = {
         Isa("x86-64-v2", "x86_64", "x86-64-v2", ""),
         Isa("x86-64-v3", "x86_64", "x86-64-v3", "VecAVX2"),
         Isa("x86-64-v4", "x86_64", "x86-64-v4", "VecAVX512"),
+        Isa("x86-64-v4-vnni", "x86_64", "x86-64-v4", "VecAVX512", multiplies=True),
         Isa("armv8-a", "aarch64", "armv8-a", "VecNEON"),
     )
 }

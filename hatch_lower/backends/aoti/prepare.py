@@ -6,7 +6,9 @@ tensors) is left, so equal partitions give equal bytes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import sympy
@@ -16,9 +18,10 @@ from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from hatch_lower.backends.aoti.quantised import CHOOSE, Operand, operands_of, write_parameters, write_product
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import PartitionCopy
-from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator, without_negatives
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import constant_of, stand_ins
 
 ORIGIN = "hatch_lower.node"
@@ -30,6 +33,10 @@ class AotiCopy(PartitionCopy):
     """A partition for inductor: constants as attributes, sizes read off the tensors, changes of state as `copy_`."""
 
     backend_id: ClassVar[str] = "aoti"
+
+    def __init__(self, program: ExportedProgram, *, multiplies: bool = False) -> None:
+        self._multiplies = multiplies  # whether the processor multiplies matrices of integers
+        super().__init__(program)
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
         self.attributes: dict[str, object] = {}
@@ -74,14 +81,31 @@ class AotiCopy(PartitionCopy):
             return None
         target = torch_operator(node.target)
         args, kwargs = self.arguments(node)
+        if target is CHOOSE:
+            return write_parameters(partial(self._write, index), *args)
+        operands = operands_of(node) if self._multiplies else None
+        if operands is not None:
+            return self._write_product(node, operands, index)
+        if target is operator.getitem and isinstance(args[0], tuple):
+            return args[0][args[1]]
         if target is torch.ops.aten.index_select.default:
             # Inductor counts a negative index from the end, where eager refuses it.
             given: Any = node.args[2]
             indices = args[2]
-            for step, (operator, number) in enumerate(without_negatives(given)):
-                indices = self._call(operator, (indices, number), {}, f"i{index}_{step}", index)
+            for step, (function, number) in enumerate(without_negatives(given)):
+                indices = self._call(function, (indices, number), {}, f"i{index}_{step}", index)
             args = (*args[:2], indices)
         return self._call(target, args, kwargs, f"n{index}", index)
+
+    def _write_product(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
+        left, right = (operand.mapped(self.values) for operand in operands)
+        (*rows, length), (width, _) = (operand.integers.meta["val"].shape for operand in operands)
+        bias = named_arguments(node).get("bias")
+        write = partial(self._write, index)
+        return write_product(write, left, right, None if bias is None else self.values[bias], rows, length, width)
+
+    def _write(self, index: int, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return self._call(target, args, kwargs, f"n{index}_{len(self.graph.nodes)}", index)
 
     def _call(self, target: Any, args: Any, kwargs: Any, name: str, index: int) -> Node:
         copied = self.graph.create_node("call_function", target, args, kwargs, name=name)

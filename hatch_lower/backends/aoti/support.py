@@ -9,6 +9,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from hatch_lower.backends.aoti.quantised import why_not_quantised
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
@@ -64,6 +65,8 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"`{name}` changes its input"
     if op._opname in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
+    if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
+        return reason
     if op in KEPT_OPERATORS or (has_native_code(op) and not needs_missing_function(op, node)):
         return ""
     return f"inductor has no native code for `{name}`"
@@ -107,7 +110,7 @@ def has_native_code(op: OpOverload) -> bool:
     from torch._inductor import decomposition, lowering
     from torchgen.aoti.fallback_ops import inductor_fallback_ops
 
-    if op.namespace not in ("aten", "prims"):
+    if op.namespace not in ("aten", "prims", "quantized_decomposed"):
         return False
     if str(op) in inductor_fallback_ops or op in decomposition.decompositions:
         return True

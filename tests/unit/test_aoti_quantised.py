@@ -1,0 +1,141 @@
+"""Models that PT2E quantised, in AOTInductor: what is taken, and linear layers over integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+import hatch_lower
+from hatch_lower.backends.aoti.compile import AotiBackend
+from hatch_lower.backends.aoti.configuration import ISAS, parse_options
+from hatch_lower.backends.aoti.partitioner import AotiPartitioner
+from hatch_lower.backends.aoti.prepare import AotiCopy
+from hatch_lower.exir.graph.state import constant_of, constant_specs
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+from hatch_lower.runtime.requirements import cpu_flags
+
+pytestmark = pytest.mark.torch
+
+VNNI = "x86-64-v4-vnni"
+ops = torch.ops.quantized_decomposed
+
+
+def edge_of(module: nn.Module, *args: Tensor, shapes: Any = None) -> ExportedProgram:
+    program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+    return to_edge(program, keep=[torch.ops.aten.linear.default])
+
+
+def written(program: ExportedProgram, *, multiplies: bool = True) -> tuple[Any, list[str]]:
+    """Return what inductor is given, with the program's weights, to call it as it is, and its operators."""
+    copied = AotiCopy(program, multiplies=multiplies)
+    tensors = [constant_of(program, spec) for spec in constant_specs(program)]
+    module = GraphModule(dict(zip(copied.attributes, tensors, strict=True)), copied.graph)
+    return module, [str(node.target) for node in copied.graph.nodes if node.op == "call_function"]
+
+
+class Layer(nn.Module):
+    """A linear layer, quantised with zero points on both sides."""
+
+    def __init__(self, dtype: torch.dtype = torch.uint8, *, bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.given = torch.iinfo(dtype).min, torch.iinfo(dtype).max, dtype
+        self.register_buffer("weight", torch.randint(-128, 127, (5, 16), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(5) + 0.5)
+        self.register_buffer("zeros", torch.tensor([0, 3, -7, 128, 1000]))
+        self.bias = nn.Parameter(torch.randn(5)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.05, 11, *self.given), 0.05, 11, *self.given)
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        return nn.functional.linear(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_quantised_mlp_is_one_partition_over_integers(quantizer: Any, *, dynamic: bool) -> None:
+    module, (x,) = mlp()
+    eager = quantised(module, (x,), quantizer(dynamic=dynamic))
+    program = edge_of(eager, x)
+    found = AotiPartitioner(parse_options({})).partition(program)
+    assert not found.reasons
+    assert len(found.partition_tags) == 1
+    function, operators = written(edge_of(eager, x))
+    assert operators.count("aten._int_mm.default") == 3
+    assert not any("choose_qparams" in operator for operator in operators)
+    for given in (x, torch.randn_like(x)):
+        torch.testing.assert_close(function(given)[0], eager(given), rtol=1e-5, atol=1e-6)
+
+
+def test_a_quantised_convolutional_net_is_one_partition() -> None:
+    module, inputs = conv_net()
+    found = AotiPartitioner(parse_options({})).partition(edge_of(quantised(module, inputs), *inputs))
+    assert not found.reasons
+    assert len(found.partition_tags) == 1
+
+
+def test_quantisations_without_code_are_not_taken() -> None:
+    class Others(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            given = -128, 127, torch.int8
+            codes = ops.quantize_per_tensor(x, 0.5, 0, *given)
+            return codes, ops.dequantize_per_channel(codes, torch.ones(2), None, 0, *given)
+
+    found = AotiPartitioner(parse_options({})).partition(edge_of(Others(), torch.ones(2, 3, dtype=torch.float16)))
+    assert set(found.reasons.values()) == {
+        "inductor has no native code that quantises float16",
+        "inductor has no native code for a quantisation without zero points",
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("rows", [(3,), (0,), (2, 3)])
+def test_zero_points_of_both_operands_are_accounted_for(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
+    for bias in (True, False):
+        eager, x = Layer(dtype, bias=bias), torch.randn(*rows, 16)
+        function, operators = written(edge_of(eager, x))
+        assert "aten._int_mm.default" in operators
+        torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-3)
+
+
+def test_one_size_may_be_known_at_run_time_only() -> None:
+    eager, rows = Layer(), torch.export.Dim("rows", min=2, max=9)
+    function, operators = written(edge_of(eager, torch.randn(2, 3, 16), shapes={"x": {0: rows}}))
+    assert "aten._int_mm.default" in operators
+    x = torch.randn(7, 3, 16)
+    torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-3)
+    both = {"x": {0: rows, 1: torch.export.Dim("more", min=2, max=9)}}
+    assert "aten._int_mm.default" not in written(edge_of(eager, torch.randn(2, 3, 16), shapes=both))[1]
+
+
+def test_processors_that_may_saturate_compute_in_floating_point() -> None:
+    assert [name for name, isa in ISAS.items() if isa.multiplies] == [VNNI]
+    eager, x = Layer(), torch.randn(3, 16)
+    function, operators = written(edge_of(eager, x), multiplies=False)
+    assert "aten._int_mm.default" not in operators
+    torch.testing.assert_close(function(x)[0], eager(x).detach())
+
+
+def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Path) -> None:
+    module, (x,) = mlp(256)
+    eager = quantised(module, (x,), x86_quantizer(dynamic=True))
+    has_vnni = "avx512_vnni" in cpu_flags(Path("/proc/cpuinfo"))
+    partitioner = AotiBackend.partitioner({"isa": VNNI} if has_vnni else {})
+    exported = torch.export.export(eager, (x,), strict=False)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner]).to_executorch()
+    folder = save_program(lowered, tmp_path / "saved")
+    model = hatch_lower.load(folder)
+    step = float(eager(x).detach().abs().max()) / 127
+    assert float((model(x) - eager(x)).detach().abs().max()) <= step
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    constants = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
+    assert constants < 1.2 * weights
