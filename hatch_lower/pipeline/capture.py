@@ -15,6 +15,7 @@ from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx.proxy import _register_stack_trace_anchor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
@@ -130,6 +131,7 @@ def capture_method(
     check_no_fakes(model, name, module)
     if strict:
         name_module_paths(program)
+    program = with_plain_tensors(program)
     return CapturedMethod(
         name=name,
         program=program,
@@ -223,8 +225,20 @@ def name_module_paths(program: ExportedProgram) -> None:
                 }
 
 
+def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose weights are plain tensors, not of classes that hold some, as torchao's quantised ones."""
+    if not any(map(is_traceable_wrapper_subclass, (*program.state_dict.values(), *program.constants.values()))):
+        return program
+    try:
+        plain: ExportedProgram = program.run_decompositions({})
+    except Exception:  # converting it to the edge dialect fails in the same way, and says so
+        return program
+    return plain
+
+
 def capture_program(model: str, name: str, program: ExportedProgram, examples_needed: bool) -> CapturedMethod:
     check_devices(model, name, {**program.state_dict, **tensors_of(program.constants)})
+    program = with_plain_tensors(program)
     examples = program.example_inputs
     if examples is None and examples_needed:
         raise CaptureError(

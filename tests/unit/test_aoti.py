@@ -458,7 +458,7 @@ def test_all_problems_with_options_are_reported_at_once() -> None:
         "`excludes` is no option: did you mean `exclude`? known: `exclude`, `isa`\n"
         "`exclude` must be a list of strings such as `aten.sort.stable`, but is 'aten.sort.stable'\n"
         "`isa` is 'x86-64-v9': did you mean `x86-64-v4`? known: `armv8-a`, `x86-64`, `x86-64-v2`, `x86-64-v3`, "
-        "`x86-64-v4`"
+        "`x86-64-v4`, `x86-64-v4-vnni`"
     )
 
 
@@ -467,7 +467,7 @@ def test_an_instruction_set_of_another_machine_is_refused() -> None:
         AotiBackend.partitioner({"isa": "armv8-a"})
     assert caught.value.found == (
         "`isa` is 'armv8-a', which this x86_64 machine cannot compile for: choose from "
-        "['x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4']"
+        "['x86-64', 'x86-64-v2', 'x86-64-v3', 'x86-64-v4', 'x86-64-v4-vnni']"
     )
 
 

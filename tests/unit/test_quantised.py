@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from support.exports import Events, Workshop, files_of, settings_of
-from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.quantised import conv_net, mlp, quantised, quiet, x86_quantizer, xnnpack_quantizer
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.model import Method, Model
-from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plain_tensors
 from hatch_lower.pipeline.eager import example_tensors, tolerance_of, verify_method
 from hatch_lower.pipeline.graph_key import describe_method
 from hatch_lower.runtime.check import ROUNDS
@@ -112,3 +112,66 @@ def test_a_step_is_allowed_and_told() -> None:
     assert note == "outputs differ by up to 0.7 of a step of 8 bits, as the method rounds to integers"
     with pytest.raises(VerificationError, match="computes something else than the eager module"):
         verify(1.5)
+
+
+class TwoMethods(torch.nn.Module):
+    """Methods that share a weight of a class of torchao's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)
+        self.register_buffer("count", torch.zeros(()))
+        with quiet():
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            quantize_(self, Int8WeightOnlyConfig(), filter_fn=lambda module, name: name == "first")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.second(self.first(x).relu()) + self.count
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_weights_of_torchaos_classes_are_plain_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, strict: bool
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    workshop, x = Workshop(tmp_path), torch.ones(4, 32)
+    rows = {"x": {0: torch.export.Dim("rows", min=2, max=9)}}
+    methods = {
+        name: Method((x,), dynamic_shapes=rows, strict=strict, attribute=None if name == "forward" else name)
+        for name in ("forward", "embed")
+    }
+    seen = []
+    with quiet():
+        for _ in range(2):
+            source = capture_model("net", Model(TwoMethods().eval(), methods), Events())
+            report, events = workshop.build(source, settings_of())
+            seen.append(events.stages())
+    assert "verify" in seen[0]
+    assert "verify" not in seen[1]
+    constants = files_of(report)["net/constants.safetensors"]
+    # the quantised weight once, in bytes; its scales and zero points; the rest in floating point
+    assert len(constants) < 64 * 32 + 64 * (4 + 1) + 4 * (64 + 8 * 64 + 8 + 1) + 2500
+    for method in source.methods:
+        assert {type(tensor) for tensor in method.program.state_dict.values()} <= {torch.nn.Parameter, torch.Tensor}
+        assert dict(method.dimensions)
+
+
+def test_a_ready_program_has_plain_tensors_too() -> None:
+    with quiet():
+        module = TwoMethods().eval()
+        program = torch.export.export(module, (torch.ones(4, 32),))
+        method = capture_model("net", {"forward": program}, Events()).methods[0]
+        describe_method(method)
+        eager = TwoMethods().eval()
+        torch.testing.assert_close(method.program.module()(torch.ones(4, 32)), eager(torch.ones(4, 32)))
+
+
+def test_programs_of_plain_tensors_are_left_as_they_are() -> None:
+    program = torch.export.export(mlp()[0], mlp()[1])
+    assert with_plain_tensors(program) is program
