@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import torch
 from support.exports import Events, Workshop, files_of, settings_of
 from support.quantised import conv_net, mlp, quantised, quiet, x86_quantizer, xnnpack_quantizer
 
+from hatch_lower.backends.reference.compile import ReferenceBackend
 from hatch_lower.errors import VerificationError
+from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plain_tensors
 from hatch_lower.pipeline.eager import example_tensors, tolerance_of, verify_method
 from hatch_lower.pipeline.graph_key import describe_method
+from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.check import ROUNDS
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 
@@ -175,3 +180,34 @@ def test_a_ready_program_has_plain_tensors_too() -> None:
 def test_programs_of_plain_tensors_are_left_as_they_are() -> None:
     program = torch.export.export(mlp()[0], mlp()[1])
     assert with_plain_tensors(program) is program
+
+
+LOAD = """
+import sys
+from pathlib import Path
+
+for name in ("torchao", "executorch"):
+    sys.modules[name] = None  # as if it were not installed
+import torch
+import hatch_lower
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    inputs, outputs = torch.load(folder / "numbers.pt")
+    torch.testing.assert_close(hatch_lower.load(folder / "model")(inputs), outputs)
+    print(folder.name)
+"""
+
+
+def test_a_quantised_model_runs_without_the_libraries_that_made_it(tmp_path: Path) -> None:
+    module, inputs = mlp()
+    for dynamic in (False, True):
+        eager = quantised(module, inputs, xnnpack_quantizer(dynamic=dynamic))
+        program = torch.export.export(eager, inputs)
+        for recipe, partitioner in (("portable", []), ("reference", [ReferenceBackend.partitioner({})])):
+            lowered = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch()
+            folder = tmp_path / f"{recipe}-{dynamic}"
+            save_program(lowered, folder / "model")
+            torch.save((inputs[0], eager(*inputs).detach()), folder / "numbers.pt")
+    found = subprocess.run([sys.executable, "-c", LOAD, tmp_path], capture_output=True, text=True)
+    assert found.stderr == ""
+    assert len(found.stdout.split()) == 4

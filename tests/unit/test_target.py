@@ -40,6 +40,16 @@ def test_a_processor_runs_its_own_level_and_those_below(tmp_path: Path) -> None:
     )
 
 
+def test_the_highest_level_has_products_of_bytes(tmp_path: Path) -> None:
+    v4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
+    cpuinfo = write_cpuinfo(tmp_path, v4)
+    assert unsupported_reason(target("x86-64-v4"), cpuinfo) is None
+    assert unsupported_reason(target("x86-64-v4-vnni"), cpuinfo) == (
+        "it needs the instruction set x86-64-v4-vnni, and this processor has no avx512_vnni"
+    )
+    assert unsupported_reason(target("x86-64-v4-vnni"), write_cpuinfo(tmp_path, f"{v4} avx512_vnni")) is None
+
+
 def test_a_lower_processor_is_told_what_it_lacks(tmp_path: Path) -> None:
     cpuinfo = write_cpuinfo(tmp_path, V3.replace("fma ", ""))
     reason = unsupported_reason(target("x86-64-v3"), cpuinfo)
