@@ -13,15 +13,19 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from support.exports import SOURCE, Workshop, files_of, settings_of
+from support.exports import SOURCE, Events, Workshop, files_of, settings_of
 from support.installed import update_entries
 from support.lowered import install
+from support.quantised import mlp, quantised
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
+from hatch_lower.config.settings import Recipe
 from hatch_lower.format.manifest import Manifest, write_manifest
+from hatch_lower.model import Method, Model
+from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
-from hatch_lower.runtime.check import check_model
+from hatch_lower.runtime.check import ROUNDS, check_model
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
@@ -573,3 +577,24 @@ def test_checking_imports_no_compile_half(modules_after: Callable[[str], set[str
     heads = {".".join(name.split(".")[:2]) for name in modules}
     assert not heads & {f"hatch_lower.{name}" for name in ("cli", "edge", "export", "graph", "lowering", "program")}
     assert not modules & {"hatchling", "click", "torch._inductor", "torch.export"} - modules_after("import torch")
+
+
+def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tmp_path: Path) -> None:
+    module, inputs = mlp()
+    source = capture_model("net", Model(quantised(module, inputs), {"forward": Method(inputs)}), Events())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        report, _ = shop.build(source, settings_of(Recipe("default")))
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
+    files = {"manifest.json": write_manifest(manifest), **files_of(report)}
+
+    def off(tensor: torch.Tensor) -> torch.Tensor:
+        tensor[0, 0] += tensor.abs().max() / 130
+        return tensor
+
+    rounds = f"forward/{ROUNDS}/0"
+    for number, (changes, status) in enumerate(
+        [({"forward/output/0": off}, "ok"), ({"forward/output/0": off, rounds: None}, "differs")]
+    ):
+        folder = write_folder(tmp_path / str(number), edited(files, tmp_path, changes))
+        assert outcome(rows_of(folder)) == [("default", "forward", status)]
