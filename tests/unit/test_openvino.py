@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers operators
 import torch.nn.functional as F  # noqa: N812
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
@@ -836,6 +837,22 @@ def test_what_is_quantised_by_tensors_of_a_call_is_left() -> None:
     x, scales = torch.ones(4, 3, dtype=torch.int8), torch.rand(4)
     lowered = lower(Call(net), x, scales, torch.zeros(4, dtype=torch.int64))
     assert "`inputs_1` is no constant" in reasons(lowered).values()
+
+
+def test_a_weight_in_integers_that_is_used_both_ways_round_is_packed_for_one(tmp_path: Path) -> None:
+    scales = torch.rand(16) * 0.01
+    weight = torch.randint(-127, 128, (16, 16), dtype=torch.int8)
+
+    def net(x: Tensor) -> tuple[Tensor, Tensor]:
+        facts = (0, -127, 127, torch.int8)
+        numbers = torch.ops.quantized_decomposed.dequantize_per_channel(weight, scales, None, *facts)
+        return F.linear(x, numbers), x @ numbers
+
+    x = torch.randn(4, 16)
+    lowered = lower(Call(net), x)
+    assert len([reason for reason in reasons(lowered).values() if "packs a weight once" in reason]) == 1
+    for found, expected in zip(load(save_program(lowered, tmp_path / "out"))(x), net(x), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 SATURATING = """

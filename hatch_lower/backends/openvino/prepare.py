@@ -93,8 +93,7 @@ class OpenvinoCopy(PartitionCopy):
     def write_operation(self, node: Node, index: int) -> Node:
         args, kwargs = self.arguments(node)
         target = torch_operator(node.target)
-        if self.quantises and operator_name(target) in ROUNDING:
-            args = (self._call(aten.maximum.default, args[0], self._literal(torch.tensor(float("-inf")))), *args[1:])
+        rounds = self.quantises and operator_name(target) in ROUNDING
         used = lookup(node)
         if used is not None:
             self._note_indices(used, operator_name(target) in COUNTING_BACK)
@@ -111,6 +110,8 @@ class OpenvinoCopy(PartitionCopy):
         elif target in COMPOSITES:
             given = torch.fx.map_arg(named_arguments(node), self.values.__getitem__)
             (target, args), kwargs = taken_apart(target, given, node.meta["val"].dim()), {}
+        if rounds:  # what changes nothing keeps integers' kernels away from it
+            args = (self._call(aten.maximum.default, args[0], self._literal(torch.tensor(float("-inf")))), *args[1:])
         copied = self.graph.create_node("call_function", target, args, kwargs, name=f"n{index}")
         if target in WITH_INDICES and isinstance(node.meta["val"], torch.Tensor):
             copied = self._call(getitem, copied, 0)
