@@ -14,6 +14,7 @@ from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
+from hatch_lower.backends.executorch.quantised import quantises
 from hatch_lower.backends.executorch.sizes import ARITHMETIC
 from hatch_lower.backends.executorch.support import IDLE, Support, float_partitioner, guards_suppressed
 from hatch_lower.errors import BackendError
@@ -24,7 +25,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "3"
+VERSION = "4"
 
 # Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
 # next release's has not been seen to give the same results
@@ -104,7 +105,7 @@ class ExecutorchPartitioner(EnginePartitioner):
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
-        return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node)
+        return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node) and not quantises(node)
 
     def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
         return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
-from hatch_lower.backends.executorch.support import float_partitioner, portable_kernels
+from hatch_lower.backends.executorch.quantised import quantises
+from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.exir.graph.surgery import oldest_ancestor
 from hatch_lower.exir.graph.tensors import span_bytes
+from hatch_lower.exir.scalar_type import ScalarType
 from hatch_lower.exir.tensor_layout import TensorLayout
 
 METHOD = "forward"
@@ -36,7 +41,8 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     from executorch.exir.passes import MemoryPlanningPass
 
     try:
-        edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[float_partitioner(finite=finite)])
+        partitioner = integer_partitioner if any(map(quantises, copied.graph.nodes)) else float_partitioner
+        edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[partitioner(finite=finite)])
         origins = handle_origins(edge.exported_program(), copied.named)
         move_weights(edge._named_data_store)
         targets = edge.exported_program().graph_signature.inputs_to_buffers
@@ -58,6 +64,8 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # it would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
+    if any(map(quantises, copied.graph.nodes)):
+        refuse_unloadable(made)
     handles = copied.instruction_handles(instructions_of(made, plan, origins))
     return Lowered(bytes(made.buffer), handles, weights_of(made, copied))
 
@@ -107,6 +115,33 @@ def refuse_missing(plan: Any) -> None:
             found=", ".join(missing),
             hint="name the operators that they come from in the recipe's option `exclude`",
         )
+
+
+def refuse_unloadable(made: Any) -> None:
+    # for some graphs of integers ExecuTorch writes what XNNPACK then refuses, when the method is first called
+    with TemporaryDirectory(prefix="hatch-lower-") as folder:
+        # from files: from bytes, a program does not find the data that lie within it beside those outside
+        program, weights = Path(folder, "program.pte"), Path(folder, "weights.ptd")
+        program.write_bytes(made.buffer)
+        if CONSTANTS_TAG in made._tensor_data:
+            weights.write_bytes(bytes(made._tensor_data[CONSTANTS_TAG]))
+        call_with_zeros(str(program), str(weights) if weights.exists() else None)
+
+
+def call_with_zeros(program: str, weights: str | None) -> None:
+    from executorch.extension.pybindings import _portable_lib
+
+    try:
+        loaded = _portable_lib._load_for_executorch(program, weights)
+        facts = loaded.method_meta(METHOD)
+        inputs = [facts.input_tensor_meta(index) for index in range(facts.num_inputs())]
+        loaded.forward([torch.zeros(fact.sizes(), dtype=ScalarType(fact.dtype()).dtype) for fact in inputs], True)
+    except RuntimeError as error:
+        raise BackendError(
+            "ExecuTorch lowered a quantised partition to a program that it cannot load",
+            found=str(error),
+            hint="leave an operation of it unquantised, or name its operator in the recipe's option `exclude`",
+        ) from error
 
 
 def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set[int]]:

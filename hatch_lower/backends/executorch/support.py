@@ -11,8 +11,9 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.configuration import Options, executorch
+from hatch_lower.backends.executorch.quantised import (
+    LIBRARY,
+    find_products,
+    needs_product,
+    quantises,
+    settle_products,
+    why_not_quantised,
+)
 from hatch_lower.backends.executorch.rewrite import (
     BINARY,
     SHAPED,
@@ -94,6 +103,15 @@ class CachedSignature(ExportGraphSignature):
         return dict(super().inputs_to_lifted_tensor_constants)
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    # XNNPACK's, by operator: for floats, and for these and integers
+    floats: Mapping[str, Any]
+    integers: Mapping[str, Any]
+    # names of portable kernels; none where they are not asked for
+    kernels: frozenset[str]
+
+
 class Support:
     def __init__(self, program: ExportedProgram, options: Options) -> None:
         self._options = options
@@ -114,28 +132,47 @@ class Support:
     def _ask(self, program: ExportedProgram) -> None:
         form = copy_program(program)
         form._graph_signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
-        configs = float_partitioner(finite=self._options.finite).target_partitioner_configs
-        kernels = portable_kernels() if self._options.portable else frozenset()
+        rules = Rules(
+            float_partitioner(finite=self._options.finite).target_partitioner_configs,
+            integer_partitioner(finite=self._options.finite).target_partitioner_configs,
+            portable_kernels() if self._options.portable else frozenset(),
+        )
         for ours, theirs in zip(graph_modules(program.graph_module), graph_modules(form.graph_module), strict=True):
-            for node, copy in zip(ours.graph.nodes, theirs.graph.nodes, strict=True):
-                if node.op != "call_function" or node.target is operator.getitem:
-                    continue
+            pairs = zip(ours.graph.nodes, theirs.graph.nodes, strict=True)
+            copies = {node: copy for node, copy in pairs if node.op == "call_function"}
+            for node, copy in copies.items():
                 give_form(node, copy)
-                reason = self._refusal(node)
-                if not reason and gives_number(node):
-                    reason = why_not_size(node, self._ranges)
-                elif not reason:
-                    reason = why_not_xnnpack(node, copy, form, configs, finite=self._options.finite)
-                    if not reason and differs_for_nan(copy, form):
-                        self._needs_finite.add(node)
-                    if reason and str(torch_operator(node.target)) in VIEWS:
-                        # ExecuTorch does it without a kernel
-                        reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
-                    if reason and self._options.portable:
-                        reason = why_not_portable(node, copy, kernels, self._ranges)
-                if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
-                    reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
-                self._known[node] = reason
+            products = find_products(copies, form, rules.integers, stated)
+            left = {product.node for product in products}
+            for node, copy in copies.items():
+                if node.target is not operator.getitem:
+                    self._known[node] = self._refusal(node) or self._why_not(node, copy, form, rules, left)
+            settle_products(products, self._known)
+
+    def _why_not(self, node: Node, copy: Node, form: ExportedProgram, rules: Rules, products: Set[Node]) -> str:
+        finite = self._options.finite
+        if gives_number(node):
+            reason = why_not_size(node, self._ranges)
+        elif quantises(node):
+            reason = why_not_quantised(node, finite=finite)
+            if not reason and why_not_quantised(node, finite=False):
+                self._needs_finite.add(node)
+            if not reason and not needs_product(node):
+                reason = why_not_rule(node, copy, form, rules.integers)
+        elif node in products:
+            reason = why_not_call(copy, form, finite=finite)
+        else:
+            reason = why_not_xnnpack(node, copy, form, rules.floats, finite=finite)
+            if not reason and differs_for_nan(copy, form):
+                self._needs_finite.add(node)
+            if reason and str(torch_operator(node.target)) in VIEWS:
+                # ExecuTorch does it without a kernel
+                reason = why_not_tensors(node, FLOATS) or why_not_view(node, self._ranges)
+            if reason and self._options.portable:
+                reason = why_not_portable(node, copy, rules.kernels, self._ranges)
+        if not reason and not all(is_bounded(source, self._ranges) for source in (node, *node.all_input_nodes)):
+            reason = "it has a size without an upper bound, and ExecuTorch reserves the memory beforehand"
+        return reason
 
     def _refusal(self, node: Node) -> str:
         target = torch_operator(node.target)
@@ -167,7 +204,7 @@ def give_form(node: Node, copy: Node) -> None:
 
     target = torch_operator(node.target)
     name = str(target)
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", LIBRARY):
         return
     if name in SHAPED and keeps_shape(node):
         # of the dialect's own clone, XNNPACK's rule asks for no order of dimensions
@@ -180,16 +217,27 @@ def give_form(node: Node, copy: Node) -> None:
     target = BINARY.get(name, target)
     copies = any(result.alias_info is not None for result in target._schema.returns)
     with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken
-        packet = getattr(ops.edge.aten, f"{target._opname}_copy" if copies else target._opname)
+        packet = getattr(getattr(ops.edge, target.namespace), f"{target._opname}_copy" if copies else target._opname)
         copy.target = getattr(packet, target._overloadname)
 
 
 def float_partitioner(*, finite: bool) -> Any:
     """Return XNNPACK's partitioner for floating point, with rules of ours before its own."""
-    from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackFloatingPointPartitioner
 
-    partitioner: Any = XnnpackFloatingPointPartitioner()
+    return with_our_rules(XnnpackFloatingPointPartitioner(), finite=finite)
+
+
+def integer_partitioner(*, finite: bool) -> Any:
+    """Return XNNPACK's partitioner for floating point and integers, with rules of ours before its own."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    return with_our_rules(XnnpackPartitioner(), finite=finite)
+
+
+def with_our_rules(partitioner: Any, *, finite: bool) -> Any:
+    from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig
+
     configs = partitioner.target_partitioner_configs
     for name in ("addmm.default", "mm.default"):
         # their own way goes through the whole graph for each node, in search of what only older exports left there
@@ -212,15 +260,19 @@ def portable_kernels() -> frozenset[str]:
 
 def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
     name = str(torch_operator(node.target))
-    config = configs.get(name_in_form(copy))
-    if config is None:
+    if name_in_form(copy) not in configs:
         return f"XNNPACK has no kernel for `{name}`"
     reason = (
         why_not_tensors(node, FLOATS, unbacked=True) or why_not_static(copy) or why_not_call(copy, form, finite=finite)
     )
-    if not reason and not config.check_constraints(copy, form):
-        return f"XNNPACK does not take this call of `{name}`{stated(config, copy)}"
-    return reason
+    return reason or why_not_rule(node, copy, form, configs)
+
+
+def why_not_rule(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any]) -> str:
+    config = configs[name_in_form(copy)]
+    if config.check_constraints(copy, form):
+        return ""
+    return f"XNNPACK does not take this call of `{torch_operator(node.target)}`{stated(config, copy)}"
 
 
 def name_in_form(copy: Node) -> str:

@@ -1,0 +1,145 @@
+"""Operations between integers of 8 bits, as XNNPACK has them: products with the quantisation around them.
+
+A graph that PT2E quantised simulates integers: values are quantised, dequantised, and computed with as floats. XNNPACK
+computes a product or convolution with the integers themselves, where all of this stands in one partition. To quantise
+or dequantise a tensor with one scale is an operation of its own, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+
+LIBRARY = "quantized_decomposed"
+# with one scale for a tensor, and constant
+ALONE = (f"{LIBRARY}.quantize_per_tensor.default", f"{LIBRARY}.dequantize_per_tensor.default")
+# products, and the positions of their weights
+WEIGHTS: Mapping[str, int] = {
+    "aten.addmm.default": 2,
+    "aten.convolution.default": 1,
+    "aten.linear.default": 1,
+    "aten.mm.default": 1,
+}
+
+# They compute no number. XNNPACK's operators between integers give their operand's scale.
+MOVES = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("_unsafe_view.default", "cat.default", "clone.default", "expand.default", "max_pool2d.default"),
+        *("permute.default", "reshape.default", "select.int", "slice.Tensor", "squeeze.dims", "unsqueeze.default"),
+        "view.default",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product or convolution with quantised weights, and what is computed with it or not at all."""
+
+    node: Node
+    needed: tuple[Node, ...]
+    reason: str  # why XNNPACK cannot compute it with integers
+
+
+def quantises(node: Node) -> bool:
+    target = torch_operator(node.target)
+    return node.op == "call_function" and getattr(target, "namespace", "") == LIBRARY
+
+
+def find_products(
+    copies: Mapping[Node, Node], form: ExportedProgram, configs: Mapping[str, Any], stated: Callable[[Any, Node], str]
+) -> list[Product]:
+    """Return the products of a graph whose weights are quantised.
+
+    Args:
+        copies: its operations, with each as ExecuTorch has it.
+        form: the program of the copies.
+        configs: XNNPACK's rules by operator, those for integers among them.
+        stated: what a rule has said of a node.
+    """
+    originals = {copy: node for node, copy in copies.items()}
+    products = []
+    for node, copy in copies.items():
+        name = str(torch_operator(node.target))
+        weight = node.args[WEIGHTS[name]] if name in WEIGHTS else None
+        if not isinstance(weight, Node) or not quantises(weight):
+            continue
+        config = configs[name.removeprefix("aten.")]
+        if config.check_constraints(copy, form):
+            found = dict.fromkeys(originals[each] for each in config.get_node_and_deps(copy, form) if each in originals)
+            needed = tuple(each for each in found if each is not node)
+            products.append(Product(node, needed, why_not_product(node, needed)))
+        else:
+            reason = f"XNNPACK does not take this call of `{name}` with quantised weights{stated(config, copy)}"
+            products.append(Product(node, (weight,), reason))
+    return products
+
+
+def why_not_product(product: Node, needed: Iterable[Node]) -> str:
+    inside = {product, *needed}
+    for member in inside:
+        users = [user.name for user in member.users if user not in inside]
+        if users and len(users) < len(member.users):
+            return f"`{member.name}` is used by `{users[0]}` too, and XNNPACK does not give it"
+        if "choose_qparams" in str(torch_operator(member.target)) and (reason := why_not_rows(member)):
+            return reason
+    results = [member.name for member in inside if inside.isdisjoint(member.users)]
+    return "" if len(results) == 1 else f"XNNPACK gives one of {', '.join(sorted(results))} only"
+
+
+def why_not_rows(choice: Node) -> str:
+    # of integers that are chosen at run time
+    source: Any = choice.args[0]
+    if all(isinstance(size, int) and size == 1 for size in source.meta["val"].shape[:-1]):
+        return ""
+    return f"XNNPACK quantises each row or image of `{source.name}` by itself, where the model uses one scale for all"
+
+
+def why_not_quantised(node: Node, *, finite: bool) -> str:
+    """Return why XNNPACK does not quantise or dequantise as a node does, whatever is around it."""
+    name, arguments = str(torch_operator(node.target)), named_arguments(node)
+    if arguments.get("dtype") != torch.int8:
+        return f"XNNPACK has integers of the type int8 only, and `{name}` is for {arguments.get('dtype')}"
+    if "dequantize" in name:
+        shared = name in ALONE and len(node.users) > 1
+        return f"`{node.name}` is used more than once, which ExecuTorch cannot always partition" if shared else ""
+    if not finite:
+        return f"XNNPACK's `{name}` gives other results than eager for NaN, and `finite-only` is false"
+    if (arguments["quant_min"], arguments["quant_max"]) != (-128, 127):
+        return f"XNNPACK's `{name}` gives all numbers from -128 to 127"
+    if name in ALONE and any(source.args[1:3] != node.args[1:3] for source in moved(node)):
+        return "it gives integers another scale, and XNNPACK fails there or rounds otherwise"
+    return ""
+
+
+def moved(node: Node) -> list[Node]:
+    """Return the dequantise operations whose numbers are quantised as they are."""
+    found, pending = [], list(node.all_input_nodes)
+    while pending:
+        source = pending.pop()
+        name = str(torch_operator(source.target))
+        if name == ALONE[1]:
+            found.append(source)
+        elif name in MOVES:
+            pending += source.all_input_nodes
+    return found
+
+
+def settle_products(products: Iterable[Product], reasons: dict[Node, str]) -> None:
+    """Write down that products are taken with all that they need, or why they are not."""
+    for product in products:
+        reason = product.reason or next((reasons[each] for each in product.needed if reasons.get(each)), "")
+        for member in (product.node, *product.needed):
+            if member is product.node or needs_product(member):
+                reasons[member] = reason
+
+
+def needs_product(node: Node) -> bool:
+    return quantises(node) and str(torch_operator(node.target)) not in ALONE

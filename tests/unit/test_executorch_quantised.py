@@ -1,0 +1,202 @@
+"""Models that PT2E quantised, with the backend `executorch`: products with integers, and what stays outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+import hatch_lower
+from hatch_lower.backends.executorch.compile import ExecutorchBackend
+from hatch_lower.backends.executorch.pipeline import refuse_unloadable
+from hatch_lower.errors import BackendError
+from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
+from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.exir.program._program import LoweredProgram, to_edge_transform_and_lower
+from hatch_lower.pipeline.save import save_program
+
+pytest.importorskip("executorch")
+
+pytestmark = [
+    pytest.mark.torch,
+    # torch 2.13 warns about its own copies in `run_decompositions`.
+    pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
+]
+
+FINITE = {"finite-only": True}
+STRICT = {"finite-only": False}
+
+
+def lower(program: ExportedProgram) -> LoweredProgram:
+    return to_edge_transform_and_lower(program, partitioner=[ExecutorchBackend.partitioner(FINITE)]).to_executorch()
+
+
+def delegates(lowered: LoweredProgram) -> list[LoweredBackendModule]:
+    return get_lowered_backend_modules(lowered.exported_program().graph_module)
+
+
+def why_not(program: ExportedProgram, options: dict[str, Any]) -> dict[str, str]:
+    """Return the reasons by operator."""
+    partitioner = ExecutorchBackend.partitioner(options)
+    edge = to_edge(program, keep=partitioner.ops_to_not_decompose(program)[0])
+    names = {node.name: str(torch_operator(node.target)) for node in edge.graph.nodes}
+    return {names[name]: reason for name, reason in partitioner.partition(edge).reasons.items()}
+
+
+def output_step(program: ExportedProgram) -> float:
+    """Return by how much two neighbours among the integers of the output differ."""
+    scales = [node.args[1] for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target)]
+    assert isinstance(scales[-1], float)
+    return scales[-1]
+
+
+def float_bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * 4 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("module", "inputs"), [mlp(256, 16), conv_net(96, 8)], ids=["mlp", "conv_net"])
+def test_a_quantised_model_is_one_partition_of_integers(
+    module: nn.Module, inputs: tuple[Tensor, ...], tmp_path: Path
+) -> None:
+    simulated = quantised(module, inputs)
+    program = torch.export.export(simulated, inputs)
+    lowered = lower(program)
+    (partition,) = delegates(lowered)
+    assert not lowered.reasons["forward"]
+    assert list(partition.result.debug_handle_map or ()) == ["0:XnnpackBackend"]
+    assert len(partition.processed_bytes) < 0.3 * float_bytes(module)
+    model, step = hatch_lower.load(save_program(lowered, tmp_path / "out")), output_step(program)
+    torch.manual_seed(1)
+    given = [torch.randn_like(inputs[0]) for _ in range(10)]
+    steps = torch.cat([(model(x) - simulated(x)) / step for x in given])
+    # where eager's float lies between two integers, XNNPACK may round to the other one
+    torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
+    assert steps.abs().max() < 1.01
+
+
+def test_a_quantised_model_with_a_dynamic_batch_is_one_partition(tmp_path: Path) -> None:
+    module, inputs = mlp()
+    simulated = quantised(module, inputs)
+    # the graph that PT2E makes has the sizes of its example
+    program = torch.export.export(quantised_for_any_batch(module, inputs), inputs, dynamic_shapes=ROWS)
+    lowered = lower(program)
+    assert len(delegates(lowered)) == 1
+    model, step = hatch_lower.load(save_program(lowered, tmp_path / "out")), output_step(program)
+    for rows in (1, 8, 3):
+        x = torch.randn(rows, 32)
+        assert (model(x) - simulated(x)).abs().max() < 1.01 * step
+
+
+ROWS = ({0: Dim("rows", min=1, max=8)},)
+
+
+def quantised_for_any_batch(module: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    prepared = prepare_pt2e(
+        torch.export.export(module, inputs, dynamic_shapes=({0: Dim.DYNAMIC(min=1, max=8)},)).module(),
+        xnnpack_quantizer(),
+    )
+    prepared(*inputs)
+    converted: nn.Module = convert_pt2e(prepared)
+    return converted
+
+
+@pytest.mark.parametrize("make", [mlp, conv_net])
+def test_integers_chosen_at_run_time_are_taken_where_they_are_chosen_once(make: Any, tmp_path: Path) -> None:
+    module, inputs = make()
+    one = tuple(each[:1].clone() for each in inputs)
+    simulated = quantised(module, one, xnnpack_quantizer(dynamic=True))
+    lowered = lower(torch.export.export(simulated, one))
+    assert len(delegates(lowered)) == 1
+    assert not lowered.reasons["forward"]
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    x = torch.randn_like(one[0])
+    torch.testing.assert_close(model(x), simulated(x))
+    reasons = why_not(torch.export.export(quantised(module, inputs, xnnpack_quantizer(dynamic=True)), inputs), FINITE)
+    assert reasons["aten.linear.default"].startswith("XNNPACK quantises each row or image of `")
+    assert reasons["quantized_decomposed.dequantize_per_channel.default"] == reasons["aten.linear.default"]
+
+
+class Shared(nn.Module):
+    """A layer whose result is used as a float and as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Sequence[Tensor]:
+        y = torch.relu(self.layers[0](x))
+        return self.layers[1](y), y + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "operator", "reason"),
+    [
+        (STRICT, "quantized_decomposed.quantize_per_tensor.default", "other results than eager for NaN, and"),
+        (STRICT, "aten.linear.default", "gives other results than eager for NaN, and `finite-only` is false"),
+        ({**FINITE, "exclude": ["aten.relu.default"]}, "aten.linear.default", "`aten.relu.default` is excluded"),
+        (
+            {**FINITE, "exclude": ["quantized_decomposed.quantize_per_tensor.default"]},
+            "quantized_decomposed.dequantize_per_channel.default",
+            "`quantized_decomposed.quantize_per_tensor.default` is excluded by the recipe",
+        ),
+    ],
+)
+def test_a_product_stays_outside_with_all_that_it_needs(options: dict[str, Any], operator: str, reason: str) -> None:
+    module, inputs = mlp()
+    program = torch.export.export(quantised(nn.Sequential(module.layers[0], nn.ReLU()), inputs), inputs)
+    assert reason in why_not(program, options)[operator]
+
+
+def test_integers_that_are_only_given_another_scale_stay_outside(tmp_path: Path) -> None:
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, image: Tensor) -> Tensor:
+            result: Tensor = self.second(self.first(image)[:, :, :4])
+            return result
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 10, 10),)
+    simulated = quantised(Sliced().eval(), inputs)
+    program = torch.export.export(simulated, inputs)
+    lowered = lower(program)
+    assert len(delegates(lowered)) == 2
+    assert "it gives integers another scale, and XNNPACK fails there or rounds otherwise" in (
+        lowered.reasons["forward"].values()
+    )
+    model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
+    assert (model(*inputs) - simulated(*inputs)).abs().max() < 1.01 * output_step(program)
+
+
+def test_integers_of_another_type_stay_outside() -> None:
+    module, inputs = mlp()
+    reasons = why_not(torch.export.export(quantised(module, inputs, x86_quantizer()), inputs), FINITE)
+    assert "integers of the type int8 only" in reasons["quantized_decomposed.quantize_per_tensor.default"]
+    assert "aten.linear.default" in reasons
+
+
+def test_a_value_that_is_used_as_integers_and_as_floats_gives_eagers_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(4, 8),)
+    simulated = quantised(Shared().eval(), inputs)
+    program = torch.export.export(simulated, inputs)
+    model = hatch_lower.load(save_program(lower(program), tmp_path / "out"))
+    for found, expected in zip(model(*inputs), simulated(*inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2 * output_step(program))
+
+
+def test_a_program_that_executorch_cannot_load_is_an_error_of_the_build() -> None:
+    with pytest.raises(BackendError, match="lowered a quantised partition to a program that it cannot load"):
+        refuse_unloadable(SimpleNamespace(buffer=b"\0" * 64, _tensor_data={}))
