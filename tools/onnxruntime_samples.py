@@ -242,6 +242,8 @@ def quantisations() -> Iterator[Call]:
     scales, table = torch.tensor([0.5, 1.0, 2.0, 0.25, 4.0, 1.0]), torch.arange(-60, 60).reshape(4, 6, 5)
     for dtype, zero_points in ((torch.int8, [0, 3, -128, 127, 1, -5]), (torch.uint8, [0, 3, 255, 128, 1, 5])):
         limits, zeros = torch.iinfo(dtype), torch.tensor(zero_points)
+        rows, columns = torch.arange(-60, 60).reshape(4, 30).to(dtype), torch.arange(-75, 75).reshape(5, 30)
+        yield torch.ops.aten._int_mm.default, (rows, columns.to(torch.int8).t()), {}
         codes = table.to(dtype)
         for low, high in ((limits.min, limits.max), (limits.min + 1, limits.max - 3)):
             given = low, high, dtype

@@ -125,6 +125,7 @@ def test_processors_that_may_saturate_compute_in_floating_point() -> None:
     torch.testing.assert_close(function(x)[0], eager(x).detach())
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Path) -> None:
     module, (x,) = mlp(256)
     eager = quantised(module, (x,), x86_quantizer(dynamic=True))

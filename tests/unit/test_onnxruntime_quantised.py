@@ -240,3 +240,17 @@ def test_other_providers_get_the_pairs() -> None:
     module, inputs = mlp()
     lowered = lower(quantised(module, inputs), *inputs, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert operators(lowered)["Gemm"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_torchs_product_of_integers_is_taken(tmp_path: Path, dtype: torch.dtype) -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return torch._int_mm(x, w.t())
+
+    torch.manual_seed(0)
+    limits = torch.iinfo(dtype)
+    x, w = torch.randint(limits.min, limits.max, (4, 16), dtype=dtype), torch.randint(-128, 127, (8, 16)).to(torch.int8)
+    lowered = lower(Product(), x, w)
+    assert operators(lowered)["MatMulInteger"] == 1
+    assert torch.equal(hatch_lower.load(save_program(lowered, tmp_path / "saved"))(x, w), Product()(x, w))

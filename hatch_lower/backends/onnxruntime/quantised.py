@@ -80,6 +80,14 @@ def choose_qparams(input: FLOAT, quant_min: int, quant_max: int, eps: float, dty
     return op.Reshape(op.Cast(scale, to=ir.DataType.DOUBLE), one), op.Reshape(zero_point, one)
 
 
+def multiply_integers(self: TTensor, mat2: TTensor) -> Any:
+    # The first without a sign: ONNX Runtime is slow where both have one.
+    if self.dtype == ir.DataType.UINT8:
+        return op.MatMulInteger(self, mat2)
+    moved = op.Add(op.Cast(self, to=ir.DataType.INT32), constant(128, ir.DataType.INT32))
+    return op.MatMulInteger(op.Cast(moved, to=ir.DataType.UINT8), mat2, constant(128, ir.DataType.UINT8))
+
+
 def constant(value: float, dtype: int) -> Any:
     return op.Constant(value=ir.tensor(np.array(value, dtype=ir.DataType(dtype).numpy())))
 
@@ -100,6 +108,7 @@ quantized_decomposed = torch.ops.quantized_decomposed
 
 QUANTISED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
+        torch.ops.aten._int_mm.default: multiply_integers,
         quantized_decomposed.choose_qparams.tensor: choose_qparams,
         quantized_decomposed.dequantize_per_channel.default: dequantize_per_channel,
         quantized_decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
