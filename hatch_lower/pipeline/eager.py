@@ -133,11 +133,8 @@ class Sides:
     def number_difference(self, expected: torch.Tensor, given: torch.Tensor) -> str:
         difference, largest = number_difference(expected, given, self.tolerance)
         if not difference:
-            if (
-                self.tolerance.quantised
-                and wrong_places(expected, given, replace(self.tolerance, quantised=False)).any()
-            ):
-                self.most_steps = max(self.most_steps, steps_apart(expected, given))
+            if self.tolerance.quantised and differs(expected, given, replace(self.tolerance, quantised=False)):
+                self.most_steps = max(self.most_steps, steps_apart(expected, given)[0])
             self.largest_error = max(self.largest_error, largest)
         return difference
 
@@ -218,6 +215,10 @@ def draws(node: torch.fx.Node) -> bool:
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
 
 
+def differs(expected: torch.Tensor, given: torch.Tensor, tolerance: Tolerance) -> bool:
+    return bool(wrong_places(expected, given, tolerance).any())
+
+
 def tolerance_of(method: CapturedMethod, given: Tolerance) -> Tolerance:
     return given.widened(dtypes_of(method), quantised=is_quantised(method))
 
@@ -288,8 +289,8 @@ def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, 
 
 def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
-    # beside them, whether a method rounds to integers, which `hatch-lower check` needs to know;
-    # the names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
+    # and beside them, whether a method rounds to integers, which `hatch-lower check` needs to know.
+    # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
     # the tensors are contiguous and share no memory
     found: dict[str, torch.Tensor] = {}
     for method in model.methods:

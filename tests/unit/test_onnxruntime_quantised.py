@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 

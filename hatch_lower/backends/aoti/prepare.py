@@ -81,7 +81,7 @@ class AotiCopy(PartitionCopy):
             return None
         target = torch_operator(node.target)
         args, kwargs = self.arguments(node)
-        if target is CHOOSE:
+        if target is CHOOSE and not kwargs:
             return write_parameters(partial(self._write, index), *args)
         operands = operands_of(node) if self._multiplies else None
         if operands is not None:

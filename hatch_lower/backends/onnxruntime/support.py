@@ -89,9 +89,8 @@ def why_not_values(node: Node) -> str:
 
 def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
     """Return why ONNX has no such zero points, which are of the integers' own dtype; `constants` never change."""
-    given = (
-        named_arguments(node) if getattr(torch_operator(node.target), "namespace", "") == "quantized_decomposed" else {}
-    )
+    is_ours = str(torch_operator(node.target)).startswith("quantized_decomposed.")
+    given = named_arguments(node) if is_ours else {}
     points = given.get("zero_points", given.get("zero_point"))
     if not isinstance(points, Node):
         return ""
