@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -84,6 +85,21 @@ def test_a_quantised_convolutional_net_is_one_partition() -> None:
     found = AotiPartitioner(parse_options({})).partition(edge_of(quantised(module, inputs), *inputs))
     assert not found.reasons
     assert len(found.partition_tags) == 1
+
+
+def test_a_pool_between_integers_is_none_that_inductor_knows() -> None:
+    """Its own operator for that has no native call."""
+
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            given = 0.05, 3, -128, 127, torch.int8
+            x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
+            return ops.dequantize_per_tensor(ops.quantize_per_tensor(F.max_pool2d(x, 2), *given), *given)
+
+    x = torch.randn(1, 2, 4, 4)
+    function, operators = written(edge_of(Pool(), x))
+    assert not any("dequantize" in operator for operator in operators)
+    assert torch.equal(function(x)[0], Pool()(x))
 
 
 def test_quantisations_without_code_are_not_taken() -> None:

@@ -18,7 +18,15 @@ from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Node
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from hatch_lower.backends.aoti.quantised import CHOOSE, Operand, operands_of, write_parameters, write_product
+from hatch_lower.backends.aoti.quantised import (
+    CHOOSE,
+    DEQUANTISE,
+    Operand,
+    operands_of,
+    write_dequantise,
+    write_parameters,
+    write_product,
+)
 from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
@@ -83,6 +91,8 @@ class AotiCopy(PartitionCopy):
         args, kwargs = self.arguments(node)
         if target is CHOOSE and not kwargs:
             return write_parameters(partial(self._write, index), *args)
+        if target is DEQUANTISE and not kwargs:
+            return write_dequantise(partial(self._write, index), *args)
         operands = operands_of(node) if self._multiplies else None
         if operands is not None:
             return self._write_product(node, operands, index)

@@ -16,7 +16,8 @@ from hatch_lower.exir.graph.tensors import dtype_name
 aten = torch.ops.aten
 quantized_decomposed = torch.ops.quantized_decomposed
 CHOOSE = quantized_decomposed.choose_qparams.tensor
-PER_TENSOR = (quantized_decomposed.dequantize_per_tensor.default, quantized_decomposed.dequantize_per_tensor.tensor)
+DEQUANTISE = quantized_decomposed.dequantize_per_tensor.default
+PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
 LONGEST = 1 << 14  # so many products of bytes, with what zero points add to them, fit into 32 bits
@@ -48,6 +49,17 @@ def write_parameters(
     zero_point = call(aten.clamp.default, call(aten.rsub.Scalar, below, low), low, high)
     wide = call(aten._to_copy.default, scale, dtype=torch.float64)
     return call(aten.view.default, wide, [1]), call(aten.view.default, zero_point, [1])
+
+
+def write_dequantise(
+    call: Call, values: Node, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
+) -> Node:
+    """Write what gives the numbers of integers, so that inductor does not know it as that.
+
+    Of a pool between integers it makes an operator of its own, which it then cannot call in native code.
+    """
+    wide = call(aten._to_copy.default, values, dtype=torch.float32)
+    return call(aten.mul.Tensor, call(aten.sub.Tensor, wide, zero_point), scale)
 
 
 @dataclass(frozen=True, slots=True)
