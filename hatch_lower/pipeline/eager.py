@@ -170,13 +170,12 @@ def verify_method(
         drawing = random_operators(method.program)
         if not drawing:
             raise
-        training = model.eager is not None and model.eager.training
         raise VerificationError(
             "the method draws random numbers, so that it cannot be compared with the eager module",
             where=where,
             found=", ".join(f"`{operator}`" for operator in drawing),
             hint=TRAINING_HINT
-            if training
+            if is_training(model)
             else "let it take the random numbers as an input, or set `verify = false` for the recipe",
         ) from error
     cases, notes = [example.name, f"{example.name}, second call"], []
@@ -265,8 +264,13 @@ def eager_factory(
     return new_eager
 
 
+def is_training(model: CapturedModel) -> bool:
+    # an exported module, such as one that PT2E quantised, says that it is, and has an `eval` of its own that refuses
+    return model.eager is not None and model.eager.training and "eval" not in vars(model.eager)
+
+
 def mismatch_hint(model: CapturedModel, recipe: str) -> str:
-    if model.eager is not None and model.eager.training:
+    if is_training(model):
         return TRAINING_HINT
     table = "`rtol` and `atol`" if recipe == "default" else f"`recipes.{recipe}.rtol` and `.atol`"
     return (
