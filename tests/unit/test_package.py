@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,9 +30,9 @@ def test_constants_are_written_into_the_store_and_nowhere_else(tmp_path: Path, m
     store = Store(tmp_path / "cache", "on", pytest.fail)
     written: list[Path] = []
 
-    def write(path: Path, storages: dict[str, torch.Tensor]) -> WrittenConstants:
+    def write(path: Path, *contents: Any) -> WrittenConstants:
         written.append(path)
-        return write_constants(path, storages)
+        return write_constants(path, *contents)
 
     monkeypatch.setattr(package, "write_constants", write)
     for _ in range(2):  # the second time it is there

@@ -17,6 +17,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 EXTRA = 'pip install "hatch-lower[executorch]"'
+OF_THE_CALL = "error: 0x12"  # ExecuTorch's number for arguments that a kernel refuses
 OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib")  # modules by which others load programs
 
 
@@ -73,6 +74,8 @@ class ExecutorchDelegate(Delegate):
         try:
             results = self._call(given, True)  # the first call packs the weights into XNNPACK's layout
         except RuntimeError as error:
+            if str(error).endswith(OF_THE_CALL):
+                raise
             raise unusable(self._path, error) from error
         return self._map.arrange(inputs, results)
 
