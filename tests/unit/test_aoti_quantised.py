@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,19 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 import hatch_lower
+from hatch_lower.backends.aoti import run
 from hatch_lower.backends.aoti.compile import AotiBackend
 from hatch_lower.backends.aoti.configuration import ISAS, parse_options
 from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import AotiCopy
+from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.call_map import call_facts
+from hatch_lower.errors import ProgramError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
 from hatch_lower.pipeline.save import save_program
+from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.requirements import cpu_flags
 
@@ -158,3 +166,28 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     weights = sum(parameter.numel() for parameter in module.parameters())
     constants = sum(path.stat().st_size for path in folder.rglob("constants.safetensors"))
     assert constants < 1.2 * weights
+
+
+def test_integers_are_not_multiplied_where_their_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = DelegateBlob(
+        tmp_path / "net.so", {"constants": 0, "bound": [], "openmp": [], "multiplies": True, **call_facts(0, [], [])}
+    )
+    monkeypatch.setattr(run, "sums_integers", lambda: False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    with pytest.raises(ProgramError) as caught:
+        AotiDelegate.load(blob, [])
+    assert str(caught.value) == (
+        "a compiled partition multiplies integers, and torch's sums of them overflow in this process\n"
+        f"  where: {tmp_path / 'net.so'}\n  found: `ONEDNN_MAX_CPU_ISA` is 'AVX2'\n"
+        "  to do: set `ONEDNN_MAX_CPU_ISA` to `ALL` before the process starts, and for a build name it in `pass-env`;"
+        " on a processor without VNNI load another recipe"
+    )
+
+
+@pytest.mark.skipif("avx512_vnni" not in cpu_flags(Path("/proc/cpuinfo")), reason="the processor has no VNNI")
+def test_the_variable_that_takes_the_instructions_away_is_noticed() -> None:
+    code = "from hatch_lower.backends.aoti.run import sums_integers; print(sums_integers())"
+    for value, expected in (("AVX2", "False"), ("ALL", "True")):
+        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": value}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected

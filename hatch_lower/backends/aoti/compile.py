@@ -38,7 +38,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "3"
+VERSION = "4"
 
 
 class AotiBackend(BackendDetails):
@@ -111,6 +111,7 @@ def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa
             "constants": len(copied.attributes),
             "bound": list(generated.bound),
             "openmp": openmp,
+            **({"multiplies": True} if copied.multiplies else {}),
             **copied.call_facts(),
         },
     )

@@ -43,7 +43,8 @@ class AotiCopy(PartitionCopy):
     backend_id: ClassVar[str] = "aoti"
 
     def __init__(self, program: ExportedProgram, *, multiplies: bool = False) -> None:
-        self._multiplies = multiplies  # whether the processor multiplies matrices of integers
+        self._may_multiply = multiplies  # whether the processor multiplies matrices of integers
+        self.multiplies = False  # whether the partition does
         super().__init__(program)
 
     def write_placeholders(self, constants: Sequence[tuple[Node, InputSpec]]) -> None:
@@ -93,7 +94,7 @@ class AotiCopy(PartitionCopy):
             return write_parameters(partial(self._write, index), *args)
         if target is DEQUANTISE and not kwargs:
             return write_dequantise(partial(self._write, index), *args)
-        operands = operands_of(node) if self._multiplies else None
+        operands = operands_of(node) if self._may_multiply else None
         if operands is not None:
             return self._write_product(node, operands, index)
         if target is operator.getitem and isinstance(args[0], tuple):
@@ -108,6 +109,7 @@ class AotiCopy(PartitionCopy):
         return self._call(target, args, kwargs, f"n{index}", index)
 
     def _write_product(self, node: Node, operands: tuple[Operand, Operand], index: int) -> Node:
+        self.multiplies = True
         left, right = (operand.mapped(self.values) for operand in operands)
         (*rows, length), (width, _) = (operand.integers.meta["val"].shape for operand in operands)
         bias = named_arguments(node).get("bias")

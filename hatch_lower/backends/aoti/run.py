@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,6 +17,8 @@ from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+
+ONEDNN = "ONEDNN_MAX_CPU_ISA"
 
 
 class AotiDelegate(Delegate):
@@ -31,7 +35,15 @@ class AotiDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> AotiDelegate:
-        call, bound, openmp = read_info(blob, len(constants))
+        call, bound, openmp, multiplies = read_info(blob, len(constants))
+        if multiplies and not sums_integers():
+            raise ProgramError(
+                "a compiled partition multiplies integers, and torch's sums of them overflow in this process",
+                where=str(blob.path),
+                found=f"`{ONEDNN}` is {os.environ.get(ONEDNN, 'not set')!r}",
+                hint=f"set `{ONEDNN}` to `ALL` before the process starts, and for a build name it in `pass-env`; on a"
+                " processor without VNNI load another recipe",
+            )
         foreign = foreign_openmp(openmp)
         if foreign:
             raise ProgramError(
@@ -65,6 +77,16 @@ class AotiDelegate(Delegate):
             return self._map.arrange(inputs, self._call(self._map.select(inputs)))
 
 
+@cache
+def sums_integers() -> bool:
+    # oneDNN does without VNNI where a variable says so, and then sums products of bytes in 16 bits
+    ones = torch.full((64, 8), 127, dtype=torch.int8)
+    return all(
+        bool((torch._int_mm(torch.full((4, 64), value, dtype=dtype), ones) == 64 * value * 127).all())
+        for value, dtype in ((127, torch.int8), (-128, torch.int8), (255, torch.uint8))
+    )
+
+
 def refusal(library: Path, message: str) -> ProgramError:
     found = message.splitlines()[0]
     hint = "install the torch version that the wheel requires, or build the wheel again"
@@ -74,14 +96,16 @@ def refusal(library: Path, message: str) -> ProgramError:
     return ProgramError("a compiled partition cannot be loaded", where=str(library), found=found, hint=hint)
 
 
-def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], list[str]]:
-    """How a call becomes one of the library, positions of its constants, and names of its OpenMP libraries."""
+def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], list[str], bool]:
+    """How a call becomes one of the library, positions of its constants, names of its OpenMP libraries, and whether it
+    multiplies integers.
+    """
 
-    def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str]]:
+    def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str], bool]:
         call, bound, openmp = read_call_map(info), list(info["bound"]), list(info["openmp"])
         require(info["constants"] == constants, f"{constants} constants for a partition with {info['constants']}")
         require(all(0 <= place < constants for place in bound), f"constants {bound} of {constants}")
         require(all(map(is_openmp, openmp)), f"OpenMP libraries {openmp}")
-        return call, bound, openmp
+        return call, bound, openmp, bool(info.get("multiplies"))
 
     return read_facts(blob, "aoti", read)
