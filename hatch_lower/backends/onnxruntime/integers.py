@@ -25,17 +25,17 @@ class Factor:
     """A dequantised operand of a product."""
 
     source: ir.Node  # its `DequantizeLinear`
+    integers: ir.Value
     turned: bool  # whether the product takes it transposed
 
     @property
     def shape(self) -> list[object]:
-        shape = self.source.inputs[0].shape  # type: ignore[union-attr]
-        sizes = [] if shape is None else list(shape)
+        sizes = list(self.integers.shape or ())
         return [*sizes[:-2], *reversed(sizes[-2:])] if self.turned else [*sizes]
 
     @property
     def dtype(self) -> ir.DataType | None:
-        return self.source.inputs[0].dtype  # type: ignore[union-attr]
+        return self.integers.dtype
 
     def is_scaled_along(self, dim: int | None) -> bool:
         """Return whether it has one scale, or one for each place of a dimension of those that the product takes."""
@@ -70,18 +70,27 @@ def factor_of(node: ir.Node, position: int) -> Factor | None:
     name = ("transA", "transB")[position]
     if name in node.attributes:
         turned = bool(node.attributes[name].as_int())
-    producer = None if value is None else value.producer()
-    if producer is not None and producer.op_type == "Transpose" and len(value.shape or ()) == 2:  # type: ignore[union-attr]
-        producer, turned = producer.inputs[0].producer(), not turned  # type: ignore[union-attr]
+    producer = maker_of(value)
+    if producer is not None and producer.op_type == "Transpose" and rank_of(value) == 2:
+        producer, turned = maker_of(producer.inputs[0]), not turned
     if producer is None or producer.op_type != "DequantizeLinear" or len(producer.inputs) < 3:
         return None
-    return Factor(producer, turned)
+    integers = producer.inputs[0]
+    return None if integers is None else Factor(producer, integers, turned)
+
+
+def maker_of(value: ir.Value | None) -> ir.Node | None:
+    return None if value is None else value.producer()
+
+
+def rank_of(value: ir.Value | None) -> int:
+    return 0 if value is None or value.shape is None else len(value.shape)
 
 
 def is_convolution_of_integers(image: Factor, weight: Factor) -> bool:
-    lengths = weight.shape[1:]
-    known = bool(lengths) and all(isinstance(length, int) for length in lengths)
-    return known and math.prod(lengths) <= LONGEST and image.is_scaled_along(None) and weight.is_scaled_along(0)  # type: ignore[arg-type]
+    lengths = [length for length in weight.shape[1:] if isinstance(length, int)]
+    known = 0 < len(lengths) == len(weight.shape) - 1 and math.prod(lengths) <= LONGEST
+    return known and image.is_scaled_along(None) and weight.is_scaled_along(0)
 
 
 def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
@@ -103,12 +112,12 @@ class Place:
     def spell_out(self) -> None:
         """Dequantise by arithmetic."""
         source = self._node
-        rank, axis = len(source.inputs[0].shape or ()), 1  # type: ignore[union-attr]
+        rank, axis = rank_of(source.inputs[0]), 1
         if "axis" in source.attributes:
             axis = source.attributes["axis"].as_int()
         sizes = self._literal(np.array([-1 if dim == axis % max(rank, 1) else 1 for dim in range(rank)]))
         number, scale, zero_point = (self._add("Cast", value, to=int(ir.DataType.FLOAT)) for value in source.inputs[:3])
-        if any(len(value.shape or ()) for value in source.inputs[1:3] if value is not None):
+        if any(map(rank_of, source.inputs[1:3])):
             scale, zero_point = (self._add("Reshape", value, sizes) for value in (scale, zero_point))
         result = self._add("Mul", self._add("Sub", number, zero_point), scale)
         before = source.outputs[0]
@@ -129,16 +138,16 @@ class Place:
 
     def _unsigned(self, factor: Factor) -> tuple[ir.Value, ir.Value | None]:
         # the first operand without a sign: of the processors' instructions, few take two with one
-        given, scale, zero_point = factor.source.inputs[:3]
-        if given is None or zero_point is None or factor.dtype == ir.DataType.UINT8:
+        scale, zero_point = factor.source.inputs[1:3]
+        if zero_point is None or factor.dtype == ir.DataType.UINT8:
             return self._taken(factor), zero_point
         moved = self._moved(zero_point)
-        maker = given.producer()
+        maker = factor.integers.producer()
         if maker is not None and maker.op_type == "QuantizeLinear" and maker.inputs[2] is not None:
             value = self._add("QuantizeLinear", maker.inputs[0], maker.inputs[1], self._moved(maker.inputs[2]))
         else:
             value = self._add("QuantizeLinear", factor.source.outputs[0], scale, moved)
-        value.dtype, value.shape = ir.DataType.UINT8, given.shape
+        value.dtype, value.shape = ir.DataType.UINT8, factor.integers.shape
         return self._turned(value, factor), moved
 
     def _moved(self, zero_point: ir.Value) -> ir.Value:
@@ -149,9 +158,7 @@ class Place:
         return self._literal((tensor.numpy().astype(np.int32) + 128).astype(np.uint8))
 
     def _taken(self, factor: Factor) -> ir.Value:
-        value = factor.source.inputs[0]
-        assert value is not None
-        return self._turned(value, factor)
+        return self._turned(factor.integers, factor)
 
     def _turned(self, value: ir.Value, factor: Factor) -> ir.Value:
         if not factor.turned:
