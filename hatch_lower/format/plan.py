@@ -67,15 +67,18 @@ class Plan(Frozen):
         for name, constant in self.constants.items():
             with within(f".constants[{name!r:.80}]"):
                 check_view(constant, self.storages)
-        files: dict[str, str] = {}
+        places: dict[str, object] = {}
         for index, entry in enumerate(self.delegates):
             with within(f".delegates[{index}]"):
                 for name in entry.constants:
                     if name not in self.constants:
                         raise Damage(f"the unknown constant `{name[:80]}`")
                 for name, data in entry.data.items():
-                    if files.setdefault(name, data.file) != data.file:
+                    if places.setdefault(name, data.file) != data.file:
                         raise Damage(f"the name {name!r:.80} for another file than elsewhere")
+                for name, named in entry.named.items():
+                    if places.setdefault(name, named.storage) != named.storage:
+                        raise Damage(f"the name {name!r:.80} for other weights than elsewhere")
                 check_named(entry, self.storages)
         for name, method in self.methods.items():
             with within(f".methods[{name!r:.80}]"):

@@ -271,6 +271,11 @@ def test_a_plan_that_names_other_storages_is_refused() -> None:
         value["delegates"][0]["named"]["w"] = named | change
         with pytest.raises(ProgramError, match=found):
             read_plan(json.dumps(value).encode(), "plan")
+    value["delegates"][0]["named"]["w"] = named
+    value["storages"].append({**value["storages"][0], "key": "0" * 64})
+    value["delegates"].append({**value["delegates"][0], "named": {"w": named | {"storage": 1}}})
+    with pytest.raises(ProgramError, match="the name 'w' for other weights than elsewhere"):
+        read_plan(json.dumps(value).encode(), "plan")
 
 
 def test_without_flatbuffers_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
