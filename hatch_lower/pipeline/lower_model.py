@@ -86,7 +86,8 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
     plans = [lowered.emitted.plan for lowered in recipes]
     with stage(build.reporter, "constants", model.name) as describe:
         constants = build.packager.write_storages(
-            merge_storages(lowered.emitted.storages for lowered in recipes), names_in_constants(plans)
+            merge_storages(lowered.emitted.storages for lowered in recipes),
+            names_in_constants((lowered.emitted.plan, lowered.emitted.storages) for lowered in recipes),
         )
         describe(constants_text(constants, bytes_in_own_layout(plans)))
     entry = ModelEntry(

@@ -50,7 +50,9 @@ def save_program(lowered: LoweredProgram, folder: Path, *, model: str = "model")
     folder.mkdir(parents=True, exist_ok=True)
     packager = Packager(folder, model, open_store({"HATCH_LOWER_CACHE": "off"}, lambda line: None))
     files = packager.write_program(RECIPE, emitted)
-    stored = packager.write_storages(merge_storages([emitted.storages]), names_in_constants([emitted.plan]))
+    stored = packager.write_storages(
+        merge_storages([emitted.storages]), names_in_constants([(emitted.plan, emitted.storages)])
+    )
     recipe = RecipeEntry(
         plan=files.plan,
         debug=files.debug,

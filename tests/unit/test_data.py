@@ -86,7 +86,7 @@ def package(folder: Path, emitted: EmittedProgram) -> Path:
     files = packager.write_program("default", emitted)
     methods = {name: MethodEntry(nodes=1, delegated=1, partitions=1) for name in emitted.plan.methods}
     recipe = RecipeEntry(files.plan, files.debug, files.delegates, ("TableBackend",), (), None, methods)
-    storages = packager.write_storages(emitted.storages, names_in_constants([emitted.plan]))
+    storages = packager.write_storages(emitted.storages, names_in_constants([(emitted.plan, emitted.storages)]))
     models = {"digits": ModelEntry(("default",), storages, None, {"default": recipe})}
     manifest = write_manifest(Manifest("digits", "1.0", "0.1.0", "2.13.0", {}, models))
     (folder / "manifest.json").write_bytes(manifest)
@@ -246,13 +246,22 @@ def load_view(folder: Path, name: str) -> memoryview:
 
 
 def test_one_name_for_two_contents_in_two_recipes_is_refused() -> None:
-    plans = [emit(forward=lower(Scaled(Tables(scale)), {**IN_CONSTANTS, "name": b"w"})).plan for scale in (1.0, 2.0)]
+    emitted = [emit(forward=lower(Scaled(Tables(scale)), {**IN_CONSTANTS, "name": b"w"})) for scale in (1.0, 2.0)]
     with pytest.raises(BackendError) as caught:
-        names_in_constants(plans)
+        names_in_constants((each.plan, each.storages) for each in emitted)
     assert str(caught.value) == (
         "one name stands for different weights in two recipes\n  where: backend `TableBackend`, named data `w`\n"
         "  to do: name weights by their contents: a model has one constants file"
     )
+
+
+def test_one_name_for_the_same_bytes_in_two_forms_is_taken() -> None:
+    forms: tuple[dict[str, bytes], ...] = ({}, {"plain": b""})
+    lowered = [lower(Scaled(Tables()), {**IN_CONSTANTS, "name": b"w", **form}) for form in forms]
+    together = emit(forward=lowered[0], other=lowered[1])
+    assert {named.storage for entry in together.plan.delegates for named in entry.named.values()} == {0}
+    apart = [emit(forward=each) for each in lowered]
+    assert names_in_constants((each.plan, each.storages) for each in apart).keys() == {"w"}
 
 
 def test_an_alignment_that_the_constants_file_does_not_have_is_refused() -> None:

@@ -25,7 +25,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "4"
+VERSION = "5"
 
 # Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
 # next release's has not been seen to give the same results

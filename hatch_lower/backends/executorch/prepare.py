@@ -83,8 +83,9 @@ class ExecutorchCopy(PartitionCopy):
         if dense.nbytes != dense.untyped_storage().nbytes():
             dense = dense.clone()
         if is_outside(dense.nbytes):
-            # a name means the same bytes in all programs that take weights from one file
-            target = f"w{sha256_bytes(span_bytes(dense))}_{len(self.state)}"
+            # a name means the same tensor in all programs that take weights from one file
+            described = f"{sha256_bytes(span_bytes(dense))} {dense.dtype} {tuple(dense.shape)}"
+            target = f"w{sha256_bytes(described.encode())}_{len(self.state)}"
             self.outside.add(target)
         node = self.graph.placeholder(name)
         self.state[target] = dense

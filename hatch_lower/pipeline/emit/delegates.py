@@ -14,6 +14,7 @@ from hatch_lower.errors import BackendError
 from hatch_lower.exir._serialize._named_data_store import CONSTANTS_TAG, NamedDataStore, NamedDataStoreOutput
 from hatch_lower.exir._serialize.data_serializer import DataEntry
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
+from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.tensor_layout import TensorLayout
 from hatch_lower.format.constants import Storage, content_key
@@ -60,6 +61,7 @@ class DelegateTable:
         self._numbers: dict[str, int] = {}
         self._store = NamedDataStore()
         self._known: dict[int, tuple[NamedDataStoreOutput, NamedData]] = {}
+        self._named: dict[str, NamedConstant] = {}
         self.storages = list(constants.storages)
         self.contents = dict(constants.data)
         changing = {constant.storage for constant in constants.constants.values() if constant.mutable}
@@ -117,7 +119,7 @@ class DelegateTable:
                 hint="return `NamedDataStore.get_named_data_store_output()`",
             )
         if id(output) not in self._known:
-            self._store.merge_named_data_store(output)
+            self._store.merge_named_data_store(without_layouts(output))
             digests = [sha256_bytes(buffer) for buffer in output.buffers]
             files: dict[str, DataFile] = {}
             named: dict[str, NamedConstant] = {}
@@ -134,6 +136,9 @@ class DelegateTable:
         return self._known[id(output)][1]
 
     def _named_constant(self, name: str, entry: DataEntry, digest: str, content: bytes, where: str) -> NamedConstant:
+        if name in self._named:
+            # of the same bytes, perhaps as another tensor: who reads them knows which
+            return self._named[name]
         layout = layout_of(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
         check_alignment(name, entry.alignment, math.gcd(ALIGNMENT, len(content)), where)
         # like a constant of the model, for then its bytes lie there once
@@ -143,7 +148,14 @@ class DelegateTable:
         if number == len(self.storages):
             self.storages.append(storage)
             self.contents.setdefault(storage.key, tensor_of(content, dtype))
-        return NamedConstant(number, layout)
+        return self._named.setdefault(name, NamedConstant(number, layout))
+
+
+def without_layouts(output: NamedDataStoreOutput) -> NamedDataStoreOutput:
+    # of what lies in the constants file: a name stands for bytes there
+    entries = output.external_data.get(CONSTANTS_TAG, {})
+    plain = {name: replace(entry, tensor_layout=None) for name, entry in entries.items()}
+    return replace(output, external_data={**output.external_data, **({CONSTANTS_TAG: plain} if plain else {})})
 
 
 NamedData = tuple[Mapping[str, DataFile], Mapping[str, NamedConstant]]
@@ -187,18 +199,21 @@ def layout_of(name: str, given: TensorLayout, size: int, where: str) -> DataLayo
     return layout
 
 
-def names_in_constants(plans: Iterable[Plan]) -> dict[str, NamedStorage]:
-    """Return the names of a model's recipes for storages of the one constants file.
+def names_in_constants(programs: Iterable[tuple[Plan, Mapping[str, torch.Tensor]]]) -> dict[str, NamedStorage]:
+    """Return the names of a model's recipes for storages of the one constants file, given plans and contents by key.
 
     Raises:
         BackendError: if a name stands for different data in two recipes.
     """
     found: dict[str, NamedStorage] = {}
-    for plan in plans:
+    contents: dict[str, torch.Tensor] = {}
+    for plan, storages in programs:
+        contents |= storages
         for entry in plan.delegates:
             for name, data in entry.named.items():
                 named = NamedStorage(plan.storages[data.storage].key, data.layout)
-                if found.setdefault(name, named) != named:
+                first = found.setdefault(name, named)
+                if first.key != named.key and span_bytes(contents[first.key]) != span_bytes(contents[named.key]):
                     raise BackendError(
                         "one name stands for different weights in two recipes",
                         where=f"backend `{entry.backend}`, named data `{name}`",
