@@ -134,6 +134,22 @@ def test_zero_points_of_both_operands_are_accounted_for(dtype: torch.dtype, rows
         torch.testing.assert_close(function(x)[0], eager(x).detach(), rtol=1e-5, atol=1e-3)
 
 
+def test_large_zero_points_and_scales_of_64_bits_are_exact() -> None:
+    class Long(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.randint(-128, 127, (5, 16000), dtype=torch.int8)
+            self.scales = self.scales.double()
+            self.zeros = torch.tensor([0, 3, -7, 128, 100000])
+
+    eager, x = Long(), torch.rand(2, 16000) * 12
+    function, operators = written(edge_of(eager, x))
+    assert "aten._int_mm.default" in operators
+    (found,) = function(x)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, eager(x).detach(), rtol=1e-4, atol=1.0)
+
+
 def test_one_size_may_be_known_at_run_time_only() -> None:
     eager, rows = Layer(), torch.export.Dim("rows", min=2, max=9)
     function, operators = written(edge_of(eager, torch.randn(2, 3, 16), shapes={"x": {0: rows}}))

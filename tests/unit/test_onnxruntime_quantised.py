@@ -28,6 +28,7 @@ import onnx
 import onnxruntime
 
 from hatch_lower.backends.onnxruntime.compile import OnnxruntimeBackend
+from hatch_lower.backends.onnxruntime.integers import LONGEST
 from hatch_lower.backends.onnxruntime.run import EXACT_BYTES
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -171,6 +172,11 @@ def test_sums_that_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
         assert not operators(lowered)["MatMulInteger"]
         model = hatch_lower.load(save_program(lowered, tmp_path / str(bias)))
         torch.testing.assert_close(model(x), eager(x), rtol=1e-3, atol=0)
+
+
+def test_so_many_products_of_two_bytes_cannot_overflow() -> None:
+    """Each factor is up to 255 away from its zero point."""
+    assert 255 * 255 * LONGEST < 2**31 <= 255 * 255 * 2 * LONGEST
 
 
 def test_scales_of_the_dimension_that_is_summed_stay_in_floating_point(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessR
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "4"
+VERSION = "5"
 
 
 class AotiBackend(BackendDetails):

@@ -20,7 +20,7 @@ DEQUANTISE = quantized_decomposed.dequantize_per_tensor.default
 PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)
 PER_CHANNEL = quantized_decomposed.dequantize_per_channel.default
 BYTES = (torch.int8, torch.uint8)
-LONGEST = 1 << 14  # so many products of bytes, with what zero points add to them, fit into 32 bits
+LONGEST = 1 << 14  # so many products of bytes fit into 32 bits
 
 Call = Callable[..., Node]  # writes a call of an operator
 
@@ -111,18 +111,20 @@ def write_product(
     if len(rows) != 1:
         values = call(aten.reshape.default, values, [-1, length])
     total = call(aten._int_mm.default, values, call(aten.permute.default, right.integers, [1, 0]))
-    sums = call(aten.sum.dim_IntList, right.integers, [1], dtype=torch.int32)
-    zeros = call(aten._to_copy.default, right.zero_point, dtype=torch.int32)
+    # the rest in 64 bits: nothing bounds a zero point
+    total = call(aten._to_copy.default, total, dtype=torch.int64)
+    sums = call(aten.sum.dim_IntList, right.integers, [1], dtype=torch.int64)
+    zeros = call(aten._to_copy.default, right.zero_point, dtype=torch.int64)
     first, scale = left.zero_point, left.scale
     if isinstance(first, Node):
-        first = call(aten._to_copy.default, first, dtype=torch.int32)
+        first = call(aten._to_copy.default, first, dtype=torch.int64)
         scale = call(aten._to_copy.default, scale, dtype=torch.float32)
     # (x - a) (w - b) = x w - a w - b x + a b, each summed
     moved = call(aten.sub.Tensor, sums, call(aten.mul.Tensor, zeros, length))
     total = call(aten.sub.Tensor, total, call(aten.mul.Tensor, moved, first))
-    others = call(aten.sum.dim_IntList, values, [1], True, dtype=torch.int32)
+    others = call(aten.sum.dim_IntList, values, [1], True, dtype=torch.int64)
     total = call(aten.sub.Tensor, total, call(aten.mul.Tensor, others, zeros))
-    factors = call(aten.mul.Tensor, right.scale, scale)
+    factors = call(aten.mul.Tensor, call(aten._to_copy.default, right.scale, dtype=torch.float32), scale)
     result = call(aten.mul.Tensor, call(aten._to_copy.default, total, dtype=torch.float32), factors)
     if bias is not None:
         result = call(aten.add.Tensor, result, bias)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-LONGEST = 1 << 16  # sums of so many products of two bytes do not overflow
+LONGEST = 1 << 15  # sums of so many products of two bytes do not overflow
 
 
 @dataclass(frozen=True, slots=True)

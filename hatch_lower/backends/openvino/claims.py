@@ -112,7 +112,9 @@ CLAIMS: Mapping[str, Claim] = {
 KEPT_WHOLE = frozenset(overloads("alias clone expand flip permute repeat squeeze.dims unsqueeze view"))
 
 # the result has some elements of their inputs, and no other
-CHOICES = frozenset(overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor split_with_sizes"))
+CHOICES = frozenset(
+    overloads("cat copy index.Tensor index_put index_select select.int slice.Tensor slice_scatter split_with_sizes")
+)
 
 # the argument whose places an operator's indices name; OpenVINO does not notice those that are out of range
 TABLES: Mapping[str, str] = {
