@@ -173,6 +173,9 @@ def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
         # a file that holds nothing else has just its size
         sizes[path] = length if not offset and sizes.get(path, length) == length else None
     views = {path: map_file(path, size) for path, size in sizes.items()}
+    for path, offset, length in places.values():
+        if offset + length > len(views[path]):
+            raise unusable(path, f"{len(views[path])} bytes, where data end at {offset + length}")
     found = {name: views[path][offset : offset + length] for name, (path, offset, length) in places.items()}
     return MappingProxyType(found)
 

@@ -35,6 +35,7 @@ from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_co
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
 from hatch_lower.pipeline.lower_model import constants_text
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import data_places, map_data
@@ -268,6 +269,13 @@ def test_an_alignment_that_the_constants_file_does_not_have_is_refused() -> None
     with pytest.raises(BackendError) as caught:
         emit(forward=lower(Scaled(Tables()), {**IN_CONSTANTS, "name": b"table", "alignment": b"32"}))
     assert "found: 32 bytes\n  to do: ask for a power of two up to 16" in str(caught.value)
+
+
+def test_a_file_that_ends_before_its_data_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "constants.ptd"
+    path.write_bytes(bytes(20))
+    with pytest.raises(ProgramError, match="20 bytes, where data end at 24"):
+        map_data({"w": Place(path, 8, 16)})
 
 
 def test_a_plan_that_names_other_storages_is_refused() -> None:
