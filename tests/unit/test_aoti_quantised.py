@@ -28,6 +28,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.program._program import to_edge_transform_and_lower
+from hatch_lower.format.plan import read_plan
 from hatch_lower.pipeline.save import save_program
 from hatch_lower.runtime.delegates import DelegateBlob
 from hatch_lower.runtime.numbers import Tolerance, number_difference
@@ -177,6 +178,9 @@ def test_a_compiled_model_gives_eagers_numbers_with_a_byte_a_weight(tmp_path: Pa
     exported = torch.export.export(eager, (x,), strict=False)
     lowered = to_edge_transform_and_lower(exported, partitioner=[partitioner]).to_executorch()
     folder = save_program(lowered, tmp_path / "saved")
+    (plan,) = folder.rglob("default.json")
+    (entry,) = read_plan(plan.read_bytes(), "plan").delegates
+    assert entry.info.get("multiplies", False) is has_vnni
     model = hatch_lower.load(folder)
     assert number_difference(eager(x).detach(), model(x), Tolerance(quantised=True))[0] == ""
     weights = sum(parameter.numel() for parameter in module.parameters())
