@@ -1,0 +1,158 @@
+"""Exact figures of a side: counted from what is packaged, so they are equal on every machine. Nothing is loaded.
+
+The largest error against eager, which is exact as well, takes a run: see `errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from hatch_lower.backends.reference.run import LENGTH_BYTES, split_blob
+from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.side import BuildFacts, Side
+from hatch_lower.build.contents import Contents
+from hatch_lower.build.diff.native import MAGIC, read_library
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.delegates import DelegateEntry
+from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
+from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.plan import Plan, read_plan
+
+# Inductor writes each loop nest, or group of fused ones, as a C function of such a name: they are exported, since they
+# are compiled apart from the code that calls them.
+KERNEL = "cpp_"
+# backends whose delegates use constants where they lie, or none
+BINDS_IN_PLACE = ("aoti", "null")
+
+
+def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
+    """Return every exact figure of a side but `error`; what is not known has none.
+
+    Raises:
+        ProgramError: if a file is damaged.
+    """
+    figures = {
+        subject: found
+        for contents in side.contents
+        for name in contents.models
+        for subject, found in model_figures(contents, name, side.build)
+    }
+    if side.wheel is not None:
+        figures[Subject()] = {"wheel-bytes": side.wheel.stat().st_size}
+    return figures
+
+
+def model_figures(
+    contents: Contents, name: str, build: BuildFacts | None
+) -> Iterator[tuple[Subject, dict[str, float]]]:
+    model: ModelEntry = contents.manifest.models[name]
+    figures: dict[str, float] = {"constants-bytes": 0 if model.constants is None else model.constants.size}
+    if build is not None:
+        known = {"compilations": build.compilations.get(name), "level": build.levels.get(name)}
+        figures |= {metric: value for metric, value in known.items() if value is not None}
+    yield Subject(name), figures
+    for recipe in model.order:
+        for subject, found in recipe_figures(contents, model.recipes[recipe]):
+            yield Subject(name, recipe, subject.method), found
+
+
+def recipe_figures(contents: Contents, recipe: RecipeEntry) -> Iterator[tuple[Subject, dict[str, float]]]:
+    plan = contents.plan(recipe)
+    files = {file.path: file for file in recipe.delegates}
+    refuse_unlisted(contents, recipe, {delegate.file for delegate in plan.delegates} - files.keys())
+    data = {path: contents.map(file) for path, file in files.items()}
+    native = {path: content for path, content in data.items() if content[: len(MAGIC)] == MAGIC}
+    figures: dict[str, float] = {
+        "program-bytes": recipe.plan.size + recipe.debug.size,
+        "delegate-bytes": sum(file.size for file in files.values()),
+        "native-bytes": sum(files[path].size for path in native),
+        "requirements": len({distribution_of(text) for text in recipe.requirements}),
+    }
+    copied = copied_constants(contents, plan, data)
+    if copied is not None:
+        figures["copied-constants"] = copied
+    yield Subject(), figures
+    kernels = kernels_of(plan, native)
+    for name, method in recipe.methods.items():
+        of_method: dict[str, float] = {"operations": method.nodes, "partitions": method.partitions}
+        if method.nodes:
+            of_method["delegated"] = method.delegated / method.nodes
+        called = {plan.delegates[index].file for index in calls_in(plan.methods[name].graph)} & native.keys()
+        if called and called <= kernels.keys():
+            of_method["kernels"] = sum(kernels[file] for file in called)
+        yield Subject(method=name), of_method
+
+
+def refuse_unlisted(contents: Contents, recipe: RecipeEntry, files: set[str]) -> None:
+    if files:
+        raise ProgramError(
+            "the plan and the manifest contradict each other",
+            where=f"{contents.place}/{recipe.plan.path}",
+            found=f"the delegate `{min(files):.80}`, which the manifest does not list",
+            hint="build the wheel again",
+        )
+
+
+def distribution_of(requirement: str) -> str:
+    try:
+        return canonicalize_name(Requirement(requirement).name)
+    except InvalidRequirement:
+        return requirement
+
+
+def copied_constants(contents: Contents, plan: Plan, data: Mapping[str, memoryview]) -> int | None:
+    """Return how many constants loading a recipe puts into memory of its own, instead of mapping the file they are in.
+
+    Constants that share memory count once, and empty ones not at all. A recipe copies
+
+    - its state, that is constants that some method changes: each loaded instance has its own;
+    - all weights of a delegate of `reference`, which are in its file: that is read, not mapped.
+
+    Everything else is a view of the mapped constants file, whatever its dtype and layout, and `aoti` computes on these
+    views: its libraries hold no constants, and fold and move none. Engines pack weights as they like, and so do
+    backends that are not shipped: a recipe with a delegate of one has no figure.
+    """
+    if not set(plan.backends) <= {*BINDS_IN_PLACE, "reference"}:
+        return None
+    count = len(state_of(plan))
+    for delegate in plan.delegates:
+        if delegate.backend == "reference":
+            inner = inner_plan(contents, delegate, data[delegate.file])
+            state = state_of(inner)
+            held = {each.key for at, each in enumerate(inner.storages) if each.length and at not in state}
+            count += len(state) + len(held)
+    return count
+
+
+def state_of(plan: Plan) -> set[int]:
+    indices = {constant.storage for constant in plan.constants.values() if constant.mutable}
+    return {index for index in indices if plan.storages[index].length}
+
+
+def inner_plan(contents: Contents, delegate: DelegateEntry, blob: memoryview) -> Plan:
+    where = f"{contents.place}/{delegate.file}"
+    end = LENGTH_BYTES + int.from_bytes(blob[:LENGTH_BYTES], "little")
+    text, _ = split_blob(bytes(blob[:end]), where)
+    return read_plan(text, where)
+
+
+def kernels_of(plan: Plan, native: Mapping[str, memoryview]) -> dict[str, int]:
+    """Return the number of kernels in each library that `aoti` made; those of other native code are not known."""
+    made = {delegate.file for delegate in plan.delegates if delegate.backend == "aoti"} & native.keys()
+    libraries = {file: read_library(native[file]) for file in made}
+    return {
+        file: sum(name.startswith(KERNEL) for name in library.functions)
+        for file, library in libraries.items()
+        if library is not None
+    }
+
+
+def calls_in(graph: Graph) -> Iterator[int]:
+    for instruction in graph.instructions:
+        if isinstance(instruction, DelegateCall):
+            yield instruction.delegate
+        for nested in nested_graphs(instruction):
+            yield from calls_in(nested)
