@@ -1,0 +1,216 @@
+"""The largest error of each method against eager's packaged outputs: run in one child process, which imports torch.
+
+As a module (`python -m hatch_lower.bench.errors REQUEST`) it is that child: it writes what it finds as lines of JSON,
+so that the parent can tell which method hangs, or ends the process.
+
+Calls run on one core with one thread, since the number of threads changes the order of sums. Another processor may have
+other instructions for them: that and other versions of torch change the last digits of an error, which are rounded off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hatch_lower.bench.figures import Subject
+from hatch_lower.build.child_guards import end_with_parent
+from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
+from hatch_lower.runtime.files import PackagedFolder, open_folder
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+DIGITS = 2
+TAIL_BYTES = 2000
+HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """What came of all methods of some models."""
+
+    figures: Mapping[Subject, dict[str, float]]  # `error` of model/recipe/method; infinite where no number says it
+    skipped: Mapping[Subject, str]  # why there is no figure of a model, recipe or method
+
+
+def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: float) -> Errors:
+    """Return the largest absolute error of each method of each recipe that can run here, to two digits.
+
+    Args:
+        folders: model to the folder that it is loaded from.
+        title: what messages call these folders.
+        seconds: how long all of it may take.
+
+    Raises:
+        ProgramError: if a file is damaged, or a method fails.
+        ProcessError: if a method takes too long, or ends the process.
+    """
+    if not folders:
+        return Errors({}, {})
+    places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
+    request = {name: (places[name], folder.installed) for name, folder in folders.items()}
+    rows, ending, said = run_child(request, seconds)
+    read: list[dict[str, Any]] = []
+    for row in rows:
+        if "error" in row:
+            raise error_from_json(row["error"])
+        read.append({**row, "detail": row["detail"].replace(places[row["model"]], title)})
+    for row in read:
+        if row["status"] in ("fails", "damaged"):
+            where = "/".join(part for part in (title, row["model"], row["recipe"], row["method"]) if part)
+            raise ProgramError("a method cannot be compared with eager", where=where, found=row["detail"], hint=HINT)
+    if ending:
+        subject = next(unfinished(folders, read), None)
+        raise ProcessError(
+            "the process that compares methods with eager did not end well",
+            where=f"{title}, {'after the last method' if subject is None else f'`{subject}`, loaded or called'}",
+            found=f"{ending}{said and f'; it said: {said}'}",
+            hint=HINT,
+        )
+    figures: dict[Subject, dict[str, float]] = {}
+    skipped: dict[Subject, str] = {}
+    for row in read:
+        subject = Subject(row["model"], row["recipe"], row["method"])
+        if row["largest_error"] is None:
+            skipped[subject] = row["detail"]
+        else:
+            # all finite differences are within the tolerance: what differs nevertheless is of another kind
+            largest = math.inf if row["status"] == "differs" else row["largest_error"]
+            figures[subject] = {"error": rounded(largest)}
+    return Errors(figures, skipped)
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS - 1}e}")
+
+
+def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]) -> Iterator[Subject]:
+    """Yield the methods for which there is no row, in the order in which the child comes to them."""
+    done = {Subject(row["model"], row["recipe"], row["method"]) for row in rows if row["status"] != "stale"}
+    for name in sorted(folders):
+        model = folders[name].manifest.models[name]
+        for recipe in model.order:
+            for method in sorted(model.recipes[recipe].methods):
+                subject = Subject(name, recipe, method)
+                if done.isdisjoint((Subject(name), Subject(name, recipe), subject)):
+                    yield subject
+
+
+def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
+    """Return what the child found, how it ended if not well, and the last that it said."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hatch-lower-bench-", ignore_cleanup_errors=True) as work,
+        tempfile.TemporaryFile() as lines,
+        tempfile.TemporaryFile() as messages,
+    ):
+        process = start(request, work, lines, messages)
+        ending = ""
+        try:
+            if process.wait(seconds):
+                ending = ending_text(process.returncode)
+        except subprocess.TimeoutExpired:
+            ending = f"it took more than {seconds:g} seconds"
+        finally:
+            end(process)
+        return read_lines(lines), ending, tail_of(messages)
+
+
+def start(request: object, folder: str, lines: BinaryIO, messages: BinaryIO) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],
+            cwd=folder,  # an empty one: `-m` puts it on the import path
+            env={**os.environ, **ONE_THREAD},
+            stdin=subprocess.PIPE,  # it closes with this process
+            stdout=lines,
+            stderr=messages,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProcessError(
+            "the process that compares methods with eager could not be started",
+            found=f"{type(error).__name__}: {error}",
+            hint="end other programs, or raise the limits of memory and processes that this runs under",
+        ) from error
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child that has not ended, and all that it started."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def ending_text(status: int) -> str:
+    if status >= 0:
+        return f"it ended with status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"it was ended by {names.get(-status, f'signal {-status}')}"
+
+
+def read_lines(file: BinaryIO) -> list[dict[str, Any]]:
+    file.seek(0)
+    # a child that was killed may leave half a line
+    return [json.loads(line) for line in file if line.endswith(b"\n")]
+
+
+def tail_of(messages: BinaryIO) -> str:
+    messages.seek(max(messages.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+    return messages.read().decode("utf-8", "replace").strip()
+
+
+def main() -> None:
+    """Be the child: compare the methods of the models in a request, and write a line for each."""
+    # what a library prints must not come between the lines
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    end_with_parent()
+    use_one_core()
+    for row in rows_of(json.loads(sys.argv[1])):
+        lines.write(f"{json.dumps(row)}\n")
+        lines.flush()
+
+
+def use_one_core() -> None:
+    # engines make as many threads as there are cores, whatever the variables say
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # not the same one for all that run at once
+
+
+def rows_of(request: Mapping[str, tuple[str, bool]]) -> Iterator[dict[str, Any]]:
+    from hatch_lower.runtime.check import check_model
+    from hatch_lower.runtime.numbers import Tolerance
+
+    # no difference is too large, so that all outputs are compared
+    tolerance = Tolerance(rtol=0.0, atol=math.inf)
+    try:
+        for name, (path, installed) in sorted(request.items()):
+            opened = open_folder(Path(path))
+            folder = PackagedFolder(opened.path, opened.manifest, None, installed)
+            for row in check_model(folder, name, tolerance=tolerance):
+                yield {
+                    "model": row.model,
+                    "recipe": row.recipe,
+                    "method": row.method,
+                    "status": row.status,
+                    "detail": row.detail,
+                    "largest_error": row.largest_error,
+                }
+    except LowerError as error:
+        yield {"error": error.to_json()}
+
+
+if __name__ == "__main__":
+    main()
