@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import Known, Supervisor, compiled, known_project, read_known
-from support.scenarios import Project, copy_project, only
+from support.scenarios import Project, built_scenario, copy_project, only
 from support.shared import Shared
 from support.venv import VirtualEnvironment, make_environment, make_wheelhouse
 
@@ -63,17 +63,6 @@ def known(shared: Shared, tmp_path: Path) -> Callable[[str], Project]:
         return project
 
     return copy
-
-
-def built_scenario(shared: Shared, name: str) -> Path:
-    """Return the folder of a scenario that was built: `dist`, `cache`, and in `stdout` and `stderr` what was said."""
-
-    def make(folder: Path) -> None:
-        done = copy_project(name, folder).build().check()
-        (folder / "stdout").write_text(done.stdout)
-        (folder / "stderr").write_text(done.stderr)
-
-    return shared.once(f"built-{name}", make)
 
 
 @pytest.fixture(scope="session")

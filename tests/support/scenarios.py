@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
+from support.shared import Shared
 from support.venv import REPOSITORY, Finished, run
 
 PROJECTS = REPOSITORY / "tests" / "projects"
@@ -60,6 +61,17 @@ def copy_project(name: str, folder: Path) -> Project:
     root = folder / name
     shutil.copytree(EXAMPLES.get(name, PROJECTS / name), root, ignore=LEFT_OUT)
     return Project(root, folder / "dist", folder / "cache")
+
+
+def built_scenario(shared: Shared, name: str) -> Path:
+    """Return the folder of a scenario that was built: `dist`, `cache`, and in `stdout` and `stderr` what was said."""
+
+    def make(folder: Path) -> None:
+        done = copy_project(name, folder).build().check()
+        (folder / "stdout").write_text(done.stdout)
+        (folder / "stderr").write_text(done.stderr)
+
+    return shared.once(f"built-{name}", make)
 
 
 def only(folder: Path, pattern: str) -> Path:
