@@ -1,8 +1,8 @@
 """Delegates of a plan: which backend runs which file, bound to which constants, on which machine."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 
 from hatch_lower.format.codec import Damage
 from hatch_lower.format.values import DTYPES, Natural, RelativePath, Text
@@ -60,13 +60,22 @@ class DelegateEntry(Frozen):
     constants: tuple[Text, ...]  # those to bind, in order
     info: Mapping[str, object]  # facts that the compile half left for the run half
     target: TargetEntry | None  # `None` where it is portable
-    # what it puts beside the blob; a name means one file in all delegates of a plan
+    # what it puts beside the blob; a name means the same data in all delegates of a plan
     data: Mapping[Text, DataFile] = field(default_factory=dict)
     named: Mapping[Text, NamedConstant] = field(default_factory=dict)  # what it has in the constants file
 
 
 def data_name(digest: str) -> str:
     return f"{digest}.{BLOB_SUFFIX}"
+
+
+def meanings(
+    data: Mapping[str, DataFile], named: Mapping[str, NamedConstant]
+) -> Iterator[tuple[str, DataFile | NamedConstant]]:
+    """Yield what each name of a delegate stands for, and in all other delegates of its plan."""
+    for name, file in data.items():
+        yield name, replace(file, alignment=1)  # each may ask for its own
+    yield from named.items()
 
 
 def is_whole(layout: DataLayout, size: int) -> bool:

@@ -1,6 +1,6 @@
 """The plan: what one model does for one recipe, as data. One file each, canonical JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 from hatch_lower.canonical import canonical_json
@@ -8,7 +8,7 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Argument, ConstantName, Value
 from hatch_lower.format.codec import Damage, decode_file, encode, within
 from hatch_lower.format.constants import Constant, Storage, check_view
-from hatch_lower.format.delegates import DelegateEntry, TargetEntry, is_whole
+from hatch_lower.format.delegates import DelegateEntry, TargetEntry, is_whole, meanings
 from hatch_lower.format.expression import SymbolName
 from hatch_lower.format.graph import Graph, Scope, check_graph, check_references
 from hatch_lower.format.inputs import Input, Symbol, TensorInput, check_declared, input_text, range_texts
@@ -67,28 +67,28 @@ class Plan(Frozen):
         for name, constant in self.constants.items():
             with within(f".constants[{name!r:.80}]"):
                 check_view(constant, self.storages)
-        places: dict[str, object] = {}
+        changing = {constant.storage for constant in self.constants.values() if constant.mutable}
+        known: dict[str, object] = {}
         for index, entry in enumerate(self.delegates):
             with within(f".delegates[{index}]"):
                 for name in entry.constants:
                     if name not in self.constants:
                         raise Damage(f"the unknown constant `{name[:80]}`")
-                for name, data in entry.data.items():
-                    if places.setdefault(name, data.file) != data.file:
-                        raise Damage(f"the name {name!r:.80} for another file than elsewhere")
-                for name, named in entry.named.items():
-                    if places.setdefault(name, named.storage) != named.storage:
-                        raise Damage(f"the name {name!r:.80} for other weights than elsewhere")
-                check_named(entry, self.storages)
+                for name, meaning in meanings(entry.data, entry.named):
+                    if known.setdefault(name, meaning) != meaning:
+                        raise Damage(f"the name {name!r:.80} for other data than elsewhere")
+                check_named(entry, self.storages, changing)
         for name, method in self.methods.items():
             with within(f".methods[{name!r:.80}]"):
                 check_method(method, Scope(self.constants, len(self.delegates), method.symbols))
 
 
-def check_named(entry: DelegateEntry, storages: Sequence[Storage]) -> None:
+def check_named(entry: DelegateEntry, storages: Sequence[Storage], changing: Set[int]) -> None:
     for name, data in entry.named.items():
         if data.storage >= len(storages):
             raise Damage(f"the name {name!r:.80} for storage {data.storage} of {len(storages)}")
+        if data.storage in changing:
+            raise Damage(f"the name {name!r:.80} for a constant that the model changes")
         storage = storages[data.storage]
         size = storage.length * DTYPES[storage.dtype].size
         if not is_whole(data.layout, size):

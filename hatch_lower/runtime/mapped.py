@@ -42,7 +42,7 @@ HEADER_LIMIT = 100_000_000  # safetensors' own limit
 class ConstantsFile:
     """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here."""
 
-    # `where` names it in messages; its length prefix and header must have the digest `header_sha256`, if there is one
+    # `where` names it in messages; all before the data must have the digest `header_sha256`, if there is one
 
     def __init__(self, path: Path, where: str, header_sha256: str = "") -> None:
         self._path = path
@@ -141,7 +141,7 @@ KEEP_CLOSED: Mapping[str, bool] = {"trackfd": False} if sys.version_info >= (3, 
 
 
 def data_files(plan: Plan) -> dict[str, DataFile]:
-    # a name means one file in all delegates of a plan
+    # a name means the same data in all delegates of a plan
     return {name: data for entry in plan.delegates for name, data in entry.data.items()}
 
 
@@ -157,7 +157,7 @@ def weight_files(plan: Plan) -> frozenset[str]:
 def data_places(plan: Plan, folder: Path, storages: Sequence[Place]) -> dict[str, Place]:
     """Return where the named data of a plan's delegates lie; `storages` says where those of the constants file do."""
     places = {name: Place(folder / data.file, 0, data.size) for name, data in data_files(plan).items()}
-    for entry in plan.delegates if storages else ():
+    for entry in plan.delegates:
         places |= {name: storages[data.storage] for name, data in entry.named.items()}
     return places
 

@@ -6,6 +6,7 @@ import json
 import mmap
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from support.backends import TagBy, everything
 from support.lowered import write_lowered
-from support.plans import delegate_entry, plan_of, plan_value
+from support.plans import constant, delegate_entry, plan_of, plan_value
 from support.tables import TableDelegate
 from torch.export import ExportedProgram
 
@@ -28,6 +29,8 @@ from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowered_backend_module import get_lowered_backend_modules
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.tensor_layout import TensorLayout
+from hatch_lower.format.codec import decode
+from hatch_lower.format.constants import Constant
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelEntry, RecipeEntry, write_manifest
 from hatch_lower.format.plan import read_plan, write_plan
@@ -164,8 +167,7 @@ def test_data_of_external_files_is_found_by_name_too(tmp_path: Path) -> None:
 
 
 def test_empty_data(tmp_path: Path) -> None:
-    entry = {"file": "digits/data/none.blob", "size": 0, "alignment": 1, "layout": None}
-    plan = plan_of(plan_value({}, delegates=[delegate_entry("tables", data={"none": entry})]))
+    plan = plan_of(plan_value({}, delegates=[delegate_entry("tables", data={"none": DATA_FILE})]))
     (tmp_path / "digits" / "data").mkdir(parents=True)
     (tmp_path / "digits" / "data" / "none.blob").touch()
     assert dict(map_data(data_places(plan, tmp_path, ()))) == {"none": memoryview(b"")}
@@ -202,6 +204,13 @@ def test_bytes_without_a_layout_are_counted_as_laid_out_by_the_backend() -> None
     assert [(storage.dtype, storage.length) for storage in plain.storages] == [("uint8", 16)] * 2
     assert bytes_in_own_layout([plain, plain]) == {"TableBackend": 32}
     assert bytes_in_own_layout([emit(forward=lower(Tables(), IN_CONSTANTS)).plan]) == {}
+
+
+def test_bytes_that_are_a_constant_of_the_model_are_not_counted_for_a_backend() -> None:
+    plan = emit(forward=lower(Scaled(Tables()), {**IN_CONSTANTS, "plain": b""})).plan
+    assert bytes_in_own_layout([plan]) == {"TableBackend": 16}
+    used = replace(plan, constants={"bytes": decode(Constant, constant(0, 16, dtype="uint8"), "plan")})
+    assert bytes_in_own_layout([used]) == {}
 
 
 def test_the_build_says_how_many_bytes_only_one_backend_reads() -> None:
@@ -281,18 +290,34 @@ def test_a_file_that_ends_before_its_data_is_refused(tmp_path: Path) -> None:
 def test_a_plan_that_names_other_storages_is_refused() -> None:
     value = json.loads(write_plan(emit(forward=lower(Scaled(Tables()), {**IN_CONSTANTS, "name": b"w"})).plan))
     named = value["delegates"][0]["named"]["w"]
+
+    def refuse(found: str) -> None:
+        with pytest.raises(ProgramError, match=found):
+            read_plan(json.dumps(value).encode(), "plan")
+
     for change, found in (
         ({"storage": 1}, "the name 'w' for storage 1 of 1"),
         ({"layout": {"dtype": "float32", "sizes": [3], "dim_order": [0]}}, "16 bytes for another tensor than 'w'"),
     ):
         value["delegates"][0]["named"]["w"] = named | change
-        with pytest.raises(ProgramError, match=found):
-            read_plan(json.dumps(value).encode(), "plan")
+        refuse(found)
     value["delegates"][0]["named"]["w"] = named
     value["storages"].append({**value["storages"][0], "key": "0" * 64})
-    value["delegates"].append({**value["delegates"][0], "named": {"w": named | {"storage": 1}}})
-    with pytest.raises(ProgramError, match="the name 'w' for other weights than elsewhere"):
-        read_plan(json.dumps(value).encode(), "plan")
+    value["delegates"].append(value["delegates"][0])
+    for change in (
+        {"storage": 1},
+        {"layout": {"dtype": "float32", "sizes": [2, 2], "dim_order": [0, 1]}},
+    ):
+        value["delegates"][1] = {**value["delegates"][0], "named": {"w": named | change}}
+        refuse("the name 'w' for other data than elsewhere")
+    value["delegates"][1] = {**value["delegates"][0], "named": {}, "data": {"w": DATA_FILE}}
+    refuse("the name 'w' for other data than elsewhere")
+    del value["delegates"][1]
+    value["constants"]["state"] = constant(0, 4, mutable=True)
+    refuse("the name 'w' for a constant that the model changes")
+
+
+DATA_FILE = {"file": "digits/data/none.blob", "size": 0, "alignment": 1, "layout": None}
 
 
 def test_without_flatbuffers_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +339,18 @@ def test_one_name_for_two_contents_is_refused() -> None:
         "Duplicate key table with different data\n  where: named data `table`\n  found: 16 bytes, then 16 others\n"
         "  to do: name data by its content, or by the constant that it comes from"
     )
+
+
+def test_one_name_for_a_tensor_and_for_bytes_is_refused() -> None:
+    tables = Tables()
+    with pytest.raises(BackendError) as caught:
+        emit(
+            forward=lower(Scaled(tables), {"name": b"table"}),
+            other=lower(Scaled(tables), {"name": b"table", "plain": b""}),
+        )
+    assert caught.value.what == "named data are a tensor or a weight for one partition, and not for another"
+    assert caught.value.where == "backend `TableBackend`, named data `table`"
+    assert caught.value.hint == "give equal data one layout and one tag in all partitions, or different names"
 
 
 def test_an_alignment_that_a_mapping_does_not_have_is_refused() -> None:

@@ -325,7 +325,7 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
             ("delegates", 0, "data"),
             {"weights": {"file": "digits/data/def.bin", "size": 0, "alignment": 1, "layout": None}},
             "digits/default.json: delegates[1]",
-            "the name 'weights' for another file than elsewhere",
+            "the name 'weights' for other data than elsewhere",
         ),
         (
             (*FORWARD, "parameters", 0, "name"),

@@ -22,12 +22,12 @@ HEADER_BYTES = 48  # of ExecuTorch's header inside the flatbuffer, with its padd
 
 @dataclass(frozen=True, slots=True)
 class NamedPlace:
-    """A name for bytes of a file, and how they are a tensor, if they are one."""
+    """A name for bytes of a file, and how they are a tensor."""
 
     name: str
     begin: int  # bytes behind the head
     end: int
-    layout: DataLayout | None
+    layout: DataLayout
 
 
 def data_map_head(places: Sequence[NamedPlace], size: int, alignment: int) -> bytes:
@@ -75,9 +75,9 @@ def write_flatbuffer(places: Sequence[NamedPlace]) -> bytes:
     return bytes(builder.Output())
 
 
-def write_layout(builder: Any, layout: DataLayout | None) -> tuple[str, int] | None:
-    number = next((kind for kind in ScalarType if layout and kind.dtype == getattr(torch, layout.dtype)), None)
-    if layout is None or number is None:  # ExecuTorch has no number for some dtypes
+def write_layout(builder: Any, layout: DataLayout) -> tuple[str, int] | None:
+    number = next((kind for kind in ScalarType if kind.dtype == getattr(torch, layout.dtype)), None)
+    if number is None:  # ExecuTorch has none for some dtypes
         return None
     written = table(
         builder,

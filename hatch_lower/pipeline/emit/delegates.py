@@ -27,6 +27,7 @@ from hatch_lower.format.delegates import (
     TargetEntry,
     data_name,
     is_whole,
+    meanings,
 )
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
@@ -62,6 +63,7 @@ class DelegateTable:
         self._store = NamedDataStore()
         self._known: dict[int, tuple[NamedDataStoreOutput, NamedData]] = {}
         self._named: dict[str, NamedConstant] = {}
+        self._meanings: dict[str, DataFile | NamedConstant] = {}
         self.storages = list(constants.storages)
         self.contents = dict(constants.data)
         changing = {constant.storage for constant in constants.constants.values() if constant.mutable}
@@ -132,6 +134,8 @@ class DelegateTable:
                     file = f"{self._model}/data/{data_name(digest)}"
                     files[name] = data_file(name, entry, file, len(content), where)
                     self.data.setdefault(digest, content)
+            for name, meaning in meanings(files, named):
+                refuse_other(name, self._meanings.setdefault(name, meaning), meaning, where)
             self._known[id(output)] = output, (dict(sorted(files.items())), dict(sorted(named.items())))
         return self._known[id(output)][1]
 
@@ -140,7 +144,7 @@ class DelegateTable:
             # of the same bytes, perhaps as another tensor: who reads them knows which
             return self._named[name]
         layout = layout_of(name, entry.tensor_layout or TensorLayout.of_bytes(len(content)), len(content), where)
-        check_alignment(name, entry.alignment, math.gcd(ALIGNMENT, len(content)), where)
+        check_entry(name, entry, math.gcd(ALIGNMENT, len(content)), where)
         # like a constant of the model, for then its bytes lie there once
         dtype = layout.dtype if DTYPES[layout.dtype].safetensors is not None else "uint8"
         storage = Storage(content_key(dtype, digest), dtype, len(content) // DTYPES[dtype].size)
@@ -170,20 +174,30 @@ def tensor_of(content: bytes, dtype: str) -> torch.Tensor:
 
 
 def data_file(name: str, entry: DataEntry, file: str, size: int, where: str) -> DataFile:
-    check_alignment(name, entry.alignment, PAGE_SIZE, where)
+    check_entry(name, entry, PAGE_SIZE, where)
     layout = None if entry.tensor_layout is None else layout_of(name, entry.tensor_layout, size, where)
     return DataFile(file, size, entry.alignment, layout)
 
 
-def check_alignment(name: str, alignment: int, limit: int, where: str) -> None:
+def check_entry(name: str, entry: DataEntry, limit: int, where: str) -> None:
     if not name or "\0" in name:
         raise BackendError("named data needs a name", where=where, found=repr(name), hint="name it without NUL")
-    if limit % alignment:
+    if limit % entry.alignment:
         raise BackendError(
             "named data asks for an alignment that a mapped file does not have",
             where=f"{where}, named data `{name}`",
-            found=f"{alignment} bytes",
+            found=f"{entry.alignment} bytes",
             hint=f"ask for a power of two up to {limit}",
+        )
+
+
+def refuse_other(name: str, first: DataFile | NamedConstant, second: DataFile | NamedConstant, where: str) -> None:
+    if second != first:
+        raise BackendError(
+            "named data are a tensor or a weight for one partition, and not for another",
+            where=f"{where}, named data `{name}`",
+            found=f"{first}, then {second}",
+            hint="give equal data one layout and one tag in all partitions, or different names",
         )
 
 
@@ -226,10 +240,12 @@ def bytes_in_own_layout(plans: Iterable[Plan]) -> dict[str, int]:
     """Return how many bytes of weights each backend has otherwise than the model, folded or in another layout."""
     found: dict[str, dict[str, int]] = {}
     for plan in plans:
+        own = {plan.storages[constant.storage].key for constant in plan.constants.values()}
         for entry in plan.delegates:
             sizes = found.setdefault(entry.backend, {})
             for data in entry.named.values():
                 storage = plan.storages[data.storage]
-                if data.layout.dtype == storage.dtype == "uint8" and len(data.layout.sizes) == 1:
+                is_plain = data.layout.dtype == storage.dtype == "uint8" and len(data.layout.sizes) == 1
+                if is_plain and storage.key not in own:
                     sizes[storage.key] = storage.length
     return {backend: sum(sizes.values()) for backend, sizes in sorted(found.items()) if sizes}
