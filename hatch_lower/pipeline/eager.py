@@ -19,7 +19,7 @@ from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel
 from hatch_lower.pipeline.exceptions import describe_exception
 from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_case, resized_cases
 from hatch_lower.pipeline.tensor_checks import path_text
-from hatch_lower.runtime.check import ROUNDS
+from hatch_lower.runtime.check import rounding_mark
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
 
 CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
@@ -293,9 +293,9 @@ def limited(found: Mapping[str, torch.Tensor], note: str) -> tuple[Mapping[str, 
 
 def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]:
     """Return the tensors among the example inputs and eager's outputs, and a note if there are none of them."""
-    # and beside them, whether a method rounds to integers, which `hatch-lower check` needs to know.
     # The names are `<method>/input/<i>` and `<method>/output/<i>`, where `i` counts all leaves, not the tensors alone;
-    # the tensors are contiguous and share no memory
+    # the tensors are contiguous and share no memory. A method that rounds to integers has one more, its mark, for
+    # `hatch-lower check` allows it more.
     found: dict[str, torch.Tensor] = {}
     for method in model.methods:
         if not method.has_examples or random_operators(method.program):
@@ -308,7 +308,7 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
         except Exception as error:
             return {}, f"no check data: eager fails on the example inputs of `{method.name}`: {error}"
         if is_quantised(method):
-            found[f"{method.name}/{ROUNDS}/0"] = torch.tensor(True)
+            found[rounding_mark(method.name)] = torch.tensor(True)
         for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
             for i, leaf in enumerate(pytree.tree_leaves(tree)):
                 if isinstance(leaf, torch.Tensor):

@@ -18,6 +18,7 @@ from hatch_lower.pipeline.exceptions import trim
 from hatch_lower.pipeline.model_build import LoweredRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
+from hatch_lower.runtime.requirements import requirement_reason, version_here
 
 PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this one writes
 
@@ -43,16 +44,14 @@ def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
 
 def refuse_other_versions(backend: str, requirements: Iterable[str]) -> None:
     """Refuse a library that is installed in a version with which what the backend makes could not run."""
-    for requirement in map(Requirement, requirements):
-        try:
-            found = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
+    for text in requirements:
+        name = Requirement(text).name
+        if version_here(normal_name(name)) is None:
             continue  # the backend says so, or finds the library under another name
-        applies = requirement.marker is None or requirement.marker.evaluate()
-        if applies and not requirement.specifier.contains(found, prereleases=True):
+        if reason := requirement_reason(text, f"backend `{backend}`"):
             raise BackendError(
-                f"the backend `{backend}` needs another version of `{requirement.name}`",
-                found=f"{found}, where it needs {requirement}",
+                f"the backend `{backend}` needs another version of `{name}`",
+                found=reason,
                 hint="name the version that it needs in `[build-system] requires`",
             )
 

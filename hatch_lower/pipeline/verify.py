@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch.utils import _pytree as pytree
 
@@ -50,7 +51,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
         packaged = Packaged(
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
-            constants=packager.constants if lowered.emitted.plan.storages else None,
+            constants=constants_of(build, lowered),
             imports=recipe.imports,
             examples=examples,
             tolerances={method.name: tolerance_of(method, tolerance) for method in source.methods},
@@ -104,8 +105,7 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
     packager = build.packager
     try:
         plan = packager.source(lowered.files.plan.path)
-        constants = packager.constants if lowered.emitted.plan.storages else None
-        return load_written(plan, constants, packager.folder)
+        return load_written(plan, constants_of(build, lowered), packager.folder)
     except BaseException as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
@@ -117,3 +117,7 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
             hint="leave out backends to find the one whose program it is, and report it there; the next build lowers"
             " it again",
         ) from error
+
+
+def constants_of(build: ModelBuild, lowered: LoweredRecipe) -> Path | None:
+    return build.packager.constants if lowered.emitted.plan.storages else None

@@ -28,7 +28,10 @@ from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.refusals import describe_value
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
 
-ROUNDS = "quantised"  # a tensor of this name beside a method's inputs and outputs says that it rounds to 8 bits
+
+def rounding_mark(method: str) -> str:
+    """Return the name of the tensor beside a method's inputs and outputs that says that it rounds to 8 bits."""
+    return f"{method}/quantised/0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ def check_model(
             yield CheckRow(model, name, "", "fails", str(error))
             continue
         for method in plan.methods:
-            rounds = f"{method}/{ROUNDS}/0" in tensors
-            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors), quantised=rounds)
+            is_rounded = rounding_mark(method) in tensors
+            used = (tolerance or Tolerance()).widened(dtypes_of(method, plan, tensors), quantised=is_rounded)
             status, detail, largest = check_method(loaded, plan, method, tensors, used)
             yield CheckRow(model, name, method, status, detail, largest, None if largest is None else used)
 

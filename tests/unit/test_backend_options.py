@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.options import GivenOptions, is_list_of_strings, is_number_from
@@ -83,18 +81,24 @@ def test_an_engine_of_another_version_is_refused_before_it_is_asked(
     from hatch_lower.config.settings import Recipe
     from hatch_lower.config.tables import BackendChoice
     from hatch_lower.exir.backend.registry import find_backend
-    from hatch_lower.pipeline.recipes import partitioner_of
+    from hatch_lower.pipeline import recipes
+    from hatch_lower.runtime import requirements
 
     choice = BackendChoice(backend)
     recipe = Recipe("fast", (choice,))
     (needed,) = find_backend(backend).requirements({})
-    partitioner_of(choice, recipe)
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0" if name == backend else real(name))
+    recipes.partitioner_of(choice, recipe)
+    real = requirements.version_here
+
+    def version_here(name: str) -> str | None:
+        return "1.0" if name == backend else real(name)
+
+    monkeypatch.setattr(requirements, "version_here", version_here)
+    monkeypatch.setattr(recipes, "version_here", version_here)
     with pytest.raises(BackendError) as caught:
-        partitioner_of(choice, recipe)
+        recipes.partitioner_of(choice, recipe)
     assert str(caught.value) == (
         f"the backend `{backend}` needs another version of `{backend}`\n  where: recipe `fast`, backend `{backend}`\n"
-        f"  found: 1.0, where it needs {Requirement(needed)}\n"
+        f"  found: it needs {needed}, and 1.0 is installed\n"
         "  to do: name the version that it needs in `[build-system] requires`"
     )

@@ -25,7 +25,7 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import capture_model
 from hatch_lower.pipeline.emit.constants_file import constants_bytes
-from hatch_lower.runtime.check import ROUNDS, check_model
+from hatch_lower.runtime.check import check_model, rounding_mark
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
@@ -592,7 +592,7 @@ def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tm
         tensor[0, 0] += tensor.abs().max() / 130
         return tensor
 
-    rounds = f"forward/{ROUNDS}/0"
+    rounds = rounding_mark("forward")
     for number, (changes, status) in enumerate(
         [({"forward/output/0": off}, "ok"), ({"forward/output/0": off, rounds: None}, "differs")]
     ):

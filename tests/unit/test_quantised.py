@@ -20,7 +20,7 @@ from hatch_lower.pipeline.capture import CapturedModel, capture_model, with_plai
 from hatch_lower.pipeline.eager import example_tensors, tolerance_of, verify_method
 from hatch_lower.pipeline.graph_key import describe_method
 from hatch_lower.pipeline.save import save_program
-from hatch_lower.runtime.check import ROUNDS
+from hatch_lower.runtime.check import rounding_mark
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 
 pytestmark = pytest.mark.torch
@@ -97,8 +97,8 @@ def test_only_methods_that_round_to_integers_have_steps() -> None:
     rounding = captured(quantised(module, inputs), inputs)
     assert not tolerance_of(plain.methods[0], Tolerance()).quantised
     assert tolerance_of(rounding.methods[0], Tolerance()).quantised
-    assert f"forward/{ROUNDS}/0" not in example_tensors(plain)[0]
-    assert f"forward/{ROUNDS}/0" in example_tensors(rounding)[0]
+    assert rounding_mark("forward") not in example_tensors(plain)[0]
+    assert rounding_mark("forward") in example_tensors(rounding)[0]
 
 
 def test_a_step_is_allowed_and_told() -> None:

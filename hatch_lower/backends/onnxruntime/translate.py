@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _core, _registration
 from torch.onnx._internal.fx import passes
 
-from hatch_lower.backends.onnxruntime.integers import multiply_integers
+from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
 from hatch_lower.backends.onnxruntime.prepare import OnnxCopy, count_dimensions
 from hatch_lower.backends.onnxruntime.quantised import QUANTISED
@@ -209,10 +209,6 @@ def turns_matrices(node: ir.Node, source: ir.Value) -> bool:
     rank = rank_of(source)
     order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
     return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
-
-
-def rank_of(value: ir.Value | None) -> int:
-    return len(value.shape) if value is not None and value.shape is not None else 0
 
 
 def rename(graph: ir.Graph, inputs: Sequence[str]) -> None:
