@@ -102,4 +102,4 @@ class StoredPartition:
         return value
 
 
-FIELDS = frozenset(field.name for field in fields(StoredPartition))  # that every such value has
+FIELDS = frozenset(field.name for field in fields(StoredPartition))  # the keys of every `value()`: none is left out

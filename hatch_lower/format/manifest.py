@@ -20,7 +20,7 @@ class FileEntry:
     path: RelativePath  # relative to the `_lowered` folder
     size: Natural  # bytes
     sha256: Digest  # of the whole file
-    # of a safetensors file's first eight bytes and header; else empty
+    # of all that stands before the data of the constants file; else empty
     header_sha256: Annotated[str, read_optional_digest] = ""
 
 

@@ -18,7 +18,7 @@ from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.model_build import ModelBuild
 from hatch_lower.pipeline.sandbox import backend_guard
 
-OPTION = "finite-only"
+FINITE_ONLY = "finite-only"
 NAMED = 3  # operators that a line names
 
 
@@ -37,7 +37,8 @@ def lower_for_recipe(build: ModelBuild, recipe: Recipe) -> tuple[LoweredMethods,
         if line := line_on_ranges(method, lowered.methods[method.name].reasons.values()):
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, method.name, detail=line))
     for backend in recipe.backends:
-        if OPTION not in backend.options and (line := line_on_finite(backend.name, steps.finite_only[backend.name])):
+        line = line_on_finite(backend.name, steps.finite_only[backend.name])
+        if line and FINITE_ONLY not in backend.options:
             build.reporter.report(Event("lower", "note", build.source.name, recipe.name, detail=line))
     return lowered, steps.seconds
 
@@ -111,5 +112,5 @@ def line_on_finite(backend: str, operators: Collection[str]) -> str:
     more = f" and {len(operators) - NAMED} more" if len(operators) > NAMED else ""
     return (
         f"`{backend}` computes {named}{more} as eager does for finite numbers only; "
-        f"write `{OPTION} = true` if the model meets no NaN and no infinity, else `{OPTION} = false`"
+        f"write `{FINITE_ONLY} = true` if the model meets no NaN and no infinity, else `{FINITE_ONLY} = false`"
     )
