@@ -51,6 +51,21 @@ def operators(lowered: LoweredProgram) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load_from_string(delegate.processed_bytes).graph.node)
 
 
+def kernels(folder: Path) -> Counter[str]:
+    """Return the operators that ONNX Runtime makes of a program's only partition."""
+    written = folder.parent / "optimised.onnx"
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.optimized_model_filepath = str(written)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", Options)
+        hatch_lower.load(folder)
+    return Counter(node.op_type for node in onnx.load(str(written), load_external_data=False).graph.node)
+
+
 class Quantised(nn.Module):
     """A layer between pairs of quantise and dequantise, with weights that the caller chooses."""
 
@@ -70,7 +85,13 @@ class Quantised(nn.Module):
         weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
         if isinstance(self.layer, nn.Linear):
             return nn.functional.linear(x, weight, self.bias)
-        return nn.functional.conv2d(x, weight, self.bias)
+        return rounded(nn.functional.conv2d(x, weight, self.bias), 4096.0)
+
+
+def rounded(result: Tensor, scale: float) -> Tensor:
+    # without this, ONNX Runtime makes no convolution of integers
+    given = scale, 128, 0, 255, torch.uint8
+    return ops.dequantize_per_tensor(ops.quantize_per_tensor(result, *given), *given)
 
 
 @pytest.mark.parametrize("quantizer", [xnnpack_quantizer, x86_quantizer])
@@ -99,19 +120,9 @@ def test_a_quantised_convolution_stands_between_pairs(tmp_path: Path, quantizer:
     assert number_difference(eager(image).detach(), model(image), Tolerance(quantised=True))[0] == ""
 
 
-def test_onnx_runtime_convolves_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_runtime_convolves_integers(tmp_path: Path) -> None:
     module, (image,) = conv_net()
-    folder = save_program(lower(quantised(module, (image,)), image), tmp_path / "saved")
-    written = tmp_path / "optimised.onnx"
-
-    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.optimized_model_filepath = str(written)
-
-    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
-    hatch_lower.load(folder)
-    nodes = Counter(node.op_type for node in onnx.load(str(written), load_external_data=False).graph.node)
+    nodes = kernels(save_program(lower(quantised(module, (image,)), image), tmp_path / "saved"))
     assert nodes["QLinearConv"] == 2
     assert nodes["MatMulInteger"] + nodes["MatMulIntegerToFloat"] == 1
     assert not nodes["Conv"]
@@ -140,6 +151,8 @@ def test_sums_of_the_greatest_products_do_not_saturate(
         assert float(eager(x).abs().max()) > 200_000
         for has in (True, False):
             monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
+            found = kernels(folder)
+            assert found["QLinearConv"] if number else found["MatMulInteger"] + found["MatMulIntegerToFloat"]
             torch.testing.assert_close(hatch_lower.load(folder)(x), eager(x), rtol=1e-6, atol=0)
 
 
@@ -174,6 +187,13 @@ def test_sums_that_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
         torch.testing.assert_close(model(x), eager(x), rtol=1e-3, atol=0)
 
 
+def test_convolutions_whose_sums_may_overflow_stay_in_floating_point(tmp_path: Path) -> None:
+    for channels, kernel in ((LONGEST // 8, "Conv"), (LONGEST // 16, "QLinearConv")):
+        eager = Quantised(nn.Conv2d(channels, 4, 3), torch.ones(4, channels, 3, 3, dtype=torch.int8))
+        folder = save_program(lower(eager, torch.rand(1, channels, 3, 3)), tmp_path / kernel)
+        assert kernels(folder)[kernel] == 1
+
+
 def test_so_many_products_of_two_bytes_cannot_overflow() -> None:
     """Each factor is up to 255 away from its zero point."""
     assert 255 * 255 * LONGEST < 2**31 <= 255 * 255 * 2 * LONGEST
@@ -181,21 +201,67 @@ def test_so_many_products_of_two_bytes_cannot_overflow() -> None:
 
 def test_scales_of_the_dimension_that_is_summed_stay_in_floating_point(tmp_path: Path) -> None:
     class Turned(Quantised):
+        axis = 0
+
         def forward(self, x: Tensor) -> Tensor:
             given = 0, 255, torch.uint8
             x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.5, 3, *given), 0.5, 3, *given)
-            axis = x.dim() - 2
-            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, axis, -128, 127, torch.int8)
-            return x @ weight if axis == 0 else nn.functional.conv2d(x[None], weight[..., None])
+            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, self.axis, -128, 127, torch.int8)
+            return x @ weight if x.dim() == 2 else rounded(nn.functional.conv2d(x, weight), 1024.0)
 
-    scales = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    for number, (shape, x) in enumerate([((4, 8), torch.rand(2, 4)), ((4, 4, 3), torch.rand(4, 5, 5))]):
-        eager = Turned(nn.Linear(4, 8), torch.arange(math.prod(shape), dtype=torch.int8).reshape(shape))
-        eager.scales.copy_(scales)
-        lowered = lower(eager, x * 50)
-        assert not operators(lowered)["MatMulInteger"]
-        model = hatch_lower.load(save_program(lowered, tmp_path / str(number)))
-        torch.testing.assert_close(model(x * 50), eager(x * 50))
+    cases = [
+        ((4, 4), torch.rand(2, 4), 0, "MatMul"),
+        ((4, 4), torch.rand(2, 4), 1, "MatMulInteger"),
+        ((4, 4, 3, 1), torch.rand(1, 4, 5, 5), 1, "Conv"),
+        ((4, 4, 3, 1), torch.rand(1, 4, 5, 5), 0, "QLinearConv"),
+    ]
+    for number, (shape, x, axis, kernel) in enumerate(cases):
+        eager = Turned(nn.Linear(4, 4), torch.arange(math.prod(shape), dtype=torch.int8).reshape(shape))
+        eager.scales.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        eager.axis = axis
+        folder = save_program(lower(eager, x * 50), tmp_path / str(number))
+        found = kernels(folder)
+        assert found[kernel] == 1, found
+        torch.testing.assert_close(hatch_lower.load(folder)(x * 50), eager(x * 50))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "kernel"),
+    [(nn.Linear(16, 4), (2, 16), "Gemm"), (nn.Conv2d(16, 4, 1), (2, 16, 3, 3), "Conv")],
+    ids=["linear", "convolution"],
+)
+def test_float_weights_between_integers_stay_as_they_are(
+    layer: nn.Module, shape: tuple[int, ...], kernel: str, tmp_path: Path
+) -> None:
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return rounded(self.layer(rounded(x, 0.01)), 0.001)
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.01, 0.01)
+        layer.get_parameter("weight").flatten()[0] = 1.0  # of which the others are a fraction of one step of 8 bits
+    eager, x = Between().eval(), torch.rand(shape)
+    x[:, 0] = 0
+    folder = save_program(lower(eager, x), tmp_path / "saved")
+    assert kernels(folder)[kernel] == 1
+    expected = eager(x).detach()
+    assert expected.abs().max() > 0.01
+    torch.testing.assert_close(hatch_lower.load(folder)(x), expected, rtol=0, atol=1e-6)
+
+
+def test_biases_of_convolutions_of_integers_are_kept(tmp_path: Path) -> None:
+    eager = Quantised(nn.Conv2d(2, 4, 1), torch.ones(4, 2, 1, 1, dtype=torch.int8))
+    eager.bias.copy_(torch.tensor([-4.0, 8.0, -100.0, 60.0]) * 4096)
+    x = torch.rand(1, 2, 3, 3)
+    folder = save_program(lower(eager, x), tmp_path / "saved")
+    assert kernels(folder)["QLinearConv"] == 1
+    assert torch.equal(hatch_lower.load(folder)(x), eager(x))
 
 
 def test_products_of_more_dimensions_are_of_integers(tmp_path: Path) -> None:

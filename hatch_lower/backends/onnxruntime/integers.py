@@ -6,6 +6,9 @@ rounds the bias to multiples of the product's scale for it, and only where the r
 
 It does not ask whether a sum of products fits into 32 bits, nor whether the scales are those of a dimension that is
 left in the result. Where not, an operand is dequantised by arithmetic that it does not know for what it is.
+
+A convolution of integers it makes of a bias of integers only. It is told not to round biases, for with them it rounds
+weights that are float; so the bias of such a convolution is rounded here.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ def multiply_integers(graph: ir.Graph) -> None:
             continue
         if node.op_type == "Conv":
             known = is_convolution_of_integers(left, right)
+            if known and has_bias(node) and is_quantised(node.outputs[0]):
+                Place(graph, node).round_bias(left, right)
         elif known := is_product_of_integers(node, left, right):
             Place(graph, node).write_product(left, right)
         if not known:
@@ -91,6 +96,18 @@ def is_convolution_of_integers(image: Factor, weight: Factor) -> bool:
     lengths = [length for length in weight.shape[1:] if isinstance(length, int)]
     known = 0 < len(lengths) == len(weight.shape) - 1 and math.prod(lengths) <= LONGEST
     return known and image.is_scaled_along(None) and weight.is_scaled_along(0)
+
+
+def has_bias(node: ir.Node) -> bool:
+    return len(node.inputs) > 2 and node.inputs[2] is not None
+
+
+def is_quantised(value: ir.Value) -> bool:
+    users = [use.node for use in value.uses()]
+    if len(users) != 1 or value.is_graph_output():
+        return False
+    (user,) = users
+    return user.op_type == "QuantizeLinear" or (user.op_type in ("Clip", "Relu") and is_quantised(user.outputs[0]))
 
 
 def is_product_of_integers(node: ir.Node, left: Factor, right: Factor) -> bool:
@@ -130,11 +147,18 @@ class Place:
         product = self._add("MatMulInteger", first, self._taken(right), zero_point, right.source.inputs[2])
         scale = self._add("Mul", left.source.inputs[1], right.source.inputs[1])
         result = self._add("Mul", self._add("Cast", product, to=int(ir.DataType.FLOAT)), scale)
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
+        if has_bias(node):
             result = self._add("Add", result, node.inputs[2])
         before = node.outputs[0]
         result.type, result.shape = before.type, before.shape
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [before], [result])
+
+    def round_bias(self, image: Factor, weight: Factor) -> None:
+        """Make the bias of a convolution a multiple of the scale of its products, as that of integers has it."""
+        scale = self._add("Mul", image.source.inputs[1], weight.source.inputs[1])
+        steps = self._add("Round", self._add("Div", self._node.inputs[2], scale))
+        integers = self._add("Cast", steps, to=int(ir.DataType.INT32))
+        self._node.replace_input_with(2, self._add("DequantizeLinear", integers, scale, axis=0))
 
     def _unsigned(self, factor: Factor) -> tuple[ir.Value, ir.Value | None]:
         # the first operand without a sign: of the processors' instructions, few take two with one

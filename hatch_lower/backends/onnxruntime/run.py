@@ -21,6 +21,7 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
 EXACT_BYTES = "session.x64quantprecision"
+WEIGHT_ROUNDING = "WeightBiasQuantization"
 
 
 class OnnxruntimeDelegate(Delegate):
@@ -69,7 +70,10 @@ class OnnxruntimeDelegate(Delegate):
         options.log_severity_level = 3
         try:
             model, values = bind_constants(options, blob, constants, info.bound)
-            session = onnxruntime.InferenceSession(model, options, providers=providers)
+            # Weights that are float stay so: by default they are rounded to 8 bits between quantised values.
+            session = onnxruntime.InferenceSession(
+                model, options, providers=providers, disabled_optimizers=[WEIGHT_ROUNDING]
+            )
         except Exception as error:
             raise ProgramError(
                 "ONNX Runtime refuses a model",
