@@ -264,6 +264,28 @@ def test_biases_of_convolutions_of_integers_are_kept(tmp_path: Path) -> None:
     assert torch.equal(hatch_lower.load(folder)(x), eager(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_integers_that_become_another_dtype_than_float32_are_left(tmp_path: Path, dtype: torch.dtype) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scales", torch.tensor([0.1, 0.2, 0.3]))
+            self.register_buffer("zeros", torch.tensor([0, 1, 2]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            given = -128, 127, torch.int8
+            whole = ops.dequantize_per_tensor(x, 0.3, 3, *given, out_dtype=dtype)
+            return whole * ops.dequantize_per_channel(x, self.scales, self.zeros, 0, *given, out_dtype=dtype)
+
+    eager, x = Named(), torch.arange(-6, 6, dtype=torch.int8).reshape(3, 4)
+    lowered = lower(eager, x)
+    name = str(dtype).removeprefix("torch.")
+    assert len([each for each in reasons(lowered) if "dequantize" in each and name in each]) == 2 * (name != "float32")
+    result = hatch_lower.load(save_program(lowered, tmp_path / "saved"))(x)
+    assert result.dtype is dtype
+    torch.testing.assert_close(result, eager(x))
+
+
 def test_products_of_more_dimensions_are_of_integers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     eager = Quantised(nn.Linear(8, 4), torch.randint(-128, 127, (4, 8), dtype=torch.int8))

@@ -22,6 +22,7 @@ from onnxscript.onnx_opset import opset20
 op: Any = opset20
 
 # The exporter reads these functions' annotations for ONNX's type of each parameter, and knows `Optional` only.
+# `out_dtype` is float32 where it is given: of other results `operators.json` does not have these operators.
 
 
 def quantize_per_tensor(input: FLOAT, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Any:
@@ -37,13 +38,25 @@ def quantize_per_tensor_tensor(
 
 
 def dequantize_per_tensor(
-    input: TTensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+    input: TTensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: int,
+    out_dtype: int | None = None,
 ) -> Any:
     return op.DequantizeLinear(input, constant(scale, ir.DataType.FLOAT), constant(zero_point, dtype))
 
 
 def dequantize_per_tensor_tensor(
-    input: TTensor, scale: TTensor, zero_point: INT64, quant_min: int, quant_max: int, dtype: int
+    input: TTensor,
+    scale: TTensor,
+    zero_point: INT64,
+    quant_min: int,
+    quant_max: int,
+    dtype: int,
+    out_dtype: int | None = None,
 ) -> Any:
     return op.DequantizeLinear(input, scalar(scale, ir.DataType.FLOAT), scalar(zero_point, dtype))
 
@@ -58,7 +71,14 @@ def quantize_per_channel(
 
 
 def dequantize_per_channel(
-    input: TTensor, scales: TTensor, zero_points: INT64, axis: int, quant_min: int, quant_max: int, dtype: int
+    input: TTensor,
+    scales: TTensor,
+    zero_points: INT64,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: int,
+    out_dtype: int | None = None,
 ) -> Any:
     return op.DequantizeLinear(input, op.Cast(scales, to=ir.DataType.FLOAT), op.Cast(zero_points, to=dtype), axis=axis)
 
