@@ -46,13 +46,12 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
     if origin is tuple:
         if not isinstance(value, list):
             return refuse(f"`{path}` must be an array", value, problems)
-        read = (read_value(arguments[0], item, f"{path}[{i}]", problems, limits) for i, item in enumerate(value))
-        return tuple(arguments[0]("") if value is None else value for value in read)  # later indices stay right
+        return tuple(read_item(arguments[0], item, f"{path}[{i}]", problems, limits) for i, item in enumerate(value))
     if origin is Mapping:
-        if not isinstance(value, Mapping):
-            return refuse(f"`{path}` must be a table of tables", value, problems)
         kind = arguments[1]
-        return {key: read_table(kind, item, f"{path}.{quote_key(key)}", problems) for key, item in value.items()}
+        if not isinstance(value, Mapping):
+            return refuse(f"`{path}` must be a table{' of tables' if is_dataclass(kind) else ''}", value, problems)
+        return {key: read_item(kind, item, f"{path}.{quote_key(key)}", problems, limits) for key, item in value.items()}
     if hint is BackendChoice:
         return read_backend(value, path, problems)
     if hint in (Author, Dataset):
@@ -66,6 +65,16 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
             f"`{path}` must be one of {', '.join(json.dumps(argument) for argument in arguments)}", value, problems
         )
     return read_scalar(hint, value, path, problems, limits)
+
+
+def read_item(hint: Any, value: object, path: str, problems: list[str], limits: Mapping[str, object]) -> object:
+    """Return an element; what is wrong has something in its place, so that the indices of others stay right."""
+    read = read_value(hint, value, path, problems, limits)
+    if read is not None:
+        return read
+    if get_origin(hint) is Mapping:
+        return {}
+    return 0 if hint is int else hint("")
 
 
 def read_backend(value: object, path: str, problems: list[str]) -> BackendChoice | None:

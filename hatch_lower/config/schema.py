@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.config.tables import (
     RESERVED_KEYS,
@@ -54,6 +55,13 @@ recipes = ["portable"]
 [{HOOK_PATH}.models.digits.card]
 license = "Apache-2.0"                   # what is known of the model goes into the wheel's SBOM
 datasets = ["Optical Recognition of Handwritten Digits"]
+
+[{HOOK_PATH}.bench]
+max-call-ratio = 1.03                    # `hatch-lower bench` fails if a call takes 3 % longer
+sizes = [{{ batch = 1 }}, {{ batch = 32 }}]
+
+[{HOOK_PATH}.bench.models.digits.recipes.default]
+min-delegated = 0.95
 ```
 
 Unknown keys and wrong values are errors, all reported at once. hatchling reads four more keys in every hook's table
@@ -85,6 +93,10 @@ def reference_markdown() -> str:
         (Author, "An author of a `card`"),
         (Dataset, "A dataset of a `card`"),
         (CacheSettings, "`[….hooks.lower.cache]`"),
+        (BenchTable, "`[….hooks.lower.bench]`"),
+        (RecipeLimits, "Limits of recipes in `bench`"),
+        (MethodLimits, "Limits of methods in `bench`"),
+        (ModelLimits, "`[….hooks.lower.bench.models.<name>]`"),
     ):
         sections.append(f"## {title}\n\n{summary(kind)}\n")
         sections += setting_sections(kind)
@@ -94,6 +106,8 @@ def reference_markdown() -> str:
 def setting_sections(kind: type) -> Iterator[str]:
     hints, texts = get_type_hints(kind), field_docstrings(kind)
     for setting in fields(kind):
+        if setting.name not in kind.__annotations__:
+            continue  # it is described with the class that it comes from
         default = default_of(setting)
         shown = "" if default in (None, [], {}) or is_dataclass(default) else f"; default `{json.dumps(default)}`"
         words = type_words(hints[setting.name], setting.metadata)
@@ -125,7 +139,7 @@ def value_schema(hint: Any, limits: Mapping[str, object]) -> dict[str, object]:
     if origin is tuple:
         return {"type": "array", "items": value_schema(arguments[0], limits)}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": table_schema(arguments[1])}
+        return {"type": "object", "additionalProperties": value_schema(arguments[1], limits)}
     if origin is Literal:
         return {"enum": list(arguments)}
     if hint is BackendChoice:
@@ -144,11 +158,12 @@ def value_schema(hint: Any, limits: Mapping[str, object]) -> dict[str, object]:
 
 def type_words(hint: object, limits: Mapping[str, object]) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
+    least = f", at least {limits['minimum']}" if "minimum" in limits else ""
     if origin in (Union, types.UnionType):
         return type_words(arguments[0], limits)
     if origin is tuple:
-        kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets"}
-        return f"array of {kinds.get(arguments[0], 'strings')}"
+        kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets", int: "integers", str: "strings"}
+        return f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
     if origin is Mapping:
         return "table of tables, described below"
     if origin is Literal:
@@ -156,12 +171,13 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
     if is_dataclass(hint):
         return "table, described below"
     words: dict[object, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return words[hint] + (f", at least {limits['minimum']}" if "minimum" in limits else "")
+    return words[hint] + least
 
 
 def default_of(each: Field[object]) -> object:
     # `None` where the field's text says what the default is
     value = each.default_factory() if each.default_factory is not MISSING else each.default
+    value = each.metadata.get("default", value)
     if value is MISSING:
         return None
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
@@ -173,9 +189,10 @@ def summary(kind: type) -> str:
 
 def field_docstrings(kind: type) -> dict[str, str]:
     # a class does not keep the docstrings under its fields
-    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
     texts = {}
-    for statement, after in itertools.pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            texts[statement.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+    for each in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
+        body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
+        for statement, after in itertools.pairwise(body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                texts[statement.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
     return texts

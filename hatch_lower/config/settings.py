@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
+from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.tables import BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
 from hatch_lower.errors import ConfigError, nearest
@@ -72,6 +73,7 @@ class Settings(Frozen):
     seed: int = 0
     strict: bool = False  # whether an export may read only what `inputs` declares
     cache: CacheSettings = field(default_factory=CacheSettings)
+    bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
 
 
 def read_settings(
@@ -95,6 +97,9 @@ def read_settings(
     recipes = resolve_recipes(given, path, problems)
     order = resolve_order(given, recipes, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
+    lowered_for = dict.fromkeys(entry_points, order)
+    lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}
+    problems += unknown_limits(given.bench, path, order, lowered_for)
     globs = {f"{path}.inputs": given.inputs}
     globs |= {f"{path}.models.{quote_key(name)}.assets": model.assets for name, model in given.models.items()}
     problems += [
@@ -126,6 +131,7 @@ def read_settings(
         seed=given.seed,
         strict=given.strict,
         cache=given.cache,
+        bench=given.bench,
     )
 
 
@@ -197,6 +203,25 @@ def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, 
             yield f"`{path}[{i}]` names no {noun}, found `{name}`; {nearest(name, known)}"
         elif name in names[:i]:
             yield f"`{path}[{i}]` names the {noun} `{name}` again"
+
+
+def unknown_limits(
+    bench: BenchTable, path: str, recipes: Collection[str], models: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Yield a sentence for each table of limits whose model or recipe does not exist; `models` have their recipes."""
+    yield from unknown_tables(bench.recipes, recipes, f"{path}.bench.recipes", "recipe")
+    yield from unknown_tables(bench.models, models, f"{path}.bench.models", "model")
+    for name in sorted(bench.models.keys() & models.keys()):
+        here = f"{path}.bench.models.{quote_key(name)}.recipes"
+        yield from unknown_tables(bench.models[name].recipes, models[name], here, "recipe of the model")
+
+
+def unknown_tables(tables: Collection[str], known: Collection[str], path: str, noun: str) -> Iterator[str]:
+    return (
+        f"`{path}.{quote_key(name)}` is not the name of a {noun}; {nearest(name, known)}"
+        for name in tables
+        if name not in known
+    )
 
 
 def resolve_models(

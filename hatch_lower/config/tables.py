@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.frozen import Frozen
 
 REMOTE = {
@@ -212,6 +213,8 @@ class HookTable(Frozen):
     declares; reading any other file is an error that names it. Needs Landlock: Linux 5.13 or newer."""
     cache: CacheSettings = field(default_factory=CacheSettings)
     """Limits of the cache, and the cache that a team shares, described below."""
+    bench: BenchTable = field(default_factory=BenchTable)
+    """What `hatch-lower bench` measures, and how much worse a model may become, described below."""
 
 
 def toml_key(name: str) -> str:

@@ -34,6 +34,7 @@ from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Answer, Request, write_answer
 from hatch_lower.build.worker import enter_folder
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.config.bench_tables import BenchTable, ModelLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
 from hatch_lower.events import Event, NullReporter
@@ -524,6 +525,7 @@ def test_only_errors_are_listed() -> None:
 
 def test_a_record_survives_json(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "shop", "1", (ModelSettings("a", "b:c", "d", ("e",)),), (Recipe("e"),), ("e",))
+    settings = replace(settings, bench=BenchTable(sizes=({"batch": 1},), models={"a": ModelLimits(max_kernels=3)}))
     request = Request(settings, "a", tmp_path, "capture", (tmp_path,), (), ("vcs",), 3)
     write_record(tmp_path / "request.json", request)
     assert read_record(Request, tmp_path / "request.json") == request

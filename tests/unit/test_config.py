@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
 from hatch_lower.config.tables import Author, BackendChoice, CacheSettings, Card, Dataset
 from hatch_lower.errors import ConfigError
@@ -109,9 +110,9 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
-        "did you mean `runtime-requirements`? known: `atol`, `backends`, `cache`, `check`, `editable`, `imports`, "
-        "`inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, `runtime-requirements`, "
-        "`seed`, `strict`, `timeout`, `verify`\n"
+        "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, `editable`, "
+        "`imports`, `inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
+        "`runtime-requirements`, `seed`, `strict`, `timeout`, `verify`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
 
@@ -282,6 +283,53 @@ def test_another_path_of_the_table_is_named() -> None:
             {"cache": {"shareable-env": [""]}},
             '`{}.cache.shareable-env[0]` must be a string that is not empty, found the string ""',
         ),
+        ({"bench": 1.05}, "`{}.bench` must be a table, found the number 1.05"),
+        (
+            {"bench": {"max-calls-ratio": 1.1, "budget": 1}},
+            "`{}.bench.max-calls-ratio` is not a setting, found the number 1.1; did you mean `max-call-ratio`? known: "
+            "`budget`, `max-call-ratio`, `max-call-seconds`, `max-cold-build-ratio`, `max-delegated-loss`, "
+            "`max-eager-ratio`, `max-error`, `max-instructions-ratio`, `max-kernels`, `max-load-ratio`, "
+            "`max-load-seconds`, `max-memory-bytes`, `max-memory-ratio`, `max-native-bytes`, `max-warm-build-ratio`, "
+            "`max-wheel-growth`, `min-delegated`, `models`, `recipes`, `sizes`, `threads`",
+        ),
+        (
+            {"bench": {"max-call-ratio": "5%"}},
+            '`{}.bench.max-call-ratio` must be a number of at least 0, found the string "5%"',
+        ),
+        (
+            {"bench": {"min-delegated": 95}},
+            "`{}.bench.min-delegated` must be a number of at least 0 and at most 1, found the number 95.0",
+        ),
+        ({"bench": {"budget": 0}}, "`{}.bench.budget` must be an integer of at least 1, found the number 0"),
+        ({"bench": {"threads": 2}}, "`{}.bench.threads` must be an array, found the number 2"),
+        ({"bench": {"threads": [1, 0]}}, "`{}.bench.threads[1]` must be an integer of at least 1, found the number 0"),
+        ({"bench": {"sizes": {"batch": 1}}}, "`{}.bench.sizes` must be an array, found a table"),
+        ({"bench": {"sizes": [{}, 32]}}, "`{}.bench.sizes[1]` must be a table, found the number 32"),
+        (
+            {"bench": {"sizes": [{"batch": 1}, {"batch": 0}]}},
+            "`{}.bench.sizes[1].batch` must be an integer of at least 1, found the number 0",
+        ),
+        (
+            {"bench": {"max-wheel-growth": "5 percent"}},
+            "`{}.bench.max-wheel-growth` must be a share such as `5%`, or a size such as `200 kB` or `1.5 MiB`, "
+            'found the string "5 percent"',
+        ),
+        (
+            {"bench": {"recipes": {"defualt": {}}}},
+            "`{}.bench.recipes.defualt` is not the name of a recipe; did you mean `default`? known: `default`",
+        ),
+        (
+            {"bench": {"models": {"digit": {"recipes": {"x": {}}}}}},
+            "`{}.bench.models.digit` is not the name of a model; did you mean `digits`? known: `digits`",
+        ),
+        (
+            {
+                "recipes": {"portable": {}},
+                "models": {"digits": {"recipes": ["default"]}},
+                "bench": {"recipes": {"portable": {}}, "models": {"digits": {"recipes": {"portable": {}}}}},
+            },
+            "`{}.bench.models.digits.recipes.portable` is not the name of a recipe of the model; known: `default`",
+        ),
     ],
 )
 def test_wrong_setting(table: dict[str, Any], sentence: str) -> None:
@@ -352,6 +400,54 @@ def test_a_card_holds_names_or_tables_and_its_licences_are_spelled_as_spdx_does(
         approach="supervised",
         limitations=("few",),
     )
+
+
+def test_limits_are_set_for_recipes_models_and_methods() -> None:
+    settings = read(
+        {
+            "recipes": {"portable": {}},
+            "models": {"teacher": {"export": "tools.export:teacher"}},
+            "bench": {
+                "max-call-ratio": 2,
+                "max-wheel-growth": "200 kB",
+                "sizes": [{"batch": 1}, {"batch": 32, "tokens": 8}, {}],
+                "threads": [1, 2],
+                "budget": 60,
+                "recipes": {"portable": {"max-load-ratio": 1.5}},
+                "models": {
+                    "teacher": {"max-kernels": 3, "recipes": {"default": {"min-delegated": 0.95}}},
+                    "digits": {"methods": {"forward": {"max-error": 0, "sizes": []}}},
+                },
+            },
+        }
+    )
+    assert settings.bench == BenchTable(
+        max_call_ratio=2.0,
+        max_wheel_growth="200 kB",
+        sizes=({"batch": 1}, {"batch": 32, "tokens": 8}, {}),
+        threads=(1, 2),
+        budget=60,
+        recipes={"portable": RecipeLimits(max_load_ratio=1.5)},
+        models={
+            "teacher": ModelLimits(max_kernels=3, recipes={"default": RecipeLimits(min_delegated=0.95)}),
+            "digits": ModelLimits(methods={"forward": MethodLimits(max_error=0.0, sizes=())}),
+        },
+    )
+
+
+def test_every_problem_of_the_table_bench_is_reported_with_the_others() -> None:
+    bench = {"sizes": [3, {"a": "x", "b": 0}], "threads": ["1", 0], "models": {"digit": {"max-kernels": -1}}}
+    found = problems({"bench": bench, "jobs": 0})
+    assert [each.partition("`")[2].partition("`")[0].removeprefix(f"{LOWER}.") for each in found] == [
+        "bench.sizes[0]",
+        "bench.sizes[1].a",
+        "bench.sizes[1].b",
+        "bench.threads[0]",
+        "bench.threads[1]",
+        "bench.models.digit.max-kernels",
+        "jobs",
+        "bench.models.digit",
+    ]
 
 
 def test_a_wrong_element_does_not_hide_the_next() -> None:

@@ -305,6 +305,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
         "timeout": "ends a build or does not",
         "strict": "refuses reads; what is read shows in the export",
         "cache": "where results are",
+        "bench": "limits judge programs, and shape none",
     },
 }
 

@@ -14,6 +14,7 @@ if sys.version_info >= (3, 11):
 else:  # hatchling needs it there, too
     import tomli as tomllib
 
+from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
 from hatch_lower.config.reader import read_table
 from hatch_lower.config.schema import field_docstrings, json_schema, reference_markdown, schema_text
 from hatch_lower.config.tables import (
@@ -39,11 +40,20 @@ def test_the_checked_in_reference_is_the_generated_one() -> None:
 
 
 KINDS = [HookTable, RecipeTable, ModelTable, CacheSettings, BackendChoice, Card, Author, Dataset]
+KINDS += [BenchTable, MethodLimits, ModelLimits, RecipeLimits]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_is_described(kind: type) -> None:
     assert list(field_docstrings(kind)) == [each.name for each in fields(kind)]
+
+
+def test_each_limit_is_described_once_with_its_default() -> None:
+    page = reference_markdown()
+    assert page.count("### `max-call-ratio`\n\n*number, at least 0; default `1.05`*\n") == 1
+    assert page.count("### `max-call-ratio`") == page.count("### `max-load-ratio`") == page.count("### `sizes`") == 1
+    assert "### `sizes`\n\n*array of tables of integers, at least 1*\n" in page
+    assert "### `threads`\n\n*array of integers, at least 1; default `[1]`*\n" in page
 
 
 def is_valid(table: dict[str, Any]) -> bool:
@@ -74,6 +84,20 @@ def is_valid(table: dict[str, Any]) -> bool:
         ({"cache": {"max-days": 0.5}}, False),
         ({"cache": {"max-day": 1}}, False),
         ({"cache": []}, False),
+        ({"bench": {"sizes": [{"batch": 1}, {}], "threads": [1, 2], "max-wheel-growth": "1.5 MiB"}}, True),
+        ({"bench": {"models": {"a": {"max-load-ratio": 2, "methods": {"b": {"max-kernels": 3}}}}}}, True),
+        ({"bench": {"models": {"a": {"recipes": {"default": {"min-delegated": 0.5, "sizes": []}}}}}}, True),
+        ({"bench": {"sizes": [{"batch": 0}]}}, False),
+        ({"bench": {"sizes": [{"batch": "x"}]}}, False),
+        ({"bench": {"sizes": [3]}}, False),
+        ({"bench": {"threads": [0.5]}}, False),
+        ({"bench": {"max-wheel-growth": "5 percent"}}, False),
+        ({"bench": {"max-wheel-growth": 5}}, False),
+        ({"bench": {"recipes": {"default": {"max-wheel-growth": "5%"}}}}, False),
+        ({"bench": {"recipes": {"default": {"budget": 5}}}}, False),
+        ({"bench": {"models": {"a": {"methods": {"b": {"max-load-ratio": 3}}}}}}, False),
+        ({"bench": {"models": {"a": {"recipes": {"b": {"methods": {}}}}}}}, False),
+        ({"bench": {"max-delegated-loss": 5}}, False),
         ({"strict": "yes"}, False),
         ({"backend": []}, False),
         ({"backends": [3]}, False),

@@ -20,6 +20,7 @@ from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice, CacheSettings
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry, RecipeEntry
@@ -291,6 +292,7 @@ def test_the_order_of_the_recipes_has_its_own_results(project: Project) -> None:
         {"view": {"metadata": "Name: digits\nLicense: MIT\n"}},
         {"settings": {"editable": "eager"}},
         {"settings": {"runtime_requirements": "off"}},
+        {"settings": {"bench": BenchTable(max_call_ratio=2.0, sizes=({"batch": 32},))}},
         {"settings": {"recipes": (Recipe("default"), Recipe("other", rtol=1.0))}},
         {"view": {"packages": ("digits", "more")}},
     ],
