@@ -1,0 +1,226 @@
+"""The limits of `hatch-lower bench`: which ones judge a subject, and in which ways its method is called."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from hatch_lower.bench.figures import Subject
+from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits
+from hatch_lower.config.settings import unknown_limits, unknown_tables
+from hatch_lower.config.tables import quote_key, toml_key
+from hatch_lower.errors import ConfigError, nearest
+from hatch_lower.format.expression import symbols_in
+from hatch_lower.format.inputs import Symbol, TensorInput, expressions_in
+from hatch_lower.format.plan import MethodPlan
+
+Kind: TypeAlias = Literal["ratio to B", "ratio to eager", "loss against B", "growth against B", "greatest", "least"]
+Tables: TypeAlias = Sequence[tuple[str, MethodLimits]]  # the most specific one first, each with its dotted name
+
+SIZE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a limit is about: metrics of A, and what it says of their values."""
+
+    kind: Kind
+    metrics: tuple[str, ...]
+
+
+LIMITS: Mapping[str, Judged] = {
+    "max-call-ratio": Judged("ratio to B", ("call-seconds",)),
+    "max-eager-ratio": Judged("ratio to eager", ("call-seconds",)),
+    "max-load-ratio": Judged("ratio to B", ("load-seconds",)),
+    "max-memory-ratio": Judged("ratio to B", ("memory-bytes",)),
+    "max-instructions-ratio": Judged("ratio to B", ("call-instructions", "load-instructions")),
+    "max-cold-build-ratio": Judged("ratio to B", ("cold-build-seconds",)),
+    "max-warm-build-ratio": Judged("ratio to B", ("warm-build-seconds",)),
+    "max-wheel-growth": Judged("growth against B", ("wheel-bytes",)),
+    "max-delegated-loss": Judged("loss against B", ("delegated",)),
+    "min-delegated": Judged("least", ("delegated",)),
+    "max-kernels": Judged("greatest", ("kernels",)),
+    "max-native-bytes": Judged("greatest", ("native-bytes",)),
+    "max-error": Judged("greatest", ("error",)),
+    "max-call-seconds": Judged("greatest", ("call-seconds",)),
+    "max-load-seconds": Judged("greatest", ("load-seconds",)),
+    "max-memory-bytes": Judged("greatest", ("memory-bytes",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of one metric, as it holds for one subject."""
+
+    name: str  # `max-call-ratio`
+    metric: str
+    kind: Kind
+    value: float | str  # a text where it is a growth: `growth_limit` reads it
+    setting: str  # `bench.models.digits.max-call-ratio`, where it was set; `default` where it was not
+
+    def bound(self, other: float | None) -> float | None:
+        """Return what `judged` is compared with; `other` is the figure of B, or of eager."""
+        if not isinstance(self.value, str):
+            return self.value
+        return None if other is None else growth_limit(self.value, int(other))
+
+    def judged(self, figure: float, other: float | None) -> float | None:
+        """Return the number that the limit bounds; `None` where there is nothing to compare A's figure with."""
+        if self.kind in ("greatest", "least"):
+            return figure
+        if other is None:
+            return None
+        if self.kind == "growth against B":
+            return figure
+        if self.kind == "loss against B":
+            return round(other - figure, 9)  # 1 - 0.95 is more than 0.05
+        if other == 0:
+            return math.inf if figure > 0 else 1.0
+        return figure / other
+
+    def is_kept(self, judged: float, bound: float) -> bool:
+        return judged >= bound if self.kind == "least" else judged <= bound
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What limits may name of one model."""
+
+    recipes: Collection[str]
+    methods: Mapping[str, Collection[Symbol]]  # with their `dimensions_of`
+
+
+def limits_for(table: BenchTable, subject: Subject) -> tuple[Limit, ...]:
+    """Return the limits of a subject: those that are set for it, and defaults."""
+    tables = tables_for(table, subject)
+    return tuple(
+        Limit(name, metric, judged.kind, value, setting)
+        for name, judged in LIMITS.items()
+        for value, setting in [resolve(tables, name)]
+        if value is not None
+        for metric in judged.metrics
+    )
+
+
+def ways(table: BenchTable, subject: Subject, dimensions: Collection[str]) -> list[tuple[dict[str, int], int]]:
+    """Return with which sizes and numbers of threads a method is called; no sizes: those of its example inputs."""
+    tables = tables_for(table, subject)
+    sizes, _ = resolve(tables, "sizes")
+    threads, _ = resolve(tables, "threads")
+    kept: list[dict[str, int]] = []
+    for entry in sizes or ():
+        size = {name: entry[name] for name in sorted(entry.keys() & set(dimensions))}
+        if (size or not entry) and size not in kept:
+            kept.append(size)
+    return [(size, count) for size in kept or [{}] for count in dict.fromkeys(threads or (1,))]
+
+
+def tables_for(table: BenchTable, subject: Subject) -> Tables:
+    model = table.models.get(subject.model, ModelLimits())
+    of_model = f"bench.models.{quote_key(subject.model)}"
+    found = [
+        (f"{of_model}.methods.{quote_key(subject.method)}", model.methods.get(subject.method)),
+        (f"{of_model}.recipes.{quote_key(subject.recipe)}", model.recipes.get(subject.recipe)),
+        (of_model, model),
+        (f"bench.recipes.{quote_key(subject.recipe)}", table.recipes.get(subject.recipe)),
+        ("bench", table),
+    ]
+    return [(name, each) for name, each in found if each is not None]
+
+
+def resolve(tables: Tables, key: str) -> tuple[Any, str]:
+    """Return a setting's value, and its dotted name or `default`."""
+    (setting,) = (each for each in fields(BenchTable) if toml_key(each.name) == key)
+    for name, table in tables:
+        # the table of a method has no limits of recipes, and only the whole wheel's has all
+        value = getattr(table, setting.name, None)
+        if value is not None:
+            return value, f"{name}.{key}"
+    return setting.metadata.get("default"), "default"
+
+
+def growth_limit(text: str, bytes_of_b: int) -> int:
+    """Return how many bytes A may have by a limit such as `5%` or `200 kB`."""
+    number, unit = re.findall(r"[0-9.]+|[A-Za-z%]+", text)
+    added = Fraction(number) * (Fraction(bytes_of_b, 100) if unit == "%" else SIZE_UNITS[unit])
+    return bytes_of_b + math.floor(added)
+
+
+def dimensions_of(method: MethodPlan) -> tuple[Symbol, ...]:
+    """Return the symbols that the sizes of a method's inputs depend on; others are known only once it runs."""
+    sizes = [entry.shape if isinstance(entry, TensorInput) else expressions_in(entry) for entry in method.inputs]
+    used = {key for shape in sizes for size in shape for key in symbols_in(size)}
+    return tuple(method.symbols[key] for key in sorted(used))
+
+
+def check_names(table: BenchTable, models: Mapping[str, Names], path: str) -> None:
+    """Refuse tables for models, recipes and methods that do not exist, and sizes that no method takes.
+
+    `path` is the dotted name of the hook's table, for messages.
+
+    Raises:
+        ConfigError: lists all of them.
+    """
+    recipes = {recipe for names in models.values() for recipe in names.recipes}
+    problems = list(unknown_limits(table, path, recipes, {name: each.recipes for name, each in models.items()}))
+    for name, model in table.models.items():
+        if name in models:
+            here = f"{path}.bench.models.{quote_key(name)}.methods"
+            problems += unknown_tables(model.methods, models[name].methods, here, "method of the model")
+    problems += unknown_dimensions(table, models, path)
+    problems += dict.fromkeys(sizes_out_of_range(table, models, path))
+    if problems:
+        count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
+        raise ConfigError(
+            f"{count} of `hatch-lower bench` {'does' if len(problems) == 1 else 'do'} not fit the models",
+            found="\n".join(problems),
+            hint="correct pyproject.toml (or hatch.toml); `hatch-lower inspect` shows models, methods and their sizes",
+        )
+
+
+def unknown_dimensions(table: BenchTable, models: Mapping[str, Names], path: str) -> Iterator[str]:
+    for here, each, methods in tables_with_methods(table, models):
+        known = {symbol.name for symbols in methods for symbol in symbols}
+        for i, size in enumerate(each.sizes or ()):
+            for name in size:
+                if name not in known:
+                    where = f"{path}.{here}.sizes[{i}].{quote_key(name)}"
+                    yield f"`{where}` is not the name of a dynamic dimension; {nearest(name, known)}"
+
+
+def tables_with_methods(
+    table: BenchTable, models: Mapping[str, Names]
+) -> Iterator[tuple[str, MethodLimits, list[Collection[Symbol]]]]:
+    """Yield each table with its dotted name and the dynamic dimensions of the methods that it speaks of."""
+    yield "bench", table, [symbols for each in models.values() for symbols in each.methods.values()]
+    for recipe, limits in table.recipes.items():
+        lowered = [each for each in models.values() if recipe in each.recipes]
+        yield f"bench.recipes.{quote_key(recipe)}", limits, [s for each in lowered for s in each.methods.values()]
+    for name, model in table.models.items():
+        if name not in models:
+            continue
+        here, methods = f"bench.models.{quote_key(name)}", models[name].methods
+        yield here, model, list(methods.values())
+        for recipe, limits in model.recipes.items():
+            yield f"{here}.recipes.{quote_key(recipe)}", limits, list(methods.values())
+        for method, calls in model.methods.items():
+            if method in methods:
+                yield f"{here}.methods.{quote_key(method)}", calls, [methods[method]]
+
+
+def sizes_out_of_range(table: BenchTable, models: Mapping[str, Names], path: str) -> Iterator[str]:
+    for name, model in models.items():
+        for method, symbols in model.methods.items():
+            for recipe in model.recipes:
+                sizes, setting = resolve(tables_for(table, Subject(name, recipe, method)), "sizes")
+                for i, size in enumerate(sizes or ()):
+                    for symbol in symbols:
+                        value = size.get(symbol.name, symbol.min)
+                        if value < symbol.min or (symbol.max is not None and value > symbol.max):
+                            where = f"{path}.{setting}[{i}].{quote_key(symbol.name)}"
+                            most = "" if symbol.max is None else f" and at most {symbol.max}"
+                            yield f"`{where}` must be at least {symbol.min}{most} for `{name}/{method}`, found {value}"
