@@ -28,6 +28,7 @@ from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_fro
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+NO_CHECK = "no check inputs are packaged with it"
 DIGITS = 2
 TAIL_BYTES = 2000
 HINT = "`hatch-lower check` runs the same inputs, with what the process says on the terminal"
@@ -53,11 +54,13 @@ def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: f
         ProgramError: if a file is damaged, or a method fails.
         ProcessError: if a method takes too long, or ends the process.
     """
-    if not folders:
-        return Errors({}, {})
+    skipped = {
+        Subject(name): NO_CHECK for name, folder in folders.items() if folder.manifest.models[name].check is None
+    }
+    folders = {name: folder for name, folder in folders.items() if Subject(name) not in skipped}
     places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
     request = {name: (places[name], folder.installed) for name, folder in folders.items()}
-    rows, ending, said = run_child(request, seconds)
+    rows, ending, said = run_child(request, seconds) if request else ([], "", "")
     read: list[dict[str, Any]] = []
     for row in rows:
         if "error" in row:
@@ -76,7 +79,6 @@ def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: f
             hint=HINT,
         )
     figures: dict[Subject, dict[str, float]] = {}
-    skipped: dict[Subject, str] = {}
     for row in read:
         subject = Subject(row["model"], row["recipe"], row["method"])
         if row["largest_error"] is None:

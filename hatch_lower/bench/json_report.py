@@ -105,12 +105,12 @@ def figure_rows(sides: Mapping[str, ReportedSide]) -> Iterator[dict[str, Any]]:
 
 def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, Any]:
     subject = series.subject
-    way = {name: value for name, value in (("size", subject.size), ("threads", subject.threads)) if value}
+    way = (subject.size, f"threads={subject.threads}" if subject.threads else "")
     return {
         "group": series.group,
         "name": series.name,
         "fullname": series.name,
-        "param": ", ".join(str(value) for value in way.values()) or None,
+        "param": ", ".join(filter(None, way)) or None,
         "params": {**asdict(subject), "metric": series.metric, "side": series.side},
         "extra_info": {} if side is None else exact_of(side.figures, subject),
         "options": {},

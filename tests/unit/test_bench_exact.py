@@ -1,0 +1,275 @@
+"""Exact figures: what is packaged, counted, and what a loaded model really holds beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.lowered import floats, lowered_model, write_lowered
+from support.plans import call, constant, delegate_entry, method, plan_value
+from support.scenarios import built_scenario, only, unpack
+from support.shared import Shared
+from support.venv import run
+
+from hatch_lower.bench.exact import exact_figures
+from hatch_lower.bench.figures import METRICS, Subject
+from hatch_lower.bench.side import BuildFacts, Side
+from hatch_lower.build.contents import find_contents
+from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.files import PackagedFolder, open_folder
+
+ELF = b"\x7fELF" + bytes(60)
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from hatch_lower.bench.exact import exact_figures
+from hatch_lower.bench.side import Side
+from hatch_lower.build.contents import find_contents
+
+wheel = Path(sys.argv[1])
+figures = exact_figures(Side(wheel.name, tuple(find_contents(wheel)), {}, wheel))
+assert "torch" not in sys.modules
+print(json.dumps([[str(subject), found] for subject, found in figures.items()]))
+"""
+
+
+def side_of(path: Path, build: BuildFacts | None = None) -> Side:
+    return Side(path.name, tuple(find_contents(path)), {}, path if path.suffix == ".whl" else None, None, build)
+
+
+def delegate(backend: str, file: str) -> dict[str, Any]:
+    return delegate_entry(backend, file=file)
+
+
+def plan_of(*delegates: dict[str, Any], calls: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a plan whose method calls its first delegates, which take and return nothing."""
+    forward = method([], [call(index, [], [], index) for index in range(calls)], tree=None)
+    return plan_value(forward=forward, delegates=delegates, **fields)
+
+
+def figures_of(folder: Path, *, tensors: Any = None, **recipe: Any) -> dict[str, dict[str, float]]:
+    model = lowered_model(folder, "net", {"default": recipe}, tensors=tensors)
+    return {
+        str(subject): found for subject, found in exact_figures(side_of(write_lowered(folder, {"net": model}))).items()
+    }
+
+
+# What is counted.
+
+
+def test_bytes_operations_and_requirements_are_those_of_the_manifest(tmp_path: Path) -> None:
+    blobs = {"net/delegates/a.onnx": b"model", "net/delegates/a.blob": b"data"}
+    figures = figures_of(
+        tmp_path / "_lowered",
+        tensors={"w": floats(1, 2)},
+        plan=plan_of(delegate("onnxruntime", "net/delegates/a.onnx"), calls=1),
+        blobs=blobs,
+        requirements=["torch==2.13.*", "Torch>=2", "hatch-lower>=0.1"],
+        methods={"forward": {"nodes": 8, "delegated": 6, "partitions": 1}},
+    )
+    size = {path.name: path.stat().st_size for path in (tmp_path / "_lowered/net").glob("*")}
+    assert figures == {
+        "net": {"constants-bytes": size["constants.safetensors"]},
+        "net/default": {
+            "program-bytes": size["default.json"] + size["default.debug.json"],
+            "delegate-bytes": 9,
+            "native-bytes": 0,
+            "requirements": 2,
+        },
+        "net/default/forward": {"operations": 8, "delegated": 0.75, "partitions": 1},
+    }
+
+
+def test_native_bytes_are_those_of_elf_files(tmp_path: Path) -> None:
+    blobs = {"net/delegates/a.so": ELF, "net/delegates/b.xml": b"<net/>"}
+    delegates = (delegate("own", "net/delegates/a.so"), delegate("own", "net/delegates/b.xml"))
+    figures = figures_of(tmp_path / "_lowered", plan=plan_of(*delegates, calls=2), blobs=blobs)
+    assert figures["net/default"]["native-bytes"] == len(ELF)
+    assert figures["net/default"]["delegate-bytes"] == len(ELF) + 6
+
+
+def test_native_code_of_an_unknown_backend_has_no_number_of_kernels(tmp_path: Path) -> None:
+    blobs = {"net/delegates/a.so": ELF}
+    figures = figures_of(
+        tmp_path / "_lowered", plan=plan_of(delegate("own", "net/delegates/a.so"), calls=1), blobs=blobs
+    )
+    assert "kernels" not in figures["net/default/forward"]
+
+
+@pytest.mark.parametrize(("backend", "copied"), [("aoti", 1), ("null", 1), ("onnxruntime", None), ("own", None)])
+def test_constants_that_an_engine_may_copy_have_no_figure(tmp_path: Path, backend: str, copied: int | None) -> None:
+    tensors = {"a": floats(1, 2), "b": floats(3, 4)}
+    figures = figures_of(
+        tmp_path / "_lowered",
+        tensors=tensors,
+        plan=plan_of(
+            delegate(backend, "net/delegates/a.bin"),
+            storages=[(key, "float32", 2) for key in tensors],
+            constants={"weight": constant(0, 2), "state": constant(1, 2, mutable=True), "tied": constant(1, 2)},
+        ),
+        blobs={"net/delegates/a.bin": b"blob"},
+    )
+    assert figures["net/default"].get("copied-constants") == copied
+
+
+def test_a_method_without_operations_has_no_share(tmp_path: Path) -> None:
+    counts = {"forward": {"nodes": 0, "delegated": 0, "partitions": 0}}
+    figures = figures_of(tmp_path / "_lowered", plan=plan_of(), methods=counts)
+    assert figures["net/default/forward"] == {"operations": 0, "partitions": 0}
+
+
+def test_a_build_that_is_known_gives_its_level_and_compilations(tmp_path: Path) -> None:
+    folder = tmp_path / "_lowered"
+    models = {name: lowered_model(folder, name, {"default": {"plan": plan_of()}}) for name in ("net", "other")}
+    figures = exact_figures(side_of(write_lowered(folder, models), BuildFacts({"net": 0}, {"net": 3})))
+    assert figures[Subject("net")] == {"constants-bytes": 0, "compilations": 3, "level": 0}
+    assert figures[Subject("other")] == {"constants-bytes": 0}
+
+
+def test_a_delegate_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError) as caught:
+        figures_of(tmp_path / "_lowered", plan=plan_of(delegate("null", "net/delegates/a.null")))
+    assert caught.value.found == "the delegate `net/delegates/a.null`, which the manifest does not list"
+
+
+def test_a_damaged_delegate_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "_lowered"
+    recipe = {"plan": plan_of(delegate("null", "net/a.null")), "blobs": {"net/a.null": b"blob"}}
+    write_lowered(folder, {"net": lowered_model(folder, "net", {"default": recipe})})
+    (folder / "net/a.null").write_bytes(b"bleb")
+    with pytest.raises(ProgramError, match="not the one that the manifest lists"):
+        exact_figures(side_of(folder))
+
+
+# Wheels that builds made.
+
+
+@pytest.fixture(scope="module")
+def built(shared: Shared) -> Callable[[str], Path]:
+    return lambda name: only(built_scenario(shared, name) / "dist", "*.whl")
+
+
+@pytest.mark.processes
+def test_every_exact_metric_of_a_wheel_has_a_figure(built: Callable[[str], Path]) -> None:
+    figures = exact_figures(side_of(built("mixed")))
+    expected = {name for name, metric in METRICS.items() if metric.tier == "exact"} - {"error", "compilations", "level"}
+    assert {metric for found in figures.values() for metric in found} == expected
+    assert figures[Subject()] == {"wheel-bytes": built("mixed").stat().st_size}
+
+
+@pytest.mark.processes
+def test_a_wheel_and_what_is_installed_from_it_have_equal_figures(built: Callable[[str], Path], tmp_path: Path) -> None:
+    packed = exact_figures(side_of(built("mixed")))
+    del packed[Subject()]
+    assert exact_figures(side_of(unpack(built("mixed"), tmp_path))) == packed
+
+
+@pytest.mark.processes
+def test_kernels_are_those_that_the_debug_map_names(built: Callable[[str], Path]) -> None:
+    side = side_of(built("mixed"))
+    (contents,) = side.contents
+    debug = contents.model("mixed").recipes["default"].method_debug("forward")
+    named = {
+        (path, name.rpartition(":")[0])
+        for path, called in debug.delegates.items()
+        for name in called.map or ()
+        if name.startswith("cpp_")
+    }
+    figures = exact_figures(side)
+    assert figures[Subject("mixed", "default", "forward")]["kernels"] == len(named) > 0
+    assert "kernels" not in figures[Subject("mixed", "portable", "forward")]
+
+
+@pytest.mark.processes
+def test_figures_are_equal_in_another_environment(built: Callable[[str], Path], tmp_path: Path) -> None:
+    other = tmp_path / "another folder" / built("mixed").name
+    other.parent.mkdir()
+    shutil.copy(built("mixed"), other)
+    cores = sorted(os.sched_getaffinity(0))
+    settings = [
+        (built("mixed"), {"LC_ALL": "C", "PYTHONHASHSEED": "1", "HOME": str(tmp_path), "TZ": "UTC"}, cores),
+        (other, {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "2", "HOME": "/", "TZ": "NPT-5:45", "USER": "x"}, cores[:1]),
+    ]
+    outputs = []
+    for wheel, variables, allowed in settings:
+        code = f"import os\nos.sched_setaffinity(0, {allowed})\n{SCRIPT}"
+        outputs.append(run(["python", "-c", code, wheel], cwd=wheel.parent, environment=variables).check().stdout)
+    assert outputs[0] == outputs[1]
+    assert len(json.loads(outputs[0])) > 4
+
+
+# What a loaded model holds.
+
+
+@pytest.mark.torch
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("scenario", "recipe", "copied"),
+    [
+        ("mixed", "default", 1),
+        ("mixed", "portable", 1),
+        ("two_methods", "default", None),
+        ("two_methods", "portable", 1),
+    ],
+)
+def test_copied_constants_are_those_that_lie_outside_the_mapped_file(
+    built: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: str,
+    recipe: str,
+    copied: int,
+) -> None:
+    unpack(built(scenario), tmp_path)
+    (manifest,) = tmp_path.rglob("_lowered/manifest.json")
+    folder = open_folder(manifest.parent)
+    counted = exact_figures(side_of(folder.path))[Subject(scenario, recipe)]["copied-constants"]
+    held = held_tensors(folder, scenario, recipe, monkeypatch)
+    maps = list(mapped_ranges("constants.safetensors"))
+    places = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in held
+        if tensor.numel() and not any(begin <= tensor.data_ptr() < end for begin, end in maps)
+    }
+    assert counted == len(places)
+    assert len(held) > len(places)  # others are mapped
+    if copied is not None:
+        assert counted == copied
+
+
+def held_tensors(folder: PackagedFolder, model: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Load a recipe; return every constant that it holds, those inside delegates as they are there."""
+    from hatch_lower.backends.aoti.run import AotiDelegate
+    from hatch_lower.runtime import executor
+    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.selection import DelegateKinds
+
+    made: list[executor.Executor] = []
+    initialize = executor.Executor.__init__
+
+    def record(self: executor.Executor, *arguments: Any) -> None:
+        initialize(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(executor.Executor, "__init__", record)
+    loaded = load_model(folder, model, recipe, DelegateKinds(), verify=False)
+    monkeypatch.setattr(made[-1], "loaded", loaded, raising=False)  # as long as the tensors
+    held = [tensor for each in made for tensor in each._constants.values()]
+    for each in made:
+        for delegate in each._delegates:
+            if isinstance(delegate, AotiDelegate):
+                held += delegate._runner.extract_constants_map(False).values()
+    return held
+
+
+def mapped_ranges(name: str) -> Iterator[tuple[int, int]]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(f"/{name}"):
+            begin, end = re.split("[- ]", line)[:2]
+            yield int(begin, 16), int(end, 16)

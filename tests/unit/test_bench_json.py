@@ -1,0 +1,266 @@
+"""The JSON document of benchmarks: pytest-benchmark's format, and what others read of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.cli import main
+from pytest_benchmark.stats import Stats
+
+from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.json_report import (
+    FORMAT,
+    NO_TIME,
+    Report,
+    ReportedSide,
+    ReportedVerdict,
+    TimedSeries,
+    stats_of,
+    write_report,
+)
+
+FORWARD = Subject("digits", "default", "forward")
+BATCH = Subject("digits", "default", "forward", "batch=32", 2)
+ROUNDS = (3.0e-5, 2.5e-5, 2.6e-5, 2.4e-5, 9.0e-5)
+FIGURES: Mapping[Subject, Mapping[str, float]] = {
+    Subject(): {"wheel-bytes": 1234, "warm-build-seconds": 0.5},
+    Subject("digits"): {"constants-bytes": 100},
+    Subject("digits", "default"): {"program-bytes": 20},
+    FORWARD: {"operations": 20, "delegated": 0.9},
+    Subject("digits", "portable", "forward"): {"operations": 20, "delegated": 0.0},
+}
+OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in reversed(FIGURES.items())}
+
+
+def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES) -> Report:
+    verdicts = [
+        ReportedVerdict(FORWARD, "operations", "same", {"ratio": 1.0}),
+        ReportedVerdict(Subject(), "wheel-bytes", "worse", {"limit": "max-wheel-growth"}),
+    ]
+    return Report(
+        {"A": ReportedSide("digits-2.whl", figures), "B": ReportedSide("digits-1.whl", FIGURES)}, (), verdicts
+    )
+
+
+def timed_report() -> Report:
+    series = [
+        TimedSeries(FORWARD, "call-seconds", "eager", tuple(2 * each for each in ROUNDS)),
+        TimedSeries(FORWARD, "call-seconds", "B", ROUNDS),
+        TimedSeries(FORWARD, "call-seconds", "A", ROUNDS),
+        TimedSeries(BATCH, "call-seconds", "A", ROUNDS),
+        TimedSeries(Subject("digits", "default"), "load-seconds", "A", ROUNDS),
+        TimedSeries(Subject(), "warm-build-seconds", "A", (1.5,)),
+        TimedSeries(Subject(), "cold-build-seconds", "A", ()),
+    ]
+    return Report(exact_report().sides, series)
+
+
+def timed(tmp_path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(write_report(timed_report(), tmp_path))
+    return document
+
+
+# Timed series.
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5, 6, 7, 8, 9, 100, 1001])
+def test_statistics_are_those_of_pytest_benchmark(rounds: int) -> None:
+    numbers = random.Random(rounds)
+    seconds = [numbers.choice([1e-6, 1e-3]) * numbers.lognormvariate(0, 1) for _ in range(rounds)]
+    theirs = Stats()
+    theirs.data = list(seconds)
+    expected = theirs.as_dict()
+    ours = stats_of(seconds)
+    assert ours.pop("data") == seconds
+    assert ours.pop("iterations") == 1
+    assert ours.pop("outliers") == expected.pop("outliers")
+    assert ours == pytest.approx(expected, rel=1e-12, abs=1e-20)
+
+
+def test_equal_rounds_have_no_outliers() -> None:
+    stats = stats_of([0.1] * 7)
+    assert (stats["outliers"], stats["stddev"], stats["iqr"]) == ("0;0", 0, 0)
+
+
+def test_an_entry_for_each_series_says_what_it_is_of(tmp_path: Path) -> None:
+    entries = {each["fullname"]: each for each in timed(tmp_path)["benchmarks"]}
+    assert list(entries) == [
+        "digits/default load",
+        "digits/default/forward",
+        "digits/default/forward (B)",
+        "digits/default/forward (eager)",
+        "digits/default/forward[batch=32, threads=2]",
+        "wheel warm build",
+    ]
+    assert all(each["name"] == name for name, each in entries.items())
+    assert {entries[name]["group"] for name in entries if "forward" in name} == {
+        "digits/default/forward",
+        "digits/default/forward[batch=32, threads=2]",
+    }
+    assert entries["digits/default/forward[batch=32, threads=2]"]["param"] == "batch=32, threads=2"
+    assert entries["digits/default/forward (B)"]["params"] == {
+        "model": "digits",
+        "recipe": "default",
+        "method": "forward",
+        "size": "",
+        "threads": 0,
+        "metric": "call-seconds",
+        "side": "B",
+    }
+
+
+def test_an_entry_has_the_exact_figures_of_its_side(tmp_path: Path) -> None:
+    entries = {each["fullname"]: each["extra_info"] for each in timed(tmp_path)["benchmarks"]}
+    whole = {"wheel-bytes": 1234, "constants-bytes": 100, "program-bytes": 20, "operations": 20, "delegated": 0.9}
+    assert entries["digits/default/forward"] == entries["digits/default/forward[batch=32, threads=2]"] == whole
+    assert entries["digits/default load"] == {"wheel-bytes": 1234, "constants-bytes": 100, "program-bytes": 20}
+    assert entries["digits/default/forward (eager)"] == {}
+
+
+def test_the_machine_is_described_without_its_name(tmp_path: Path) -> None:
+    document = timed(tmp_path)
+    machine = document["machine_info"]
+    assert "node" not in machine
+    assert platform.node() not in json.dumps(machine).split('"')
+    assert machine["python_version"] == platform.python_version()
+    assert machine["cpu"]["count"] > 0
+    assert document["version"] == FORMAT
+    assert document["datetime"] > "2020"
+
+
+def test_the_commit_is_that_of_the_project(tmp_path: Path) -> None:
+    assert timed(tmp_path)["commit_info"] == {
+        "id": "unversioned",
+        "time": None,
+        "author_time": None,
+        "dirty": False,
+        "project": tmp_path.name,
+        "branch": "(unknown)",
+    }
+    options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=trunk", "-c", "commit.gpgsign=no"]
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *options, *arguments], cwd=tmp_path, check=True)
+    commit = timed(tmp_path)["commit_info"]
+    assert len(commit["id"]) == 40
+    assert (commit["branch"], commit["dirty"], commit["time"]) == ("trunk", False, commit["author_time"])
+    (tmp_path / "file").write_text("2")
+    assert timed(tmp_path)["commit_info"]["dirty"]
+
+
+# Figures and verdicts.
+
+
+def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
+    ours = json.loads(write_report(exact_report(), tmp_path))["hatch_lower"]
+    assert ours["schema"] == 1
+    assert ours["sides"] == {"A": "digits-2.whl", "B": "digits-1.whl"}
+    assert [(row["model"], row["recipe"], row["method"]) for row in ours["figures"]] == [
+        ("", "", ""),
+        ("digits", "", ""),
+        ("digits", "default", ""),
+        ("digits", "default", "forward"),
+        ("digits", "portable", "forward"),
+    ]
+    assert ours["figures"][3]["figures"] == {side: {"operations": 20, "delegated": 0.9} for side in "AB"}
+    assert [(row["metric"], row["outcome"]) for row in ours["verdicts"]] == [
+        ("wheel-bytes", "worse"),
+        ("operations", "same"),
+    ]
+    assert ours["verdicts"][0]["limit"] == "max-wheel-growth"
+
+
+def test_a_figure_that_one_side_lacks_is_not_there(tmp_path: Path) -> None:
+    sides = {"A": ReportedSide("a", {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", {})}
+    (row,) = json.loads(write_report(Report(sides), tmp_path))["hatch_lower"]["figures"]
+    assert row["figures"] == {"A": {"kernels": 5}}
+
+
+def test_an_infinite_error_is_text(tmp_path: Path) -> None:
+    report = Report({"A": ReportedSide("a", {FORWARD: {"error": math.inf}})})
+    (row,) = json.loads(write_report(report, tmp_path))["hatch_lower"]["figures"]
+    assert row["figures"]["A"] == {"error": "inf"}
+
+
+def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None:
+    other = tmp_path / "another folder"
+    other.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=other, check=True)
+    text = write_report(exact_report(), tmp_path)
+    assert write_report(exact_report(OTHERS), other) == text
+    document = json.loads(text)
+    assert (document["machine_info"], document["commit_info"], document["datetime"]) == ({}, {}, NO_TIME)
+
+
+# Other readers.
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`pytest-benchmark compare` with arguments."""
+
+    def run(*arguments: object) -> None:
+        words = ["pytest-benchmark", "--storage", tmp_path / "storage", "compare", *arguments]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        main()
+
+    return run
+
+
+def test_pytest_benchmark_compares_documents(
+    compare: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    for file in files:
+        file.write_text(write_report(timed_report(), tmp_path))
+    compare(*files)
+    out, err = capfd.readouterr()
+    assert "Failed to load" not in out + err
+    group = next(part for part in out.split("\n\n") if "benchmark 'digits/default/forward': 6 tests" in part)
+    assert [group.count(f"digits/default/forward{side} (") for side in (" (B)", " (eager)")] == [2, 2]
+    options = ["--sort", "mean", "--group-by", "param:method", "--csv", tmp_path / "table"]
+    compare(*options, files[0])
+    assert "digits/default/forward[batch=32, threads=2]" in (tmp_path / "table.csv").read_text()
+
+
+def test_pytest_benchmark_reads_a_document_without_timed_rounds(
+    compare: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").write_text(write_report(exact_report(), tmp_path))
+    compare(tmp_path / "one.json")
+    assert "Failed to load" not in "".join(capfd.readouterr())
+
+
+def test_github_action_benchmark_reads_a_document(tmp_path: Path) -> None:
+    document = write_report(timed_report(), tmp_path)
+    results = [action_result(each) for each in json.loads(document)["benchmarks"]]
+    assert results[1] == {
+        "name": "digits/default/forward",
+        "value": pytest.approx(5 / sum(ROUNDS)),
+        "unit": "iter/sec",
+        "range": f"stddev: {stats_of(ROUNDS)['stddev']}",
+        "extra": f"mean: {stats_of(ROUNDS)['mean'] * 1e6} usec\nrounds: 5",
+    }
+    assert len({each["name"] for each in results}) == len(results) == 6
+
+
+def action_result(bench: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the action's parser `pytest` makes of an entry; it fails where a field is missing."""
+    stats = bench["stats"]
+    scale, unit = next(
+        (scale, unit)
+        for limit, scale, unit in ((1e-6, 1e9, "nsec"), (1e-3, 1e6, "usec"), (1, 1e3, "msec"), (math.inf, 1, "sec"))
+        if stats["mean"] < limit
+    )
+    extra = f"mean: {stats['mean'] * scale} {unit}\nrounds: {stats['rounds']}"
+    spread = f"stddev: {stats['stddev']}"
+    return {"name": bench["fullname"], "value": stats["ops"], "unit": "iter/sec", "range": spread, "extra": extra}
