@@ -28,6 +28,7 @@ __all__ = [
     "error_from_json",
     "nearest",
     "refused_error",
+    "size_text",
 ]
 
 # what is the matter with the machine, not with the code that meets it
@@ -188,3 +189,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     listed = ", ".join(f"`{candidate}`" for candidate in names) or "none"
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean `{match[0]}`? known: {listed}" if match else f"known: {listed}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with three significant digits: `412 B`, `38.1 KiB`, `1.25 GiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    if unit == "B":
+        return f"{size} B"
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

@@ -19,8 +19,8 @@ import click
 from hatch_lower.cache.directory import default_directory
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.cli.arguments import json_option, open_here
-from hatch_lower.cli.output import Report, count, show, show_json, show_report, size_text
-from hatch_lower.errors import CacheError
+from hatch_lower.cli.output import Report, count, show, show_json, show_report
+from hatch_lower.errors import CacheError, size_text
 from hatch_lower.hatch.terminal import table_lines
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import show_error, show_report, size_text
-from hatch_lower.errors import LowerError
+from hatch_lower.cli.output import show_error, show_report
+from hatch_lower.errors import LowerError, size_text
 
 if TYPE_CHECKING:
     from hatch_lower.build.diff.changes import Change

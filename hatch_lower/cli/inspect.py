@@ -11,7 +11,8 @@ import click
 
 from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
 from hatch_lower.cli.arguments import json_option, path_option, target_of
-from hatch_lower.cli.output import Report, count, show_report, show_text, size_text
+from hatch_lower.cli.output import Report, count, show_report, show_text
+from hatch_lower.errors import size_text
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text

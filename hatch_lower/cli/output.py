@@ -57,17 +57,5 @@ def page(lines: Iterable[str]) -> None:
         click.echo("\n".join(listed))
 
 
-def size_text(size: int) -> str:
-    """Return a number of bytes with three significant digits: `412 B`, `38.1 KiB`, `1.25 GiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1000:
-            break
-        value, unit = value / 1024, larger
-    if unit == "B":
-        return f"{size} B"
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
-
-
 def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

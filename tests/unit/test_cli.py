@@ -15,8 +15,9 @@ from hatch_lower import __version__
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
 from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_rows
-from hatch_lower.cli.output import count, page, size_text
+from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import reference_markdown, schema_text
+from hatch_lower.errors import size_text
 from hatch_lower.format.arguments import ConstantName, Value
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.debug_map import DebugMap, DelegateDebug, MethodDebug, Origin, Undelegated, write_debug

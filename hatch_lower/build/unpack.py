@@ -1,0 +1,149 @@
+"""Lowered models where they can be loaded from: in their folder, or unpacked from a wheel."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hatch_lower import MODEL_GROUP
+from hatch_lower.build.contents import (
+    ARCHIVE_ERRORS,
+    MANIFEST,
+    Contents,
+    find_contents,
+    metadata_text,
+    plain_member,
+    read_member,
+    wheel_members,
+)
+from hatch_lower.errors import ProgramError, size_text
+from hatch_lower.format.manifest import FileEntry, read_manifest
+from hatch_lower.runtime.files import PackagedFolder, Recorded, files_of, open_folder, record_digest
+
+Place = tuple[str, PackagedFolder, tuple[str, ...]]  # what to call a folder, the folder, and the names of its models
+
+
+@contextmanager
+def places_of(target: str | Path) -> Iterator[list[Place]]:
+    """Give the folders with the models of a name or at a path; a wheel's are unpacked until the block ends."""
+    if isinstance(target, str) or target.is_dir():
+        yield places_in(find_contents(target), installed=isinstance(target, str))
+        return
+    with tempfile.TemporaryDirectory(prefix="hatch-lower-") as work:
+        yield unpack(target, Path(work).resolve())
+
+
+def places_in(contents: Sequence[Contents], *, installed: bool) -> list[Place]:
+    return [
+        (each.place, PackagedFolder(Path(each.place), each.manifest, each.recorded, installed), each.models)
+        for each in contents
+    ]
+
+
+def unpack(wheel: Path, work: Path) -> list[Place]:
+    """Unpack the lowered models of a wheel into an empty folder."""
+    manifests = sorted(name for name in wheel_members(wheel) if name.endswith(f"/{MANIFEST}"))
+    if not manifests:
+        refuse_incomplete(wheel)  # its build was killed, or had no hooks
+        find_contents(wheel)  # says that there are none
+    return [
+        unpack_folder(wheel, member, recorded_below(wheel, member), work / str(position))
+        for position, member in enumerate(manifests)
+    ]
+
+
+def refuse_incomplete(wheel: Path) -> None:
+    """Refuse a wheel without lowered models that says that it has some: its build was killed, or had no hooks."""
+    lines = {
+        name: (metadata_text(wheel, name) or "").splitlines() for name in ("RECORD", "entry_points.txt", "METADATA")
+    }
+    promise = ""
+    if any(f"/{MANIFEST}," in line for line in lines["RECORD"]):
+        promise = f"a RECORD that lists `{MANIFEST}`"
+    elif f"[{MODEL_GROUP}]" in lines["entry_points.txt"]:
+        promise = f"entry points `{MODEL_GROUP}`"
+    elif any(line.startswith("Requires-Dist: hatch-lower") for line in lines["METADATA"]):
+        promise = "a requirement of `hatch-lower`"
+    if promise:
+        raise ProgramError(
+            "the wheel is incomplete: it is without its lowered models",
+            where=str(wheel),
+            found=f"{promise}, and no `{MANIFEST}`",
+            hint="build the wheel again with the build hook `lower`, and without HATCH_BUILD_NO_HOOKS",
+        )
+
+
+def recorded_below(wheel: Path, member: str) -> Recorded | None:
+    """Return what a wheel's RECORD says of the folder of a manifest; `None` if it does not list that."""
+    rows = csv.reader((metadata_text(wheel, "RECORD") or "").splitlines())
+    digests = {row[0]: record_digest(row[1]) for row in rows if len(row) > 1}
+    folder = member.removesuffix("manifest.json")
+    listed = {path.removeprefix(folder): digest for path, digest in digests.items() if path.startswith(folder)}
+    return Recorded(f"`{wheel.name}`", listed) if member in digests else None
+
+
+def unpack_folder(wheel: Path, member: str, recorded: Recorded | None, target: Path) -> Place:
+    """Unpack a manifest and the files that it lists; those that the wheel lacks are reported when they are checked."""
+    target.mkdir()
+    folder = member.removesuffix("/manifest.json")
+    place = f"{wheel.name}: {folder}"
+    data = read_member(wheel, member)
+    (target / "manifest.json").write_bytes(data)
+    manifest = read_manifest(data, f"{place}/manifest.json")
+    try:
+        opened = open_folder(target, recorded)
+    except ProgramError as error:
+        raise placed(error, str(target), place) from error
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+        listed = {f"{folder}/{entry.path}": entry for model in manifest.models.values() for entry in files_of(model)}
+        refuse_larger(wheel, {name: (sizes[name], entry) for name, entry in listed.items() if name in sizes}, target)
+        for name, entry in listed.items():
+            if name in sizes:
+                copy_member(archive, name, target / entry.path, f"{wheel.name}: {name}")
+    for path in (target, *target.rglob("*")):  # whatever the umask: native code is not loaded where others may write
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return place, opened, tuple(sorted(manifest.models))
+
+
+def refuse_larger(wheel: Path, members: Mapping[str, tuple[int, FileEntry]], target: Path) -> None:
+    """Refuse files that would become larger than the manifest says, or than there is space for."""
+    for name, (size, entry) in members.items():
+        if size > entry.size:
+            raise ProgramError(
+                "a packaged program file is not the one that the manifest lists",
+                where=f"{wheel.name}: {name}",
+                found=f"{size} bytes, where the manifest says {entry.size}",
+                hint="build the wheel again",
+            )
+    needed, free = sum(size for size, _ in members.values()), shutil.disk_usage(target).free
+    if needed > free:
+        raise ProgramError(
+            "there is no space to unpack the wheel's lowered models",
+            where=str(target.parent),
+            found=f"{size_text(needed)} to unpack, {size_text(free)} free",
+            hint="set `TMPDIR` to a folder with more space, or install the wheel and name the installed model",
+        )
+
+
+def copy_member(archive: zipfile.ZipFile, name: str, target: Path, where: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(plain_member(archive, name)) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    except ARCHIVE_ERRORS as error:
+        raise ProgramError(
+            "a packaged program file cannot be unpacked",
+            where=where,
+            found=f"{type(error).__name__}: {error}",
+            hint="build the wheel again, or see that there is space for temporary files",
+        ) from error
+
+
+def placed(error: ProgramError, folder: str, place: str) -> ProgramError:
+    return ProgramError(error.what, where=error.where.replace(folder, place), found=error.found, hint=error.hint)
