@@ -196,12 +196,16 @@ def read_event(line: bytes) -> Event | None:
 
 
 def has_ended(child: Child) -> bool:
+    return is_over(child.process)
+
+
+def is_over(process: subprocess.Popen[bytes]) -> bool:
     # its process id is not given back yet, for it still names the group
-    if child.process.returncode is not None:
+    if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
-        return child.process.poll() is not None
-    return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap(child: Child) -> None:

@@ -1,0 +1,78 @@
+"""Commands that a benchmark runs: each in a process group of its own, which ends with the block that waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hatch_lower.bench.temporary import undisturbed
+from hatch_lower.build.process import is_over
+from hatch_lower.errors import ProcessError
+
+Tell = Callable[[str], None]  # is told what is done, a line at a time
+
+GRACE_SECONDS = 10.0  # how long a command may take to clean up when it is interrupted
+TICK_SECONDS = 0.01
+LAST_LINES = 40
+
+
+def run_command(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: Tell | None = None
+) -> tuple[int, list[str]]:
+    """Run a command to its end; return its status and the lines of both its outputs, of which `tell` hears at once."""
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProcessError(
+            "a command could not be started",
+            where=f"`{command[0]}`",
+            found=f"{type(error).__name__}: {error}",
+            hint="end other programs, or raise the limits of memory and processes",
+        ) from error
+    lines = []
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            for data in process.stdout:
+                lines.append(data.decode("utf-8", "replace").rstrip())
+                if tell is not None:
+                    tell(lines[-1])
+        while not is_over(process):  # it has closed its outputs, as a rule by ending
+            time.sleep(TICK_SECONDS)
+    finally:
+        with undisturbed():
+            end(process)
+    return process.returncode, lines
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a process group as Ctrl-C does, so that a build removes what it has made, and kill what stays of it."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    if not is_over(process):
+        signal_group(process, signal.SIGINT)
+    while not is_over(process) and time.monotonic() < deadline:
+        time.sleep(TICK_SECONDS)
+    signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-LAST_LINES:])
