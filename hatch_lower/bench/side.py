@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hatch_lower.build.contents import Contents
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from hatch_lower.bench.temporary import work_folder
+from hatch_lower.build.contents import MANIFEST, Contents, find_contents
+from hatch_lower.build.unpack import Place, places_in, unpack
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.plan import signature_text
 from hatch_lower.runtime.files import PackagedFolder
 
 
@@ -26,3 +35,114 @@ class Side:
     wheel: Path | None = None
     source: Path | None = None  # the project's folder that it was built from, if that is at hand
     build: BuildFacts | None = None
+
+
+@contextmanager
+def open_side(target: str | Path) -> Iterator[Side]:
+    """Open the installed model or distribution of a name, or the wheel, the folder or the newest wheel at a path.
+
+    A wheel is unpacked until the block ends.
+    """
+    if isinstance(target, str):
+        contents = find_contents(target)
+        manifest = contents[0].manifest
+        title = f"{manifest.distribution} {manifest.version} (installed)"
+        yield side_of(title, contents, places_in(contents, installed=True))
+    elif not target.is_dir():
+        with open_wheel(target, target.name) as side:
+            yield side
+    elif wheels := wheels_in(target):
+        wheel = newest(wheels)
+        many = f" (the newest of {len(wheels)} wheels)" if len(wheels) > 1 else ""
+        with open_wheel(wheel, f"{wheel.name}{many}") as side:
+            yield side
+    else:
+        contents = find_contents(target)
+        yield side_of(str(target), contents, places_in(contents, installed=False))
+
+
+@contextmanager
+def open_wheel(wheel: Path, title: str) -> Iterator[Side]:
+    with work_folder() as work:
+        places = unpack(wheel, work)
+        yield replace(side_of(title, find_contents(wheel), places), wheel=wheel)
+
+
+def wheels_in(folder: Path) -> list[Path]:
+    """Return the wheels in a folder; none if the folder has lowered models itself, for these are meant."""
+    if (folder / "manifest.json").is_file() or next(folder.rglob(MANIFEST), None) is not None:
+        return []
+    return sorted(path for path in folder.glob("*.whl") if path.is_file())
+
+
+def newest(wheels: Sequence[Path]) -> Path:
+    """Return the wheel that was written last; of those of one time the one of the greatest version."""
+    return max(wheels, key=lambda wheel: (wheel.stat().st_mtime_ns, version_of(wheel), wheel.name))
+
+
+def version_of(wheel: Path) -> Version:
+    try:
+        return parse_wheel_filename(wheel.name)[1]
+    except (InvalidWheelFilename, InvalidVersion):
+        return Version("0.dev0")
+
+
+def side_of(title: str, contents: Sequence[Contents], places: Sequence[Place]) -> Side:
+    folders: dict[str, PackagedFolder] = {}
+    owners: dict[str, str] = {}
+    for place, folder, models in places:
+        for model in models:
+            if model in folders:
+                raise ProgramError(
+                    "two models have one name",
+                    where=title,
+                    found=f"`{model}` in {owners[model]} and in {place}",
+                    hint="name one of the two folders, or the wheel that it was unpacked from",
+                )
+            folders[model], owners[model] = folder, place
+    return Side(title, tuple(contents), folders)
+
+
+def comparable(first: Side, second: Side) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Return the methods (model, recipe, name) that two sides have in common, and a line for each thing that differs.
+
+    What only one side has is said once: a model without its recipes, a recipe without its methods. A method that is
+    called in another way is another method.
+    """
+    mine, theirs = entries_of(first), entries_of(second)
+    common: list[tuple[str, str, str]] = []
+    lines = only_in_one(mine, theirs, "model")
+    for model in sorted(mine.keys() & theirs.keys()):
+        (contents, entry), (others, other) = mine[model], theirs[model]
+        lines += only_in_one(entry.recipes, other.recipes, f"model `{model}`: recipe")
+        for recipe in sorted(entry.recipes.keys() & other.recipes.keys()):
+            here = signatures_of(contents, entry.recipes[recipe])
+            there = signatures_of(others, other.recipes[recipe])
+            place = f"model `{model}`, recipe `{recipe}`: method"
+            lines += only_in_one(here, there, place)
+            for method in sorted(here.keys() & there.keys()):
+                if here[method] == there[method]:
+                    common.append((model, recipe, method))
+                else:
+                    lines.append(f"{place} `{method}` is `{here[method]}` in A, `{there[method]}` in B")
+    if not common:
+        raise ProgramError(
+            "A and B have no method in common",
+            where=f"{first.title}, and {second.title}",
+            found="\n".join(lines),
+            hint="compare two versions of the same models",
+        )
+    return common, lines
+
+
+def entries_of(side: Side) -> dict[str, tuple[Contents, ModelEntry]]:
+    return {name: (each, each.manifest.models[name]) for each in side.contents for name in each.models}
+
+
+def only_in_one(first: Mapping[str, object], second: Mapping[str, object], noun: str) -> list[str]:
+    lines = [f"{noun} `{name}` is only in A" for name in sorted(first.keys() - second.keys())]
+    return lines + [f"{noun} `{name}` is only in B" for name in sorted(second.keys() - first.keys())]
+
+
+def signatures_of(contents: Contents, recipe: RecipeEntry) -> dict[str, str]:
+    return {name: signature_text(name, method) for name, method in contents.plan(recipe).methods.items()}
