@@ -1,0 +1,179 @@
+"""The git repository of a project: its commits, and a worktree of one of them for as long as that is needed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hatch_lower.bench.temporary import PREFIX, undisturbed
+from hatch_lower.errors import ConfigError, LowerError, ProcessError, nearest
+
+# Variables that lead git away from the repository of its folder; a git hook that runs a benchmark has them
+LEADING_AWAY = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
+MOST_NAMES = 8  # that a message lists
+LONGEST_SUBJECT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    program: str  # git's path
+    top: Path  # of the working tree, links followed
+    environment: Mapping[str, str]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run_git(self.program, self.top, self.environment, *arguments)
+
+    def says(self, *arguments: str) -> str:
+        """Return what git prints; empty if it fails."""
+        done = self.run(*arguments)
+        return "" if done.returncode else done.stdout.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    sha: str
+    short: str
+    subject: str
+
+    def __str__(self) -> str:
+        cut = self.subject if len(self.subject) <= LONGEST_SUBJECT else f"{self.subject[: LONGEST_SUBJECT - 1]}…"
+        return f"{self.short} {cut}".rstrip()
+
+
+def find_repository(folder: Path, environment: Mapping[str, str]) -> Repository:
+    """Return the repository that a folder is in the working tree of."""
+    program = shutil.which("git", path=environment.get("PATH"))
+    if program is None:
+        raise ConfigError(
+            "git is not installed here",
+            where="PATH",
+            hint="install git, or compare with a wheel: `--against dist/NAME.whl`",
+        )
+    own = without_guidance(environment)
+    done = run_git(program, folder, own, "rev-parse", "--show-toplevel")
+    if done.returncode or not done.stdout.strip():
+        unsafe = "safe.directory" in done.stderr
+        hint = "make the folder known as your own: `git config --global --add safe.directory FOLDER`"
+        raise ConfigError(
+            "the project's git repository cannot be read" if unsafe else "the project is not in a git repository",
+            where=str(folder),
+            found=done.stderr.strip(),
+            hint=hint if unsafe else "compare with a wheel (`--against`) or a release (`--against-release`) instead",
+        )
+    return Repository(program, Path(os.path.realpath(done.stdout.rstrip("\n"))), own)
+
+
+def without_guidance(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which git, and what asks git for a version, looks at the folder it is in."""
+    return {name: value for name, value in environment.items() if name not in LEADING_AWAY}
+
+
+def run_git(
+    program: str, folder: Path, environment: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    fixed = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C.UTF-8"}
+    # the user's hooks are for the user's own checkouts
+    command = [program, "-c", f"core.hooksPath={os.devnull}", *arguments]
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env={**environment, **fixed},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+    except OSError as error:
+        raise ProcessError(
+            "git could not be started", where=str(folder), found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def find_commit(repository: Repository, revision: str) -> Commit:
+    """Return the commit that a revision names."""
+    is_name = not revision.startswith("-")
+    sha = repository.says("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}") if is_name else ""
+    if not sha:
+        raise unknown_revision(repository, revision)
+    short, _, subject = repository.says("log", "-1", "--format=%h %s", sha).partition(" ")
+    return Commit(sha, short, subject)
+
+
+def unknown_revision(repository: Repository, revision: str) -> LowerError:
+    refs = repository.says("for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes", "refs/tags")
+    names = refs.splitlines()
+    remote = next((name for name in names if name.endswith(f"/{revision}")), None) if revision else None
+    if remote is None and len(names) > MOST_NAMES:
+        names = difflib.get_close_matches(revision, names, n=MOST_NAMES, cutoff=0.0)
+    hint = "name a branch, a tag or a commit of this repository; `git fetch` brings those of its remote"
+    if repository.says("rev-parse", "--is-shallow-repository") == "true":
+        hint = (
+            "this is a shallow clone, which has the newest commits only: run `git fetch --unshallow` "
+            "(in GitHub's workflows, give `actions/checkout` the setting `fetch-depth: 0`)"
+        )
+    return ConfigError(
+        "there is no such revision",
+        where=f"`{revision}` in {repository.top}",
+        found=f"did you mean `{remote}`?" if remote is not None else nearest(revision, names),
+        hint=hint,
+    )
+
+
+def is_changed(repository: Repository, folder: Path) -> bool:
+    """Return whether anything in a folder is not as its commit has it, new files included."""
+    return bool(repository.says("status", "--porcelain", "--untracked-files=normal", "--", str(folder)))
+
+
+@contextmanager
+def worktree(repository: Repository, commit: Commit, folder: Path) -> Iterator[Path]:
+    """Check a commit out into a new folder; with the block end the folder and what git knows of it."""
+    forget_lost(repository)
+    try:
+        done = repository.run("worktree", "add", "--quiet", "--detach", str(folder), commit.sha)
+        if done.returncode:
+            raise ProcessError(
+                "git could not make a worktree",
+                where=f"{repository.top}, commit {commit.short}",
+                found=done.stderr.strip(),
+                hint="see that there is space for temporary files (TMPDIR), and that `.git` can be written",
+            )
+        yield folder
+    finally:
+        with undisturbed():
+            shutil.rmtree(folder, ignore_errors=True)  # git itself refuses where there are submodules
+            forget(repository, folder)
+
+
+def forget_lost(repository: Repository) -> None:
+    """Remove the registrations of benchmarks that were killed: `git worktree prune` would take a user's own, too."""
+    for line in repository.says("worktree", "list", "--porcelain").splitlines():
+        key, _, path = line.partition(" ")
+        if key == "worktree" and is_lost(Path(path).parent):
+            forget(repository, Path(path))
+
+
+def is_lost(work: Path) -> bool:
+    return work.name.startswith(PREFIX) and not work.exists()
+
+
+def forget(repository: Repository, folder: Path) -> None:
+    repository.run("worktree", "remove", "--force", "--force", str(folder))
+
+
+def ignored_of(repository: Repository, folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Return those of some paths below a folder that git ignores, and does not have in a commit."""
+    done = repository.run(
+        *("-C", str(folder), "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    )
+    # a folder that is ignored as a whole is listed with a slash at its end, without its files
+    listed = {PurePosixPath(name) for name in done.stdout.split("\0") if name}
+    relative = {path: PurePosixPath(path.relative_to(folder).as_posix()) for path in paths}
+    return sorted(path for path, name in relative.items() if name in listed or not listed.isdisjoint(name.parents))

@@ -1,0 +1,425 @@
+"""A project and its git revisions as sides of a benchmark; in most tests something else than hatchling builds them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import is_running, wait_for
+from support.sides import PLAIN, Recipes, commit, git, worktrees, write_wheel
+from support.venv import child_environment
+
+from hatch_lower.bench import project, revision
+from hatch_lower.bench.project import built_project, is_project
+from hatch_lower.bench.revision import built_revision
+from hatch_lower.bench.side import BuildFacts, Side
+from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
+from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
+from hatch_lower.format.results import MethodRow
+
+pytestmark = pytest.mark.processes
+
+SCENARIO = Path(__file__).parents[1] / "projects" / "tiny"
+TABLE = "[tool.hatch.build.targets.wheel.hooks.lower]\n"
+WHEEL = "tiny-1.0-py3-none-any.whl"
+Build = Callable[[Path], "tuple[int, list[str]] | None"]
+
+
+class Workplace:
+    """A repository with a project in a folder of it, and a stand-in for hatchling."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository = folder / "repository"
+        self.root = self.repository / "models" / "tiny"
+        self.temporary = folder / "temporary"
+        self.cache = folder / "cache"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HATCH")},
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "HATCH_LOWER_CACHE_DIR": str(self.cache),
+        }
+        self.told: list[str] = []
+        self.models: Mapping[str, Recipes] = {"tiny": PLAIN}
+        self.builds: list[tuple[Path, Mapping[str, str]]] = []
+        self.do: Build = lambda folder: None  # while a wheel is built; it may fail
+
+    def edit(self, old: str, new: str, path: str = "pyproject.toml") -> None:
+        text = (self.root / path).read_text()
+        assert old in text
+        (self.root / path).write_text(text.replace(old, new))
+
+    def build(
+        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], tell: object = None
+    ) -> tuple[int, list[str]]:
+        """Take the place of `run_command`."""
+        self.builds.append((folder, environment))
+        failed = self.do(folder)
+        if failed is None:
+            write_wheel(Path(command[-1]) / WHEEL, self.models)
+        return failed or (0, [])
+
+    def revision(self, name: str) -> Any:
+        return built_revision(self.root, name, self.environment, self.told.append)
+
+    def project(self) -> Any:
+        return built_project(self.root, self.environment, self.told.append)
+
+    def open(self, side: Any) -> Side:
+        """Open a side, and close it."""
+        with side as opened:
+            assert isinstance(opened, Side)
+            return opened
+
+    def refusal(self, side: Any) -> LowerError:
+        with pytest.raises(LowerError) as caught:
+            self.open(side)
+        return caught.value
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
+    """Return a project with one commit; no folder and no worktree is left after a test."""
+    place = Workplace(tmp_path)
+    place.temporary.mkdir()
+    shutil.copytree(SCENARIO, place.root, ignore=shutil.ignore_patterns("__pycache__"))
+    (place.repository / ".gitignore").write_text("*.bin\nkept/\n")
+    git(place.repository, "init", "--quiet", "--initial-branch", "main")
+    commit(place.repository, "First")
+    monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
+    monkeypatch.setattr(project, "run_command", place.build)
+    yield place
+    assert list(place.temporary.iterdir()) == []
+    if place.repository.exists():
+        assert worktrees(place.repository) == [str(place.repository)]
+
+
+def test_a_revision_is_built_in_a_worktree_that_goes(place: Workplace) -> None:
+    place.edit("relu", "tanh", "tiny/model.py")
+    (place.root / "new.txt").touch()
+    before = git(place.repository, "status", "--porcelain")
+    with place.revision("main") as side:
+        assert side.source is not None
+        assert side.source.relative_to(place.temporary).parts[1:] == ("repository", "models", "tiny")
+        assert "relu" in (side.source / "tiny" / "model.py").read_text()
+        assert not (side.source / "new.txt").exists()
+        assert [folder for folder, _ in place.builds] == [side.source]
+        assert side.wheel is not None
+        assert side.wheel.name == WHEEL
+        assert list(side.folders) == ["tiny"]
+        assert len(worktrees(place.repository)) == 2
+    assert worktrees(place.repository) == [str(place.repository)]
+    assert git(place.repository, "status", "--porcelain") == before
+    assert place.told == [f"building {side.title}"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_the_worktree_goes_whatever_ends_the_block_or_the_build(place: Workplace, error: type[BaseException]) -> None:
+    with pytest.raises(error), place.revision("main"):
+        raise error
+    assert worktrees(place.repository) == [str(place.repository)]
+
+    def fail(folder: Path) -> None:
+        raise error
+
+    place.do = fail
+    with pytest.raises(error), place.revision("main"):
+        pass
+    assert worktrees(place.repository) == [str(place.repository)]
+    assert list(place.temporary.iterdir()) == []
+
+
+def test_a_title_names_the_commit(place: Workplace) -> None:
+    sha = git(place.repository, "rev-parse", "HEAD")
+    short = git(place.repository, "rev-parse", "--short", "HEAD")
+    git(place.repository, "tag", "v1")
+    assert place.open(place.revision("v1")).title == f"v1 ({short} First)"
+    assert place.open(place.revision(sha)).title == f"{short} First"
+    assert place.open(place.revision(sha[:12])).title == f"{short} First"
+    commit(place.repository, "A subject " * 20)
+    assert place.open(place.revision("HEAD~1")).title == f"HEAD~1 ({short} First)"
+    title = place.open(place.revision("main")).title
+    assert title.endswith("A subject…)")
+    assert len(title) == len("main (") + 7 + 1 + 60 + 1
+
+
+def test_a_title_says_whether_the_working_tree_has_changed(place: Workplace) -> None:
+    short = git(place.repository, "rev-parse", "--short", "HEAD")
+    side = place.open(place.project())
+    assert (side.title, side.source) == (f"working tree ({short} First)", place.root)
+    (place.repository / "elsewhere.txt").touch()  # not in the project's folder
+    (place.root / "weights.bin").touch()  # ignored
+    assert place.open(place.project()).title == f"working tree ({short} First)"
+    (place.root / "new.py").touch()
+    assert place.open(place.project()).title == "working tree (changed)"
+    shutil.rmtree(place.repository / ".git")
+    assert place.open(place.project()).title == "working tree"
+    shutil.rmtree(place.repository)
+
+
+def test_what_a_project_is(place: Workplace, tmp_path: Path) -> None:
+    assert is_project(place.root)
+    assert [is_project(each) for each in (tmp_path, tmp_path / "nowhere", "tiny")] == [False, False, False]
+
+
+def test_a_revision_that_does_not_exist(place: Workplace) -> None:
+    git(place.repository, "tag", "v1.0")
+    assert str(place.refusal(place.revision("v1.1"))) == (
+        "there is no such revision\n"
+        f"  where: `v1.1` in {place.repository}\n"
+        "  found: did you mean `v1.0`? known: `main`, `v1.0`\n"
+        "  to do: name a branch, a tag or a commit of this repository; `git fetch` brings those of its remote"
+    )
+    for name in ("", "-h", "--help", "0" * 40, "main:models", "a b", "\n"):
+        error = place.refusal(place.revision(name))
+        assert (type(error), error.what) == (ConfigError, "there is no such revision")
+    assert place.builds == []
+
+
+def test_a_branch_that_only_the_remote_has_is_named(place: Workplace) -> None:
+    git(place.repository, "update-ref", "refs/remotes/origin/next", "HEAD")
+    git(place.repository, "branch", "nest")
+    assert place.refusal(place.revision("next")).found == "did you mean `origin/next`?"
+
+
+def test_of_many_names_the_nearest_are_listed(place: Workplace) -> None:
+    for number in range(30):
+        git(place.repository, "tag", f"v{number}")
+    found = place.refusal(place.revision("v100")).found
+    assert found.startswith("did you mean `v10`? known: ")
+    assert found.count("`") == 2 * 9
+
+
+def test_a_shallow_clone_without_the_revision(place: Workplace, tmp_path: Path) -> None:
+    old = git(place.repository, "rev-parse", "HEAD")
+    commit(place.repository, "Second")
+    git(tmp_path, "clone", "--quiet", "--depth", "1", place.repository.as_uri(), "clone")
+    place.root = tmp_path / "clone" / "models" / "tiny"
+    for name in (old, "HEAD~1"):
+        error = place.refusal(place.revision(name))
+        assert error.what == "there is no such revision"
+        assert "`git fetch --unshallow`" in error.hint
+        assert "`fetch-depth: 0`" in error.hint
+    assert place.open(place.revision("HEAD")).title.endswith("Second)")
+
+
+def test_a_project_in_no_repository(place: Workplace, tmp_path: Path) -> None:
+    place.root = Path(shutil.copytree(place.root, tmp_path / "copy"))
+    place.environment["GIT_CEILING_DIRECTORIES"] = str(tmp_path)
+    error = place.refusal(place.revision("main"))
+    assert error.what == "the project is not in a git repository"
+    assert error.where == str(place.root)
+    assert error.found.startswith("fatal: not a git repository")
+    assert "`--against-release`" in error.hint
+
+
+def test_a_repository_of_somebody_else(place: Workplace) -> None:
+    place.environment["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
+    error = place.refusal(place.revision("main"))
+    assert error.what == "the project's git repository cannot be read"
+    assert "dubious ownership" in error.found
+    assert "`git config --global --add safe.directory" in error.hint
+
+
+def test_no_git(place: Workplace) -> None:
+    place.environment["PATH"] = str(place.temporary)
+    assert str(place.refusal(place.revision("main"))) == (
+        "git is not installed here\n"
+        "  where: PATH\n"
+        "  to do: install git, or compare with a wheel: `--against dist/NAME.whl`"
+    )
+    assert place.open(place.project()).title == "working tree"
+
+
+def test_git_cannot_make_a_worktree(place: Workplace) -> None:
+    (place.repository / ".git" / "worktrees").touch()
+    error = place.refusal(place.revision("main"))
+    assert (type(error), error.what) == (ProcessError, "git could not make a worktree")
+    assert error.where.startswith(f"{place.repository}, commit ")
+    assert "fatal: " in error.found
+    (place.repository / ".git" / "worktrees").unlink()
+
+
+def test_a_revision_without_the_hook_or_without_the_project(place: Workplace) -> None:
+    place.edit(TABLE, "[tool.other]\n")
+    short = commit(place.repository, "Without")[:7]
+    error = place.refusal(place.revision("main"))
+    assert error.what == "the project does not use hatch-lower"
+    assert error.where == f"main ({short} Without)/pyproject.toml"
+    assert place.refusal(place.project()).what == "the project does not use hatch-lower"
+    git(place.repository, "rm", "--quiet", "-r", "models")
+    short = commit(place.repository, "Nothing")[:7]
+    assert place.refusal(place.revision("main")).what == "there is no project"
+    git(place.repository, "checkout", "--quiet", "HEAD~1")
+    assert str(place.refusal(place.revision("main"))) == (
+        "the revision does not have the project\n"
+        f"  where: main ({short} Nothing)\n"
+        "  found: no `models/tiny/pyproject.toml`\n"
+        "  to do: name a revision in which the project is in this folder of the repository"
+    )
+    assert place.builds == []
+
+
+def test_a_revision_that_does_not_build(place: Workplace) -> None:
+    place.do = lambda folder: (3, [f"line {number}" for number in range(60)])
+    error = place.refusal(place.revision("main"))
+    assert type(error) is ProcessError
+    assert error.what.startswith("main (")
+    assert error.what.endswith(" First) cannot be built")
+    assert error.where == "`python -m hatchling build --target wheel` ended with status 3"
+    assert error.found.splitlines() == [f"line {number}" for number in range(20, 60)]
+    place.do = lambda folder: (0, [])
+    assert place.refusal(place.revision("main")).what == "the build made no wheel"
+
+
+def test_files_that_git_ignores_and_the_settings_name_are_copied(place: Workplace) -> None:
+    place.edit(TABLE, f'{TABLE}inputs = ["*.bin", "kept", "*.txt"]\nmodels.tiny.assets = ["words/*.bin"]\n')
+    (place.root / "held.bin").write_text("of the commit")
+    git(place.repository, "add", "--force", place.root / "held.bin")
+    commit(place.repository, "Inputs")
+    files = ("weights.bin", "held.bin", "kept/deep/a", "words/list.bin", "new.txt", "unnamed/x.bin")
+    for name in files:
+        (place.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (place.root / name).write_text("of the working tree")
+    os.utime(place.root / "weights.bin", (1000, 1000))
+    with place.revision("main") as side:
+        found = {name: (side.source / name).read_text() for name in files if (side.source / name).exists()}
+        assert found == {
+            "weights.bin": "of the working tree",
+            "held.bin": "of the commit",
+            "kept/deep/a": "of the working tree",
+            "words/list.bin": "of the working tree",
+        }
+        assert (side.source / "weights.bin").stat().st_mtime == 1000
+        (side.source / "weights.bin").write_text("changed by a build")
+    assert (place.root / "weights.bin").read_text() == "of the working tree"
+    assert place.told[0] == (
+        f"{side.title}: with `kept/deep/a`, `weights.bin`, `words/list.bin` of the working tree, "
+        "for git ignores what `inputs` or `assets` name"
+    )
+
+
+def test_ignored_files_that_there_is_no_space_for(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.edit(TABLE, f'{TABLE}inputs = ["*.bin"]\n')
+    commit(place.repository, "Inputs")
+    (place.root / "weights.bin").write_bytes(bytes(2048))
+    monkeypatch.setattr(revision.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1024))
+    error = place.refusal(place.revision("main"))
+    assert type(error) is PackageError
+    assert error.found == "2.00 KiB to copy, 1.00 KiB free"
+    assert "TMPDIR" in error.hint
+
+
+def test_variables_of_a_git_hook_lead_nowhere_else(place: Workplace) -> None:
+    before = git(place.repository, "ls-files", "--stage")
+    names = {"GIT_DIR": ".git", "GIT_INDEX_FILE": str(place.repository / ".git" / "index"), "GIT_WORK_TREE": "."}
+    place.environment |= names
+    with place.revision("main") as side:
+        assert (side.source / "tiny" / "model.py").is_file()
+        assert not names.keys() & place.builds[0][1].keys()
+    assert git(place.repository, "ls-files", "--stage") == before
+
+
+def test_hooks_of_the_user_are_not_run(place: Workplace) -> None:
+    hook = place.repository / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {place.repository / 'ran'}\n")
+    hook.chmod(0o755)
+    place.open(place.revision("main"))
+    assert not (place.repository / "ran").exists()
+
+
+def test_the_worktree_of_a_killed_benchmark_is_forgotten_and_others_are_not(place: Workplace, tmp_path: Path) -> None:
+    killed, own = place.temporary / "hatch-lower-bench-killed" / "repository", tmp_path / "own"
+    for folder in (killed, own):
+        git(place.repository, "worktree", "add", "--quiet", "--detach", folder)
+    shutil.rmtree(own)  # on a disk that is not there today
+    place.open(place.revision("main"))
+    assert worktrees(place.repository) == [str(place.repository), str(own)]
+    git(place.repository, "worktree", "prune")
+
+
+def row(partitions: int, reused: int, level: int = 0) -> MethodRow:
+    return MethodRow("tiny", "default", "forward", 9, 9, partitions, 100, 1.0, reused, "", level)
+
+
+def test_the_facts_of_a_build_are_what_the_cache_has_written_down(place: Workplace) -> None:
+    def build(folder: Path) -> None:
+        models = {
+            "tiny": ModelHistory(0, rows=(row(4, 1), row(2, 2, 3))),
+            "gone": ModelHistory(0, rows=(row(4, 1),)),
+        }
+        write_history(place.cache / "v1", folder, BuildHistory("tiny", "1.0", models))
+
+    place.do = build
+    lowered = BuildFacts({"tiny": 0}, {"tiny": 3})
+    assert place.open(place.project()).build == lowered
+    assert place.open(place.revision("main")).build == lowered
+    (kept,) = (place.cache / "v1" / "history").iterdir()  # of the project, and none of the worktree
+    place.do = lambda folder: None  # a build that exports nothing leaves the history
+    assert place.open(place.project()).build == BuildFacts({"tiny": 1}, {"tiny": 0})
+    assert place.open(place.revision("main")).build is None
+    place.environment["HATCH_LOWER_CACHE"] = "off"
+    assert place.open(place.project()).build is None
+    assert kept.is_file()
+
+
+def test_an_interrupted_build_leaves_nothing(place: Workplace) -> None:
+    place.edit(TABLE, f"[tool.hatch.build.targets.wheel.hooks.custom]\n{TABLE}")
+    mark = place.repository.parent / "mark"
+    (place.root / "hatch_build.py").write_text(
+        "import subprocess, sys, time\n"
+        "from hatchling.builders.hooks.plugin.interface import BuildHookInterface\n"
+        "class Hook(BuildHookInterface):\n"
+        "    def initialize(self, version, build_data):\n"
+        "        child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        f"        open({str(mark)!r}, 'w').write(str(child.pid))\n"
+        "        time.sleep(99)\n"
+    )
+    commit(place.repository, "Sleeps")
+    script = (
+        "import os; from pathlib import Path; from hatch_lower.bench.revision import built_revision\n"
+        f"with built_revision(Path({str(place.root)!r}), 'main', os.environ, print): pass\n"
+    )
+    environment = child_environment({**place.environment, "TMPDIR": str(place.temporary)})
+    for number, status in ((signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        wait_for(lambda: mark.exists() and bool(mark.read_text()), "the hook slept", process)
+        assert len(worktrees(place.repository)) == 2
+        process.send_signal(number)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == status, output
+        assert list(place.temporary.iterdir()) == []
+        assert worktrees(place.repository) == [str(place.repository)]
+        pid = int(mark.read_text())
+        wait_for(lambda pid=pid: not is_running(pid), "its child to end")
+        mark.unlink()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_what_the_working_tree_has_lowered_is_not_lowered_for_a_revision(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
+    assert place.open(place.project()).build == BuildFacts({"tiny": 0}, {"tiny": 1})
+    (place.root / "README.md").write_text("Words.\n")
+    commit(place.repository, "Documentation")
+    for name in ("HEAD", "HEAD~1"):
+        with place.revision(name) as side:
+            assert side.build == BuildFacts({"tiny": 1}, {"tiny": 0})
+            assert list(side.folders) == ["tiny"]
