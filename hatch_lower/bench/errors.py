@@ -61,11 +61,7 @@ def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: f
     places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
     request = {name: (places[name], folder.installed) for name, folder in folders.items()}
     rows, ending, said = run_child(request, seconds) if request else ([], "", "")
-    read: list[dict[str, Any]] = []
-    for row in rows:
-        if "error" in row:
-            raise error_from_json(row["error"])
-        read.append({**row, "detail": row["detail"].replace(places[row["model"]], title)})
+    read = [{**row, "detail": row["detail"].replace(places[row["model"]], title)} for row in rows]
     for row in read:
         if row["status"] in ("fails", "damaged"):
             where = "/".join(part for part in (title, row["model"], row["recipe"], row["method"]) if part)
@@ -122,7 +118,10 @@ def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], st
             ending = f"it took more than {seconds:g} seconds"
         finally:
             end(process)
-        return read_lines(lines), ending, tail_of(messages)
+        rows = read_lines(lines)
+        if rows and "error" in rows[-1]:
+            raise error_from_json(rows[-1]["error"])
+        return rows, ending, tail_of(messages)
 
 
 def start(request: object, folder: str, lines: BinaryIO, messages: BinaryIO) -> subprocess.Popen[bytes]:
