@@ -105,7 +105,8 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
     """Return what the child found, how it ended if not well, and the last that it said."""
     with (
-        tempfile.TemporaryDirectory(prefix="hatch-lower-bench-", ignore_cleanup_errors=True) as work,
+        # not one of the names whose folders are removed unless a process holds them
+        tempfile.TemporaryDirectory(prefix="hatch-lower-errors-", ignore_cleanup_errors=True) as work,
         tempfile.TemporaryFile() as lines,
         tempfile.TemporaryFile() as messages,
     ):
