@@ -1,0 +1,251 @@
+"""Runs what is counted, below perf or valgrind: `python -m hatch_lower.bench.counted_child` in a folder with a request.
+
+A range is what a counter counts at once: a load, a call, or nothing at all, which says what counting itself costs. The
+answer says which ranges belong to what. It is written after each part, for the next one may end the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from hatch_lower.bench.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
+from hatch_lower.errors import LowerError
+from hatch_lower.format.plan import MethodPlan, read_plan
+from hatch_lower.runtime.check import call_arguments, input_leaves, read_tensors
+from hatch_lower.runtime.executor import holds_state
+from hatch_lower.runtime.files import PackagedFolder, open_folder
+from hatch_lower.runtime.load import load_model
+from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.selection import DelegateKinds
+
+# In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
+WARM_CALLS = 32
+CALLS = 9
+ENOUGH = 3  # of either, once they have taken
+ENOUGH_SECONDS = 20.0
+
+
+def main() -> NoReturn:
+    import torch
+
+    request = json.loads(Path(REQUEST).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    answer = Answer(Path(ANSWER))
+    try:
+        counter: Counting = Perf() if request["tool"] == "perf" else Callgrind(request["vgdb"])
+        Run(request, Path(FOLDER), counter, answer).count()
+    except Exception as error:  # a delegate may raise anything
+        answer.refuse("", error)
+    os._exit(0)  # the interpreter's own end takes long below valgrind
+
+
+class Counting(Protocol):
+    def start(self) -> None:
+        """Get ready to count; the process may be slow from now on."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> int:
+        """Return the number of the range."""
+
+
+class Perf:
+    """`perf stat --control`, which counts nothing until it is told to, and gives the sum of all ranges."""
+
+    def __init__(self) -> None:
+        self._control = os.open(FIFOS[0], os.O_WRONLY)
+        self._answers = os.open(FIFOS[1], os.O_RDONLY)
+
+    def start(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        self._tell(b"enable\n")
+
+    def end(self) -> int:
+        self._tell(b"disable\n")
+        return 0
+
+    def _tell(self, command: bytes) -> None:
+        os.write(self._control, command)
+        if not os.read(self._answers, 16).startswith(b"ack"):
+            msg = "perf does not answer"
+            raise RuntimeError(msg)
+
+
+class Callgrind:
+    """Valgrind's callgrind, which makes a dump of each range."""
+
+    # All threads are counted, for an engine may compute in one of its own.
+
+    def __init__(self, vgdb: str) -> None:
+        import torch
+
+        if not torch._C._valgrind_supported_platform():
+            msg = "this build of torch cannot talk to valgrind"
+            raise RuntimeError(msg)
+        self._toggle: Callable[[], None] = torch._C._valgrind_toggle
+        self._toggle_and_dump: Callable[[], None] = torch._C._valgrind_toggle_and_dump_stats
+        options = [f"--vgdb-prefix={VGDB}", f"--pid={os.getpid()}", "--max-invoke-ms=0"]
+        self._command = [vgdb, *options, "instrumentation", "on"]
+        self._dumps = 0
+
+    def start(self) -> None:
+        with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            while process.poll() is None:  # valgrind takes commands while this process runs, not while it waits
+                pass
+            assert process.stdout is not None
+            said = process.stdout.read().decode("utf-8", "replace").strip()
+        if process.returncode:
+            raise RuntimeError(said)
+        self._toggle()  # all threads are collected from now on, this one only in ranges
+        self.begin()
+        self.end()  # takes what was counted until now
+
+    def begin(self) -> None:
+        self._toggle()
+
+    def end(self) -> int:
+        self._toggle_and_dump()
+        self._dumps += 1
+        return self._dumps
+
+
+class Answer:
+    """The numbers of the ranges that belong to each part, and why a part could not be counted (`""`: none of them)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ranges: dict[str, list[int]] = {}
+        self._reasons: dict[str, str] = {}
+
+    def add(self, part: str, number: int) -> None:
+        self._ranges.setdefault(part, []).append(number)
+
+    def refuse(self, part: str, reason: str | Exception) -> None:
+        if isinstance(reason, LowerError):
+            reason = ": ".join(filter(None, (reason.what, reason.found)))
+        elif isinstance(reason, Exception):
+            reason = f"{type(reason).__name__}: {reason}"
+        self._ranges.pop(part, None)
+        self._reasons[part] = reason
+        self.write()
+
+    def write(self) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps({"ranges": self._ranges, "reasons": self._reasons}), encoding="utf-8")
+        new.replace(self._path)
+
+
+class Run:
+    def __init__(self, request: Mapping[str, Any], folder: Path, counter: Counting, answer: Answer) -> None:
+        self._parts: list[str] = request["parts"]
+        self._counter = counter
+        self._answer = answer
+        self._model: str = request["model"]
+        self._recipe: str = request["recipe"]
+        opened = open_folder(folder)
+        self._folder = PackagedFolder(opened.path, opened.manifest, None, request["installed"])
+
+    def count(self) -> None:
+        methods = [part for part in self._parts if part.startswith(CALL)]
+        calls = self._warm_calls(methods) if methods else {}
+        gc.collect()
+        gc.disable()
+        self._counter.start()
+        for _ in range(CALLS if NOTHING in self._parts else 0):
+            self._range(NOTHING, nothing)
+        self._answer.write()
+        if LOAD in self._parts:
+            self._range(LOAD, self._load)
+            self._answer.write()
+        for part, call in calls.items():
+            try:
+                for _ in enough(CALLS):
+                    self._range(part, call.prepared())
+            except Exception as error:
+                self._answer.refuse(part, error)
+            self._answer.write()
+
+    def _load(self) -> LoadedModel:
+        return load_model(self._folder, self._model, self._recipe, DelegateKinds(), verify=False)
+
+    def _warm_calls(self, parts: list[str]) -> dict[str, MethodCall]:
+        """Return calls that were made often enough to be counted."""
+        loaded = self._load()
+        entry = self._folder.manifest.models[self._model]
+        file = entry.recipes[self._recipe].plan
+        plan = read_plan(self._folder.read(file), file.path)
+        tensors = read_tensors(self._folder, entry)
+        stateful = any(map(holds_state, plan.delegates))
+        calls = {}
+        for part in parts:
+            name = part.removeprefix(CALL)
+            leaves, reason = input_leaves(name, plan.methods[name], tensors)
+            if reason:
+                self._answer.refuse(part, reason)
+                continue
+            call = MethodCall(loaded, name, plan.methods[name], leaves, stateful)
+            try:
+                call.warm_up()
+                calls[part] = call
+            except Exception as error:
+                self._answer.refuse(part, error)
+        return calls
+
+    def _range(self, part: str, function: Callable[[], Any]) -> None:
+        self._counter.begin()
+        result = function()
+        self._answer.add(part, self._counter.end())
+        del result  # it is freed outside of the range
+
+
+class MethodCall:
+    def __init__(
+        self, loaded: LoadedModel, name: str, method: MethodPlan, leaves: list[object], stateful: bool
+    ) -> None:
+        self._loaded = loaded
+        self._name = name
+        self._method = method
+        self._leaves = leaves
+        self._stateful = stateful  # whether delegates hold state, and begin anew when it is reset
+
+    def prepared(self) -> Callable[[], Any]:
+        """Return a call that finds the same state and arguments as every other one."""
+        self._loaded.reset()
+        if self._stateful:
+            self._bound()()
+        return self._bound()
+
+    def warm_up(self) -> None:
+        for _ in enough(WARM_CALLS):
+            self.prepared()()
+
+    def _bound(self) -> Callable[[], Any]:
+        args, kwargs = call_arguments(self._method, self._leaves)
+        return functools.partial(self._loaded.methods[self._name], *args, **kwargs)
+
+
+def enough(number: int) -> Iterator[None]:
+    """Yield so many times, and less often if it takes long."""
+    began = time.monotonic()
+    for position in range(number):
+        if position >= ENOUGH and time.monotonic() - began > ENOUGH_SECONDS:
+            break
+        yield
+
+
+def nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()
