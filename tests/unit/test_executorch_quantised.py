@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
-from hatch_lower.backends.executorch.pipeline import refuse_unloadable
+from hatch_lower.backends.executorch.pipeline import refuse_unusable
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
@@ -201,4 +201,23 @@ def test_a_value_that_is_used_as_integers_and_as_floats_gives_eagers_numbers(tmp
 
 def test_a_program_that_executorch_cannot_load_is_an_error_of_the_build() -> None:
     with pytest.raises(BackendError, match="lowered a quantised partition to a program that it cannot load"):
-        refuse_unloadable(SimpleNamespace(buffer=b"\0" * 64, _tensor_data={}))
+        refuse_unusable(SimpleNamespace(buffer=b"\0" * 64, _tensor_data={}))
+
+
+def test_a_program_that_executorch_cannot_run_is_an_error_of_the_build() -> None:
+    module, inputs = mlp()
+    (partition,) = delegates(lower(torch.export.export(module, inputs)))
+    with pytest.raises(BackendError, match="lowered a quantised partition to a program that it cannot run"):
+        refuse_unusable(SimpleNamespace(buffer=partition.processed_bytes, _tensor_data={}))  # without its weights
+
+
+def test_a_program_may_refuse_zeros() -> None:
+    class Remainder(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x % y
+
+    numbers = torch.ones(2, dtype=torch.int64)
+    program = torch.export.export(Remainder(), (numbers, numbers))
+    partitioner = ExecutorchBackend.partitioner({**FINITE, "portable-operators": True})
+    (partition,) = delegates(to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch())
+    refuse_unusable(SimpleNamespace(buffer=partition.processed_bytes, _tensor_data={}))

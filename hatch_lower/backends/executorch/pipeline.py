@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
 from hatch_lower.backends.executorch.quantised import quantises
+from hatch_lower.backends.executorch.run import ExecutorchDelegate, is_of_the_call
 from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
@@ -40,8 +41,9 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
     from executorch.exir.backend.utils import is_same_node
     from executorch.exir.passes import MemoryPlanningPass
 
+    is_quantised = any(map(quantises, copied.graph.nodes))
     try:
-        partitioner = integer_partitioner if any(map(quantises, copied.graph.nodes)) else float_partitioner
+        partitioner = integer_partitioner if is_quantised else float_partitioner
         edge = to_edge_transform_and_lower(copied.aten_program(), partitioner=[partitioner(finite=finite)])
         origins = handle_origins(edge.exported_program(), copied.named)
         move_weights(edge._named_data_store)
@@ -64,8 +66,8 @@ def lower(copied: ExecutorchCopy, *, finite: bool) -> Lowered:
         is_same_node.cache_clear()  # it would hold the program and its weights for good
     plan = made.executorch_program.execution_plan[0]
     refuse_missing(plan)
-    if any(map(quantises, copied.graph.nodes)):
-        refuse_unloadable(made)
+    if is_quantised:
+        refuse_unusable(made)
     handles = copied.instruction_handles(instructions_of(made, plan, origins))
     return Lowered(bytes(made.buffer), handles, weights_of(made, copied))
 
@@ -117,7 +119,7 @@ def refuse_missing(plan: Any) -> None:
         )
 
 
-def refuse_unloadable(made: Any) -> None:
+def refuse_unusable(made: Any) -> None:
     # for some graphs of integers ExecuTorch writes what XNNPACK then refuses, when the method is first called
     with TemporaryDirectory(prefix="hatch-lower-") as folder:
         # from files: from bytes, a program does not find the data that lie within it beside those outside
@@ -125,23 +127,32 @@ def refuse_unloadable(made: Any) -> None:
         program.write_bytes(made.buffer)
         if CONSTANTS_TAG in made._tensor_data:
             weights.write_bytes(bytes(made._tensor_data[CONSTANTS_TAG]))
-        call_with_zeros(str(program), str(weights) if weights.exists() else None)
+        call_with_zeros(program, weights if weights.exists() else None)
 
 
-def call_with_zeros(program: str, weights: str | None) -> None:
+def call_with_zeros(program: Path, weights: Path | None) -> None:
     from executorch.extension.pybindings import _portable_lib
 
     try:
-        loaded = _portable_lib._load_for_executorch(program, weights)
+        loaded = ExecutorchDelegate.pool.load(_portable_lib, program, weights)
         facts = loaded.method_meta(METHOD)
-        inputs = [facts.input_tensor_meta(index) for index in range(facts.num_inputs())]
-        loaded.forward([torch.zeros(fact.sizes(), dtype=ScalarType(fact.dtype()).dtype) for fact in inputs], True)
     except RuntimeError as error:
-        raise BackendError(
-            "ExecuTorch lowered a quantised partition to a program that it cannot load",
-            found=str(error),
-            hint="leave an operation of it unquantised, or name its operator in the recipe's option `exclude`",
-        ) from error
+        raise unusable("load", error) from error
+    metas = [facts.input_tensor_meta(index) for index in range(facts.num_inputs())]
+    inputs = [torch.zeros(meta.sizes(), dtype=ScalarType(meta.dtype()).dtype) for meta in metas]
+    try:
+        loaded.forward(inputs, True)
+    except RuntimeError as error:
+        if not is_of_the_call(error):  # a kernel may refuse zeros, of which others may make an index or a divisor
+            raise unusable("run", error) from error
+
+
+def unusable(what: str, error: RuntimeError) -> BackendError:
+    return BackendError(
+        f"ExecuTorch lowered a quantised partition to a program that it cannot {what}",
+        found=str(error),
+        hint="leave an operation of it unquantised, or name its operator in the recipe's option `exclude`",
+    )
 
 
 def handle_origins(program: Any, named: Mapping[str, set[int]]) -> dict[int, set[int]]:

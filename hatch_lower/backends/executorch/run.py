@@ -23,21 +23,29 @@ OTHERS = ("executorch.runtime", "executorch.extension.pybindings.portable_lib") 
 
 class Pool:
     # A program keeps using the threads that there were when it was loaded: to change them while there is one ends the
-    # process. So the programs that are loaded have to be known.
+    # process. So all programs are loaded here.
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users: weakref.WeakSet[ExecutorchDelegate] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def resize(self, library: Any, threads: int) -> None:
+    def load(self, library: Any, program: Path, weights: Path | None, threads: int | None = None) -> Any:
+        with self._lock:
+            if threads is not None:
+                self._resize(library, threads)
+            loaded = library._load_for_executorch(str(program), None if weights is None else str(weights))
+            self._users.add(loaded)
+        return loaded
+
+    def _resize(self, library: Any, threads: int) -> None:
         present = library._threadpool_get_thread_count()
         if present == threads:
             return
-        if len(self.users) or any(name in sys.modules for name in OTHERS):
+        if len(self._users) or any(name in sys.modules for name in OTHERS):
             warnings.warn(
                 f"ExecuTorch runs with {present} threads instead of {threads}: its pool belongs to the process, and a "
                 "program that was loaded before uses it",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             return
         library._unsafe_reset_threadpool(threads)
@@ -45,7 +53,7 @@ class Pool:
 
 class ExecutorchDelegate(Delegate):
     # of the class, as ExecuTorch's pool is of the process: all programs share it
-    _pool: ClassVar[Pool] = Pool()
+    pool: ClassVar[Pool] = Pool()
 
     def __init__(self, path: Path, module: Any, call: CallMap) -> None:
         self._path = path
@@ -54,19 +62,13 @@ class ExecutorchDelegate(Delegate):
 
     @classmethod
     def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> ExecutorchDelegate:
-        info = read_info(blob)
-        with cls._pool.lock:
-            library = runtime(blob)
-            if info.threads is not None:
-                cls._pool.resize(library, info.threads)
-            weights = None if info.weights is None else str(blob.data_places[info.weights].path)
-            try:
-                module = library._load_for_executorch(str(blob.path), weights)
-            except RuntimeError as error:
-                raise unusable(blob.path, error) from error
-            delegate = cls(blob.path, module, info.call)
-            cls._pool.users.add(delegate)
-        return delegate
+        info, library = read_info(blob), runtime(blob)
+        weights = None if info.weights is None else blob.data_places[info.weights].path
+        try:
+            module = cls.pool.load(library, blob.path, weights, info.threads)
+        except RuntimeError as error:
+            raise unusable(blob.path, error) from error
+        return cls(blob.path, module, info.call)
 
     def run(self, inputs: list[Tensor]) -> Sequence[object]:
         # the results are the caller's own memory; the library lets calls from several threads take turns
@@ -74,10 +76,14 @@ class ExecutorchDelegate(Delegate):
         try:
             results = self._call(given, True)  # the first call packs the weights into XNNPACK's layout
         except RuntimeError as error:
-            if str(error).endswith(OF_THE_CALL):
+            if is_of_the_call(error):
                 raise
             raise unusable(self._path, error) from error
         return self._map.arrange(inputs, results)
+
+
+def is_of_the_call(error: RuntimeError) -> bool:
+    return str(error).endswith(OF_THE_CALL)
 
 
 def unusable(path: Path, error: RuntimeError) -> ProgramError:
