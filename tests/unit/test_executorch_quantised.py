@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -16,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 import hatch_lower
 from hatch_lower.backends.executorch.compile import ExecutorchBackend
 from hatch_lower.backends.executorch.pipeline import refuse_unusable
+from hatch_lower.backends.executorch.quantised import moved
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_backend_modules
@@ -180,6 +182,20 @@ def test_integers_that_are_only_given_another_scale_stay_outside(tmp_path: Path)
     )
     model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
     assert (model(*inputs) - simulated(*inputs)).abs().max() < 1.01 * output_step(program)
+
+
+def test_what_is_moved_is_found_once_whatever_ways_lead_to_it() -> None:
+    graph = torch.fx.Graph()
+    facts = (0.5, 0, -128, 127, torch.int8)
+    source = graph.call_function(
+        torch.ops.quantized_decomposed.dequantize_per_tensor.default, (graph.placeholder("x"), *facts)
+    )
+    joined = source
+    for _ in range(40):
+        parts = [graph.call_function(torch.ops.aten.slice.Tensor, (joined, 0, *ends)) for ends in ((0, 1), (1, 2))]
+        joined = graph.call_function(torch.ops.aten.cat.default, (parts,))
+    quantised_again = graph.call_function(torch.ops.quantized_decomposed.quantize_per_tensor.default, (joined, *facts))
+    assert moved(quantised_again) == [source]
 
 
 def test_integers_of_another_type_stay_outside() -> None:

@@ -122,13 +122,15 @@ def why_not_quantised(node: Node, *, finite: bool) -> str:
 def moved(node: Node) -> list[Node]:
     """Return the dequantise operations whose numbers are quantised as they are."""
     found, pending = [], list(node.all_input_nodes)
+    seen = set(pending)
     while pending:
         source = pending.pop()
         name = str(torch_operator(source.target))
         if name == ALONE[1]:
             found.append(source)
         elif name in MOVES:
-            pending += source.all_input_nodes
+            pending += [each for each in source.all_input_nodes if each not in seen]
+            seen.update(source.all_input_nodes)
     return found
 
 
