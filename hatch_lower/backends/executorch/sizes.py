@@ -13,14 +13,18 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
-from hatch_lower.backends.executorch.rewrite import SHAPED, inferred_shape, upper_bound
-from hatch_lower.exir.backend.canonical_partitioners.nodes import may_be_zero
+from hatch_lower.backends.executorch.rewrite import SHAPED, keeps_shape
+from hatch_lower.exir.backend.canonical_partitioners.nodes import may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
 
 Ranges = Mapping[Any, ValueRanges[Any]]
+
+# a bound from here on is none: a size without one gets `sys.maxsize` or infinity from torch, or a term of it
+LARGE = 2**31
 
 SIZE_OF = torch.ops.aten.sym_size.int
 ARITHMETIC = (
@@ -65,12 +69,33 @@ def why_not_number(source: Node, ranges: Ranges) -> str:
     return ""
 
 
+def upper_bound(size: int | torch.SymInt, ranges: Ranges) -> int | None:
+    if isinstance(size, int):
+        return size
+    bound = bound_sympy(size.node.expr, dict(ranges)).upper
+    return int(bound) if bound.is_Integer and bound is not int_oo and bound < LARGE else None
+
+
+def is_bounded(node: Node, ranges: Ranges) -> bool:
+    return all(upper_bound(size, ranges) is not None for tensor in tensors_of(node) for size in tensor.shape)
+
+
 def why_not_view(node: Node, ranges: Ranges) -> str:
     """Return why the runtime cannot do one of `VIEWS`."""
     sizes = node.meta["val"].shape
     if -1 in view_sizes(node) and any(may_be_zero(size, ranges) for size in sizes):
         return f"`{torch_operator(node.target)}` leaves a size to be inferred, and another may be 0"
     return why_not_numbers(node, ranges)
+
+
+def inferred_shape(node: Node) -> list[int] | None:
+    """Return the sizes that a `SHAPED` node gives its result, a symbolic one as -1; `None`: that does not tell all."""
+    value = node.meta["val"]
+    if str(torch_operator(node.target)) == "aten.expand.default" and not keeps_shape(node):
+        return None
+    sizes = [size if isinstance(size, int) else -1 for size in value.shape]
+    # a size that is inferred beside a size of 0 could be anything
+    return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes
 
 
 def new_shape(node: Node) -> list[Any] | None:

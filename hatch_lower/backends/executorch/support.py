@@ -38,14 +38,14 @@ from hatch_lower.backends.executorch.rewrite import (
     BINARY,
     SHAPED,
     full_arguments,
-    inferred_shape,
-    is_bounded,
     keeps_shape,
 )
 from hatch_lower.backends.executorch.sizes import (
     VIEWS,
     Ranges,
     gives_number,
+    inferred_shape,
+    is_bounded,
     numbers_of,
     why_not_numbers,
     why_not_size,
