@@ -131,7 +131,7 @@ def test_integers_chosen_at_run_time_are_taken_where_they_are_chosen_once(make: 
 
 
 class Shared(nn.Module):
-    """A layer whose result is used as a float and as integers."""
+    """A layer whose result is used twice, as integers both times: PT2E quantises a result for all its uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def test_integers_of_another_type_stay_outside() -> None:
     assert "aten.linear.default" in reasons
 
 
-def test_a_value_that_is_used_as_integers_and_as_floats_gives_eagers_numbers(tmp_path: Path) -> None:
+def test_integers_that_are_used_twice_give_eagers_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(4, 8),)
     simulated = quantised(Shared().eval(), inputs)
@@ -213,6 +213,40 @@ def test_a_value_that_is_used_as_integers_and_as_floats_gives_eagers_numbers(tmp
     model = hatch_lower.load(save_program(lower(program), tmp_path / "out"))
     for found, expected in zip(model(*inputs), simulated(*inputs), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=2 * output_step(program))
+
+
+def test_a_layer_whose_result_is_used_as_floats_too_stays_outside() -> None:
+    def steps(x: Tensor) -> Tensor:
+        given = 0.02, 0, -128, 127, torch.int8
+        ops = torch.ops.quantized_decomposed
+        result: Tensor = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
+        return result
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.ones(8, 8, dtype=torch.int8))
+            self.register_buffer("scales", torch.ones(8))
+            self.register_buffer("zeros", torch.zeros(8, dtype=torch.int64))
+            self.register_buffer("bias", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            facts = self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8
+            weight = torch.ops.quantized_decomposed.dequantize_per_channel(*facts)
+            return nn.functional.linear(x, weight, self.bias)
+
+    class Forked(nn.Module):
+        def __init__(self, forks: bool) -> None:
+            super().__init__()
+            self.layer, self.forks = Layer(), forks
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.layer(steps(x))
+            return steps(y), torch.sigmoid(y if self.forks else x)
+
+    for forks in (True, False):
+        reasons = why_not(torch.export.export(Forked(forks), (torch.randn(4, 8),)), FINITE)
+        assert ("aten.linear.default" in reasons) is forks
 
 
 def test_a_program_that_executorch_cannot_load_is_an_error_of_the_build() -> None:
