@@ -207,17 +207,20 @@ def test_scales_of_the_dimension_that_is_summed_stay_in_floating_point(tmp_path:
             given = 0, 255, torch.uint8
             x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.5, 3, *given), 0.5, 3, *given)
             weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, self.axis, -128, 127, torch.int8)
-            return x @ weight if x.dim() == 2 else rounded(nn.functional.conv2d(x, weight), 1024.0)
+            return x @ weight if x.dim() == 2 else rounded(nn.functional.conv2d(x, weight, self.bias), 1024.0)
 
+    torch.manual_seed(0)
     cases = [
         ((4, 4), torch.rand(2, 4), 0, "MatMul"),
         ((4, 4), torch.rand(2, 4), 1, "MatMulInteger"),
         ((4, 4, 3, 1), torch.rand(1, 4, 5, 5), 1, "Conv"),
+        ((8, 4, 3, 1), torch.rand(1, 4, 5, 5), 1, "Conv"),
         ((4, 4, 3, 1), torch.rand(1, 4, 5, 5), 0, "QLinearConv"),
     ]
     for number, (shape, x, axis, kernel) in enumerate(cases):
-        eager = Turned(nn.Linear(4, 4), torch.arange(math.prod(shape), dtype=torch.int8).reshape(shape))
-        eager.scales.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        eager = Turned(nn.Linear(4, shape[0]), torch.arange(math.prod(shape), dtype=torch.int8).reshape(shape))
+        eager.bias.zero_()
+        eager.scales, eager.zeros = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.zeros(4, dtype=torch.int64)
         eager.axis = axis
         folder = save_program(lower(eager, x * 50), tmp_path / str(number))
         found = kernels(folder)
@@ -262,6 +265,20 @@ def test_biases_of_convolutions_of_integers_are_kept(tmp_path: Path) -> None:
     folder = save_program(lower(eager, x), tmp_path / "saved")
     assert kernels(folder)["QLinearConv"] == 1
     assert torch.equal(hatch_lower.load(folder)(x), eager(x))
+
+
+def test_a_bias_that_32_bits_cannot_hold_stays_outside(tmp_path: Path) -> None:
+    eager = Quantised(nn.Conv2d(2, 4, 1), torch.zeros(4, 2, 1, 1, dtype=torch.int8))
+    eager.scales[2:] = torch.finfo(torch.float32).eps  # of channels that are 0, as torch's observers say
+    eager.bias.copy_(torch.tensor([40960.0, -40960.0, 100.0, -40960.0]))
+    lowered = lower(eager, torch.rand(1, 2, 3, 3))
+    assert reasons(lowered) == ["`b_bias` is no 32-bit multiple of the scale of the products"]
+    x = torch.rand(1, 2, 3, 3)
+    assert torch.equal(hatch_lower.load(save_program(lowered, tmp_path / "saved"))(x), eager(x))
+    eager.bias[3] = 100.0
+    lowered = lower(eager, x)
+    assert reasons(lowered) == []
+    assert torch.equal(hatch_lower.load(save_program(lowered, tmp_path / "small"))(x), eager(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -11,7 +11,14 @@ from torch.fx import Node
 from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
 from hatch_lower.backends.onnxruntime.options import BACKEND_ID, Options
 from hatch_lower.backends.onnxruntime.probe import Prober
-from hatch_lower.backends.onnxruntime.support import KEPT, differs_for_nan, is_size, why_not, why_not_zero_points
+from hatch_lower.backends.onnxruntime.support import (
+    KEPT,
+    differs_for_nan,
+    is_size,
+    why_not,
+    why_not_bias,
+    why_not_zero_points,
+)
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.nodes import Ranges, is_view
 from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mutated_targets
@@ -47,7 +54,8 @@ class OnnxruntimePartitioner(EnginePartitioner):
             if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
                 inside = is_size(node) and any(known.get(source) == "" for source in node.all_input_nodes)
                 return "" if inside else ONLY_SIZES
-            reason = self._why_not(node, program.range_constraints) or why_not_zero_points(node, constants)
+            reason = self._why_not(node, program.range_constraints)
+            reason = reason or why_not_zero_points(node, constants) or why_not_bias(node, constants)
             return reason or self._prober.why_not(node)
 
         def reason_of(node: Node) -> str:

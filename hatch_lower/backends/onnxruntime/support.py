@@ -107,6 +107,29 @@ def why_not_zero_points(node: Node, constants: Mapping[Node, torch.Tensor]) -> s
     return "" if chosen else f"`{points.name}` holds zero points that are known at run time only"
 
 
+def why_not_bias(node: Node, constants: Mapping[Node, torch.Tensor]) -> str:
+    """Return why a convolution of integers could not sum its products and its bias in 32 bits."""
+    if torch_operator(node.target) is not torch.ops.aten.convolution.default:
+        return ""
+    image, weight, bias = (each if isinstance(each, Node) else None for each in node.args[:3])
+    scale, steps = scale_of(image, constants), scale_of(weight, constants)
+    if weight is None or bias is None or bias not in constants or scale is None or steps is None:
+        return ""
+    values, products = constants[bias], math.prod(weight.meta["val"].shape[1:]) * 255 * 255
+    if steps.numel() not in (1, values.numel()) or products >= 2**31:  # computed in floating point
+        return ""
+    greatest = (values.double() / (scale.double() * steps.double())).abs().max()
+    return "" if greatest + products < 2**31 else f"`{bias.name}` is no 32-bit multiple of the scale of the products"
+
+
+def scale_of(value: Node | None, constants: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
+    if value is None or not str(torch_operator(value.target)).startswith("quantized_decomposed.dequant"):
+        return None
+    given = named_arguments(value)
+    scale = given.get("scales", given.get("scale"))
+    return constants.get(scale) if isinstance(scale, Node) else torch.tensor(scale)
+
+
 def why_not_dtypes(op: OpOverload, node: Node, known: frozenset[str]) -> str:
     # those of pointwise operators are promoted in the model
     values = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
