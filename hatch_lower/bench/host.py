@@ -1,0 +1,133 @@
+"""The measuring process as its parent sees it: started, asked, and ended whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from hatch_lower.errors import ProcessError, error_from_json
+
+LAST_LINES = 20
+# Threads that wait without spinning do not slow down whatever has its turn next
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class RefusedError(Exception):
+    """A recipe is for another machine, or needs what is not installed here; the text says which."""
+
+
+class Host:
+    """One process that measures with a number of threads; a request that takes too long ends it."""
+
+    def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        variables = {**environment, **dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hatch_lower.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=variables,
+            start_new_session=True,  # so that all of it can be ended
+        )
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def process_group(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process_group, signal.SIGKILL)
+        with suppress(OSError):  # what was not yet written is lost
+            self._process.communicate()
+        self._errors.close()
+
+    def ask(self, request: Mapping[str, Any], what: str, limit: float) -> Mapping[str, Any]:
+        """Return the answer to a request about `what`, within `limit` seconds.
+
+        Raises:
+            RefusedError: if the recipe is not for this machine.
+            LowerError: what the measuring process met.
+            ProcessError: if it crashed, or took too long and was ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._read_line(limit)
+        except OSError:  # it has ended
+            line = b""
+        if line is None:
+            self.close()
+            raise ProcessError(
+                "a measurement took too long and was ended",
+                where=what,
+                found=f"no result after {limit:.0f} s",
+                hint="the method hangs, or is slower than the time that the table `bench` gives: raise `budget`",
+            )
+        answer: dict[str, Any] = json.loads(line) if line.strip() else {"ended": self._process.wait()}
+        if "ended" in answer:
+            raise ProcessError(
+                "the process that measures has crashed", where=what, found=f"{self._ending(answer['ended'])}"
+            )
+        if "refused" in answer:
+            raise RefusedError(answer["refused"])
+        if "error" in answer:
+            error = error_from_json(answer["error"])
+            error.where = error.where or what
+            raise error
+        return answer
+
+    def _read_line(self, limit: float) -> bytes | None:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], limit)
+        return self._process.stdout.readline() if ready else None
+
+    def _ending(self, code: int) -> str:
+        ended = f"it was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit status {code}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        return "\n".join([ended, *lines])
+
+
+@contextmanager
+def hosts(environment: Mapping[str, str]) -> Iterator[HostPool]:
+    pool = HostPool(environment)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+class HostPool:
+    """A measuring process for each number of threads, made when it is first needed."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._hosts: dict[int, Host] = {}
+
+    def get(self, threads: int) -> Host:
+        if threads not in self._hosts:
+            self._hosts[threads] = Host(threads, self._environment)
+        return self._hosts[threads]
+
+    def close(self) -> None:
+        for host in self._hosts.values():
+            host.close()

@@ -1,0 +1,86 @@
+"""Inputs to call a packaged method with: its check inputs, or others of the sizes that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hatch_lower.format.expression import evaluate
+from hatch_lower.format.inputs import LiteralInput, TensorInput
+from hatch_lower.format.plan import MethodPlan
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+SEED = 0
+GUESS = 2  # of a dynamic dimension whose example size is not packaged, within its range
+
+
+def input_values(
+    name: str, method: MethodPlan, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]
+) -> list[object]:
+    """Return the flat inputs of one call.
+
+    Args:
+        name: the method's name.
+        tensors: the model's check inputs, as `runtime.check.read_tensors` returns them; may lack some.
+        wanted: sizes of dynamic dimensions by the names that people know; others are as in the check inputs.
+    """
+    import torch
+
+    from hatch_lower.runtime.check import as_dtype, literal_value
+
+    stored: dict[int, Tensor] = {}
+    for index, entry in enumerate(method.inputs):
+        tensor = tensors.get(f"{name}/input/{index}")
+        if isinstance(entry, TensorInput) and tensor is not None:
+            stored[index] = as_dtype(tensor, entry.dtype)
+    sizes = {**guessed_sizes(method), **example_sizes(method, stored), **asked_sizes(method, wanted)}
+    generator = torch.Generator().manual_seed(SEED)
+    values: list[object] = []
+    for index, entry in enumerate(method.inputs):
+        if isinstance(entry, TensorInput):
+            shape = [evaluate(size, sizes) for size in entry.shape]
+            stride = [evaluate(step, sizes) for step in entry.stride]
+            example = stored.get(index)
+            if example is None or list(example.shape) != shape:
+                example = random_tensor(getattr(torch, entry.dtype), shape, example, generator)
+            values.append(torch.empty_strided(shape, stride, dtype=example.dtype).copy_(example))
+        elif isinstance(entry, LiteralInput):
+            values.append(literal_value(entry.value))
+        else:
+            values.append(evaluate(entry.expr, sizes))
+    return values
+
+
+def guessed_sizes(method: MethodPlan) -> dict[str, int]:
+    bounds = {key: (symbol.min, symbol.max) for key, symbol in method.symbols.items()}
+    return {key: max(low, GUESS if high is None else min(GUESS, high)) for key, (low, high) in bounds.items()}
+
+
+def example_sizes(method: MethodPlan, stored: Mapping[int, Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for index, tensor in stored.items():
+        entry = method.inputs[index]
+        pairs = zip(entry.shape, tensor.shape, strict=True) if isinstance(entry, TensorInput) else ()
+        sizes |= {expression: size for expression, size in pairs if isinstance(expression, str)}
+    return sizes
+
+
+def asked_sizes(method: MethodPlan, wanted: Mapping[str, int]) -> dict[str, int]:
+    return {key: wanted[symbol.name] for key, symbol in method.symbols.items() if symbol.name in wanted}
+
+
+def random_tensor(dtype: object, shape: Sequence[int], example: Tensor | None, generator: Generator) -> Tensor:
+    """Return normally distributed floats; integers are the example's own, so that indices stay valid, or zeros."""
+    import torch
+
+    assert isinstance(dtype, torch.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
+    if example is None or not example.numel():
+        return torch.zeros(shape, dtype=dtype)
+    places = torch.randint(0, example.numel(), tuple(shape), generator=generator)
+    return example.reshape(-1)[places]

@@ -1,0 +1,69 @@
+"""How certain a ratio is: an interval from pairs of processes, by the bootstrap.
+
+One observation is the ratio that one pair of processes found. Logarithms of ratios are averaged, so that A/B and B/A
+say the same. The interval is a percentile bootstrap over the pairs (`scipy.stats.bootstrap`), whose level is raised for
+few observations as T. C. Hesterberg does in "What Teachers Should Know About the Bootstrap" (2015), section 4.3.1:
+without that, the interval of six would be a fifth too narrow. The resamples are drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hatch_lower.errors import ConfigError
+
+LEVEL = 0.99  # many figures are judged, each several times: 0.95 would cry wolf
+FEWEST = 6  # pairs before anything is decided
+RESAMPLES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value, and between what it lies with a confidence of `LEVEL`."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interval_of(observations: Sequence[float]) -> Interval:
+    """Return the geometric mean of positive numbers, and its interval; of one number any, for nothing is known."""
+    numpy, stats = libraries()
+    logs = numpy.log(numpy.asarray(observations))
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Interval(math.exp(mean), 0.0, math.inf)
+    if float(logs.std()) == 0.0:
+        return Interval(*[math.exp(mean)] * 3)
+    found = stats.bootstrap(
+        (logs,),
+        numpy.mean,
+        confidence_level=raised_level(len(logs)),
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=numpy.random.default_rng(0),
+    ).confidence_interval
+    return Interval(math.exp(mean), math.exp(float(found.low)), math.exp(float(found.high)))
+
+
+def raised_level(count: int) -> float:
+    """Return the level at which a percentile interval of so few observations is as wide as Student's would be."""
+    _, stats = libraries()
+    quantile = math.sqrt(count / (count - 1)) * float(stats.t.ppf((1 + LEVEL) / 2, count - 1))
+    return min(1 - 2 * float(stats.norm.sf(quantile)), 1 - 1e-12)
+
+
+def libraries() -> tuple[Any, Any]:
+    try:
+        import numpy
+        from scipy import stats
+    except ImportError as error:
+        raise ConfigError(
+            "a package that benchmarks need is not installed",
+            found=str(error),
+            hint="install `hatch-lower[bench]`, or measure without times: `--tier exact`",
+        ) from error
+    return numpy, stats

@@ -1,0 +1,208 @@
+"""The timed tier: pairs of processes, more of them for what is not decided, until the time is up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.host import Host, HostPool, RefusedError
+from hatch_lower.bench.statistics import FEWEST
+
+SECONDS = 0.3  # for which one process measures the calls of a subject
+SHORTEST = 30.0  # seconds that a request may take, however small the budget
+LOAD_THREADS = 1
+LOADS = 8  # of each side in a pair, an even number
+LOAD_METRICS = ("load-seconds", "memory-bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Eager:
+    """The module that a model was exported from: where it is imported from, and its entry point."""
+
+    paths: tuple[str, ...]
+    export: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the same processes measure: calls of one recipe of a model, with a number of threads."""
+
+    model: str
+    recipe: str
+    threads: int
+    calls: tuple[tuple[Subject, Mapping[str, int]], ...]  # with the sizes of dynamic dimensions
+    folders: Mapping[str, Path]  # `A`, and `B` if there is one, to the `_lowered` folder
+    eager: Eager | None
+    imports: tuple[str, ...] = ()  # modules that the project's own settings name
+
+
+@dataclass(slots=True)
+class Observations:
+    """What was measured of one metric of one subject."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)  # side to every value
+    values: dict[str, list[float]] = field(default_factory=dict)  # side to the undisturbed value of each process
+    # of A to B, and of A to eager, for each pair of processes
+    ratios: list[float] = field(default_factory=list)
+    eager_ratios: list[float] = field(default_factory=list)
+
+    def add(self, processes: Sequence[Mapping[str, Sequence[float]]]) -> None:
+        """Add what a pair of processes measured, each the values of its rounds by side."""
+        for times in processes:
+            for side, each in times.items():
+                self.rounds.setdefault(side, []).extend(each)
+                self.values.setdefault(side, []).append(undisturbed(each))
+        for other, ratios in (("B", self.ratios), ("eager", self.eager_ratios)):
+            if all(other in times for times in processes):
+                logs = [math.log(undisturbed(times["A"]) / undisturbed(times[other])) for times in processes]
+                ratios.append(math.exp(statistics.fmean(logs)))
+
+
+def undisturbed(rounds: Sequence[float]) -> float:
+    """Return the mean of the fastest quarter.
+
+    Whatever else the machine does makes rounds slower and none faster. On two busy cores the ratio of two such means
+    scatters a third to a fifth as much as that of medians.
+    """
+    kept = sorted(rounds)[: max(1, len(rounds) // 4)]
+    return statistics.fmean(kept)
+
+
+Measured = dict[tuple[Subject, str], Observations]
+IsDecided = Callable[[Subject, str, Observations], bool]
+
+
+def measure(
+    works: Sequence[Work],
+    hosts: HostPool,
+    budget: float,
+    is_decided: IsDecided,
+    tell: Callable[[str], None],
+    note: Callable[[str], None],
+) -> Measured:
+    """Measure calls, loads and memory in pairs of processes.
+
+    Each subject gets pairs until `is_decided` says that they are enough, or `budget` seconds are over; one pair in any
+    case. What cannot run here is told to `note`.
+    """
+    measured: Measured = {}
+    end = time.monotonic() + budget
+    limit = max(budget, SHORTEST)
+    tasks: list[CallTask | LoadTask] = [*map(CallTask, works), *load_tasks(works)]
+    for turn in range(1_000_000):
+        open_tasks = [task for task in tasks if turn == 0 or task.undecided(measured, is_decided)]
+        for task in open_tasks:
+            if turn and time.monotonic() > end:
+                return measured
+            tell(f"pair {turn + 1}: {task.title}")
+            try:
+                task.run(hosts, measured, is_decided, limit, turn)
+            except RefusedError as reason:
+                note(f"no {task.title}: {reason}")
+                tasks.remove(task)
+        if not open_tasks:
+            return measured
+    return measured
+
+
+@dataclass(frozen=True, slots=True)
+class CallTask:
+    work: Work
+
+    @property
+    def title(self) -> str:
+        threads = f"{self.work.threads} thread{'s' if self.work.threads > 1 else ''}"
+        return f"calls of {self.work.model}/{self.work.recipe}, {threads}"
+
+    def pending(self, measured: Measured, is_decided: IsDecided) -> Iterator[tuple[Subject, Mapping[str, int]]]:
+        for subject, sizes in self.work.calls:
+            found = measured.get((subject, "call-seconds"))
+            if found is None or not is_decided(subject, "call-seconds", found):
+                yield subject, sizes
+
+    def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
+        return any(self.pending(measured, is_decided))
+
+    def run(self, hosts: HostPool, measured: Measured, is_decided: IsDecided, limit: float, turn: int) -> None:
+        calls = list(self.pending(measured, is_decided))
+        request: dict[str, Any] = {
+            "kind": "calls",
+            **common(self.work),
+            "sides": {side: str(folder) for side, folder in self.work.folders.items()},
+            "eager": self.work.eager and {"paths": list(self.work.eager.paths), "export": self.work.eager.export},
+            "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
+            "seconds": SECONDS,
+        }
+        host = hosts.get(self.work.threads)
+        sides = list(self.work.folders)
+        answers = [host.ask({**request, "order": order}, self.title, limit)["calls"] for order in (sides, sides[::-1])]
+        for (subject, _), *processes in zip(calls, *answers, strict=True):
+            measured.setdefault((subject, "call-seconds"), Observations()).add(processes)
+
+
+def common(work: Work) -> dict[str, Any]:
+    return {"model": work.model, "recipe": work.recipe, "threads": work.threads, "imports": list(work.imports)}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTask:
+    """Loads of one recipe, each side in a process of its own."""
+
+    work: Work
+
+    @property
+    def title(self) -> str:
+        return f"loads of {self.work.model}/{self.work.recipe}"
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.work.model, self.work.recipe)
+
+    def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
+        return not all(is_decided(self.subject, metric, measured[self.subject, metric]) for metric in LOAD_METRICS)
+
+    def run(self, hosts: HostPool, measured: Measured, is_decided: IsDecided, limit: float, turn: int) -> None:
+        host = hosts.get(LOAD_THREADS)
+        sides = list(self.work.folders)
+        methods = sorted({subject.method for subject, _ in self.work.calls})
+        order = sides if turn % 2 else sides[::-1]
+        found: dict[str, list[Mapping[str, Any]]] = {side: [] for side in order}
+        for again in range(LOADS):
+            for side in order if again % 2 else order[::-1]:
+                found[side].append(self._ask(host, side, methods, limit))
+        for metric in LOAD_METRICS:
+            values = {side: [answer[metric] for answer in answers] for side, answers in found.items()}
+            measured.setdefault((self.subject, metric), Observations()).add([values])
+        for method in methods:
+            values = {side: [answer["methods"][method] for answer in answers] for side, answers in found.items()}
+            subject = Subject(self.work.model, self.work.recipe, method)
+            measured.setdefault((subject, "first-call-seconds"), Observations()).add([values])
+
+    def _ask(self, host: Host, side: str, methods: Sequence[str], limit: float) -> Mapping[str, Any]:
+        request = {
+            "kind": "load",
+            **common(self.work),
+            "threads": LOAD_THREADS,
+            "sides": {"A": str(self.work.folders[side])},
+            "methods": methods,
+        }
+        return host.ask(request, f"{self.title}, {side}", limit)
+
+
+def load_tasks(works: Iterable[Work]) -> list[LoadTask]:
+    # however many numbers of threads there are
+    first: dict[tuple[str, str], Work] = {}
+    for work in works:
+        first.setdefault((work.model, work.recipe), work)
+    return [LoadTask(work) for work in first.values()]
+
+
+def has_enough(observations: Observations) -> bool:
+    """Return whether there are as many pairs as an interval needs."""
+    return len(observations.ratios or observations.values["A"]) >= FEWEST

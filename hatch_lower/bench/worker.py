@@ -1,0 +1,259 @@
+"""The process that measures: `python -m hatch_lower.bench.worker`, which `host` starts and asks.
+
+It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so a
+model's load is that of a fresh process, and a crash ends nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.bench.inputs import input_values
+from hatch_lower.errors import LowerError, ProgramError
+from hatch_lower.format.plan import MethodPlan, read_plan
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
+
+BLOCK = 0.001  # seconds for which one side is called before the others have their turn
+FEWEST_ROUNDS = 5
+MOST_CALLS = 10_000  # in a block
+STABLE = 0.97  # calls are warm when four rounds take as long as the four before them, but for so much
+LOAD_CALLS = 3  # before memory is read
+
+Request = Mapping[str, Any]
+Call = Callable[[], float]  # calls a method some times, returns the seconds of one call
+
+
+def main() -> None:
+    import torch
+
+    import hatch_lower.runtime.check
+    import hatch_lower.runtime.load  # noqa: F401  # what every load needs is no part of any load
+
+    # what a model prints goes to stderr, and is no answer
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    torch.set_grad_enabled(False)
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        answers.write(forked(json.loads(line)) + "\n")
+        answers.flush()
+
+
+def forked(request: Request) -> str:
+    """Return the answer of a fork of this process, or how it ended without one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            with os.fdopen(writing, "w", encoding="utf-8") as file:
+                json.dump(answer(request), file)
+            status = 0
+        finally:
+            os._exit(status)  # without the interpreter's end: engines' threads may not survive it
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return text if code == 0 and text else json.dumps({"ended": code})
+
+
+def answer(request: Request) -> Mapping[str, Any]:
+    try:
+        for path in request["sides"].values():
+            if reason := refusal(Path(path), request["model"], request["recipe"]):
+                return {"refused": reason}
+        return measure_calls(request) if request["kind"] == "calls" else measure_load(request)
+    except LowerError as error:
+        return {"error": error.to_json()}
+    except Exception as error:  # a delegate and a model's own code may raise anything
+        found = f"{type(error).__name__}: {error}"
+        return {"error": ProgramError("a model cannot be measured", found=found).to_json()}
+
+
+def refusal(path: Path, model: str, recipe: str) -> str | None:
+    from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+
+    entry = open_folder(path).manifest.models[model].recipes[recipe]
+    return refusal_reason(entry, DelegateKinds(), str(path / MANIFEST))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model whose plan and check inputs have been read, but which is not loaded."""
+
+    folder: PackagedFolder
+    methods: Mapping[str, MethodPlan]
+    tensors: Mapping[str, Any]
+
+
+def open_model(path: str, model: str, recipe: str) -> Opened:
+    from hatch_lower.runtime.check import read_tensors
+
+    folder = open_folder(Path(path))
+    entry = folder.manifest.models[model]
+    files = entry.recipes[recipe]
+    plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
+    return Opened(folder, plan.methods, read_tensors(folder, entry))
+
+
+def load(opened: Opened, request: Request) -> Any:
+    from hatch_lower.runtime.load import load_model
+    from hatch_lower.runtime.requirements import import_modules
+    from hatch_lower.runtime.selection import DelegateKinds
+
+    import_modules(request["imports"], str(opened.folder.path / MANIFEST), installed=True)
+    return load_model(opened.folder, request["model"], request["recipe"], DelegateKinds(), verify=False)
+
+
+def measure_load(request: Request) -> Mapping[str, Any]:
+    """Measure the load of one side, its first calls, and the memory that both add."""
+    model, recipe = request["model"], request["recipe"]
+    opened = open_model(request["sides"]["A"], model, recipe)
+    set_threads(request["threads"])
+    values = {name: input_values(name, opened.methods[name], opened.tensors, {}) for name in request["methods"]}
+    before = proportional_memory()
+    begin = time.perf_counter()
+    loaded = load(opened, request)
+    seconds = time.perf_counter() - begin
+    first = {}
+    for name, leaves in values.items():
+        ways = [method_call(loaded, name, opened.methods[name], leaves) for _ in range(LOAD_CALLS)]
+        first[name] = ways[0](1)
+        for way in ways[1:]:
+            way(1)
+    return {"load-seconds": seconds, "memory-bytes": max(proportional_memory() - before, 1), "methods": first}
+
+
+def proportional_memory() -> int:
+    """Return the bytes that this process has, shared pages divided by those who share them."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+
+
+def set_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def measure_calls(request: Request) -> Mapping[str, Any]:
+    """Measure calls of all sides, which take turns: what else the machine does meets each of them alike."""
+    model, recipe, sides = request["model"], request["recipe"], request["sides"]
+    set_threads(request["threads"])
+    opened = {side: open_model(path, model, recipe) for side, path in sides.items()}
+    loaded: dict[str, Any] = {}
+    for side in request["order"]:
+        loaded[side] = load(opened[side], request)
+    if request["eager"] is not None:
+        loaded["eager"] = load_eager(model, **request["eager"])
+    series = []
+    for call in request["calls"]:
+        ways = {}
+        for side, owner in loaded.items():
+            by = opened.get(side, opened["A"])
+            method = by.methods[call["method"]]
+            leaves = input_values(call["method"], method, by.tensors, call["sizes"])
+            ways[side] = method_call(owner, call["method"], method, leaves)
+        series.append(timed_rounds(ways, request["order"], request["seconds"]))
+    return {"calls": series}
+
+
+def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
+    from hatch_lower.runtime.editable import make_eager
+
+    sys.path[:0] = paths
+    return make_eager(model, export)
+
+
+def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object]) -> Callable[[int], float]:
+    """Return what calls a method a number of times and returns the seconds of one call."""
+    from hatch_lower.runtime.check import call_arguments
+
+    function = owner.methods[name]
+    # a call that changes its inputs gets new ones, which are made before the clock runs
+    changes = bool(method.input_mutations)
+    args, kwargs = call_arguments(method, leaves)
+
+    def once_each(count: int) -> float:
+        total = 0.0
+        for _ in range(count):
+            owner.reset()
+            given, named = call_arguments(method, leaves)
+            begin = time.perf_counter()
+            function(*given, **named)
+            total += time.perf_counter() - begin
+        return total / count
+
+    def repeated(count: int) -> float:
+        calls = itertools.repeat(None, count)
+        begin = time.perf_counter()
+        for _ in calls:
+            function(*args, **kwargs)
+        return (time.perf_counter() - begin) / count
+
+    return once_each if changes or method.mutations else repeated
+
+
+def timed_rounds(
+    ways: Mapping[str, Callable[[int], float]], order: Sequence[str], limit: float
+) -> dict[str, list[float]]:
+    """Return the seconds of one call in each round, by side; `limit` is for how many seconds rounds are begun."""
+    counts = block_sizes(ways)
+    warm_up(ways, counts, limit)
+    times: dict[str, list[float]] = {side: [] for side in ways}
+    gc.collect()
+    gc.disable()
+    end = time.perf_counter() + limit
+    for turn in itertools.count():
+        if turn >= FEWEST_ROUNDS and time.perf_counter() >= end:
+            break
+        for side in turns(order, turn, ways):
+            times[side].append(ways[side](counts[side]))
+    gc.enable()
+    return times
+
+
+def turns(order: Sequence[str], turn: int, ways: Mapping[str, object]) -> Iterator[str]:
+    # every other round the other way about: whoever comes after eager finds its memory in the processor's caches
+    yield from order if turn % 2 == 0 else reversed(order)
+    yield from (side for side in ways if side not in order)
+
+
+def block_sizes(ways: Mapping[str, Callable[[int], float]]) -> dict[str, int]:
+    """Return how many calls of each side take about as long as a block, or as one call of A if that is longer."""
+    seconds = {}
+    for side, way in ways.items():
+        way(1)
+        seconds[side] = min(way(1) for _ in range(3))
+    block = max(BLOCK, seconds["A"])
+    counts = {side: min(max(1, round(block / each)), MOST_CALLS) for side, each in seconds.items()}
+    return {side: count if side == "eager" else counts["A"] for side, count in counts.items()}
+
+
+def warm_up(ways: Mapping[str, Callable[[int], float]], counts: Mapping[str, int], limit: float) -> None:
+    """Call until four rounds are no faster than the four before them, or for as long as is measured."""
+    rounds: list[float] = []
+    end = time.perf_counter() + limit
+    while time.perf_counter() < end:
+        rounds.append(sum(way(counts[side]) * counts[side] for side, way in ways.items()))
+        latest, earlier = rounds[-4:], rounds[-8:-4]
+        if len(earlier) == 4 and statistics.median(latest) > STABLE * statistics.median(earlier):
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The timed tier: what a pair of processes says, how certain it is, and the processes that measure."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from support.exports import Workshop, files_of
+from support.processes import wait_for
+
+from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.host import Host
+from hatch_lower.bench.inputs import input_values
+from hatch_lower.bench.statistics import FEWEST, Interval, interval_of
+from hatch_lower.bench.timed import Observations, Work, has_enough, measure
+from hatch_lower.errors import LowerError, ProcessError, ProgramError
+from hatch_lower.format.manifest import Manifest, write_manifest
+from hatch_lower.format.plan import read_plan
+
+FORWARD = Subject("net", "default", "forward", "", 1)
+SOURCE = """\
+import os
+import signal
+import time
+
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def forward(self, x, at):
+        return x[at] * 2
+
+    def grow(self, x):
+        x.add_(1)
+        return x.sum()
+
+
+def export():
+    rows = torch.export.Dim("rows", min=2, max=64)
+    forward = Method(
+        (torch.linspace(0, 1, 12).reshape(4, 3), torch.tensor([1, 3])), dynamic_shapes={"x": {0: rows}, "at": None}
+    )
+    return Model(Net().eval(), {"forward": forward, "grow": Method((torch.ones(3),))})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `_lowered` folder with the recipes `default` (of the reference backend) and `portable`, and its source."""
+    shop = Workshop(tmp_path_factory.mktemp("shop"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        report, _ = shop.build(shop.capture(SOURCE))
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
+    target = shop.folder / "_lowered"
+    for path, data in {"manifest.json": write_manifest(manifest), **files_of(report)}.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_bytes(data)
+    return target
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with Host(1, os.environ) as started:
+        yield started
+
+
+def calls_of(folder: Path, *methods: str, eager: Mapping[str, Any] | None = None, **sizes: int) -> dict[str, Any]:
+    request: dict[str, Any] = {"kind": "calls", "model": "net", "recipe": "default", "threads": 1, "imports": []}
+    request |= {"sides": {"A": str(folder), "B": str(folder)}, "order": ["A", "B"], "eager": eager, "seconds": 0.01}
+    return {**request, "calls": [{"method": method, "sizes": sizes} for method in methods]}
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# How certain a ratio is
+
+
+def test_an_interval_of_equal_ratios_is_a_point() -> None:
+    found = interval_of([1.25] * FEWEST)
+    assert (found.low, found.high) == pytest.approx((1.25, 1.25))
+
+
+def test_an_interval_of_one_ratio_excludes_nothing() -> None:
+    assert interval_of([1.3]) == Interval(pytest.approx(1.3), 0.0, math.inf)  # type: ignore[arg-type]
+
+
+def test_an_interval_says_the_same_of_a_to_b_and_of_b_to_a() -> None:
+    ratios = [1.01, 1.04, 0.99, 1.02, 1.03, 1.0]
+    there, back = interval_of(ratios), interval_of([1 / ratio for ratio in ratios])
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.low == pytest.approx(1 / back.high, rel=0.01)
+
+
+@pytest.mark.parametrize("count", [FEWEST, 12])
+def test_an_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    generator = numpy.random.default_rng(1)
+    runs = 150
+    held = 0
+    for _ in range(runs):
+        found = interval_of(numpy.exp(generator.normal(0.02, 0.01, count)).tolist())
+        held += found.low <= math.exp(0.02) <= found.high
+    assert held >= 0.96 * runs  # of a level of 0.99
+
+
+# What a pair of processes says
+
+
+def test_a_pair_cancels_what_the_order_of_the_sides_does() -> None:
+    observations = Observations()
+    observations.add([{"A": [1.1] * 8, "B": [1.0] * 8}, {"A": [1.0] * 8, "B": [1.1] * 8}])
+    assert observations.ratios == pytest.approx([1.0])
+
+
+def test_a_pair_leaves_out_rounds_in_which_the_machine_did_something_else() -> None:
+    observations = Observations()
+    disturbed = [1.0, 1.0, 1.0, 9.0, 1.5, 7.0, 1.2, 3.0]
+    observations.add([{"A": [1.05] * 8, "B": disturbed}] * 2)
+    assert observations.ratios == pytest.approx([1.05])
+
+
+class FakeHosts:
+    """Answers with numbers that a test chooses, and keeps what it was asked."""
+
+    def __init__(self, ratios: Sequence[float]) -> None:
+        self.ratios = list(ratios)
+        self.asked: list[Mapping[str, Any]] = []
+
+    def get(self, threads: int) -> FakeHosts:
+        return self
+
+    def ask(self, request: Mapping[str, Any], what: str, limit: float) -> Mapping[str, Any]:
+        self.asked.append(request)
+        if request["kind"] == "load":
+            return {"load-seconds": 1.0, "memory-bytes": 10, "methods": dict.fromkeys(request["methods"], 1.0)}
+        turn = sum(row["kind"] == "calls" for row in self.asked) - 1
+        ratio = self.ratios[min(turn // 2, len(self.ratios) - 1)]
+        return {"calls": [{"A": [ratio] * 4, "B": [1.0] * 4} for _ in request["calls"]]}
+
+
+def work_of(*subjects: Subject) -> Work:
+    calls: tuple[tuple[Subject, Mapping[str, int]], ...] = tuple((subject, {}) for subject in subjects)
+    return Work("net", "default", 1, calls, {"A": Path("a"), "B": Path("b")}, None)
+
+
+def test_what_is_decided_gets_no_more_pairs() -> None:
+    slow, fast = FORWARD, Subject("net", "default", "grow", "", 1)
+    hosts = FakeHosts([1.0])
+
+    def is_decided(subject: Subject, metric: str, found: Observations) -> bool:
+        return len(found.ratios) >= (5 if subject == slow else 2)
+
+    measured = measure([work_of(slow, fast)], hosts, 60, is_decided, lambda line: None, [].append)  # type: ignore[arg-type]
+    assert len(measured[slow, "call-seconds"].ratios) == 5
+    assert len(measured[fast, "call-seconds"].ratios) == 2
+    assert len(measured[Subject("net", "default"), "load-seconds"].ratios) == 2
+
+
+def test_each_subject_gets_a_pair_however_small_the_budget() -> None:
+    measured = measure([work_of(FORWARD)], FakeHosts([1.0]), 0, lambda *_: False, lambda line: None, [].append)  # type: ignore[arg-type]
+    assert {(str(subject), metric): len(found.ratios) for (subject, metric), found in measured.items()} == {
+        ("net/default/forward[threads=1]", "call-seconds"): 1,
+        ("net/default", "load-seconds"): 1,
+        ("net/default", "memory-bytes"): 1,
+        ("net/default/forward", "first-call-seconds"): 1,
+    }
+
+
+def test_enough_pairs_are_as_many_as_an_interval_needs() -> None:
+    observations = Observations()
+    for pair in range(FEWEST):
+        assert not pair or not has_enough(observations)
+        observations.add([{"A": [1.0], "B": [1.0]}] * 2)
+    assert has_enough(observations)
+
+
+# The processes that measure
+
+
+@pytest.mark.torch
+def test_a_process_measures_all_sides_and_methods(host: Host, folder: Path) -> None:
+    (folder.parent / "net_source.py").write_text(SOURCE)
+    eager = {"paths": [str(folder.parent)], "export": "net_source:export"}
+    calls = host.ask(calls_of(folder, "forward", "grow", eager=eager), "net", 60)["calls"]
+    assert [sorted(times) for times in calls] == [["A", "B", "eager"]] * 2
+    for times in calls:
+        assert all(0 < seconds < 1 for side in times.values() for seconds in side)
+        assert len({len(side) for side in times.values()}) == 1
+
+
+@pytest.mark.torch
+def test_a_load_is_measured_in_a_process_that_has_loaded_nothing(host: Host, folder: Path) -> None:
+    request = {**calls_of(folder), "kind": "load", "sides": {"A": str(folder)}, "methods": ["forward"]}
+    first, second = (host.ask(request, "net", 60) for _ in range(2))
+    assert 0 < first["load-seconds"] < 10
+    assert first["memory-bytes"] > 0
+    # were it the same process, the second load would import nothing and add next to nothing
+    assert second["memory-bytes"] > first["memory-bytes"] / 2
+
+
+@pytest.mark.torch
+def test_what_a_measuring_process_meets_is_raised_in_its_parent(host: Host, folder: Path) -> None:
+    with pytest.raises(ProgramError, match="a packaged program file is missing") as caught:
+        host.ask(calls_of(folder / "nowhere", "forward"), "net/default", 60)
+    assert isinstance(caught.value, LowerError)
+    assert host.ask(calls_of(folder, "grow"), "net", 60)["calls"], "the process still answers"
+
+
+@pytest.mark.torch
+def test_a_model_that_crashes_is_an_error_and_ends_nothing_else(host: Host, folder: Path) -> None:
+    (folder.parent / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    eager = {"paths": [str(folder.parent)], "export": "crashing:export"}
+    with pytest.raises(ProcessError, match="the process that measures has crashed") as caught:
+        host.ask(calls_of(folder, "grow", eager=eager), "calls of net/default", 60)
+    assert caught.value.where == "calls of net/default"
+    assert "signal 11" in caught.value.found
+    assert host.ask(calls_of(folder, "grow"), "net", 60)["calls"]
+
+
+@pytest.mark.torch
+def test_a_model_that_hangs_is_ended(folder: Path) -> None:
+    (folder.parent / "hanging.py").write_text("import time\ntime.sleep(3600)\n")
+    eager = {"paths": [str(folder.parent)], "export": "hanging:export"}
+    with Host(1, os.environ) as started:
+        started.ask(calls_of(folder, "grow"), "net", 60)
+        with pytest.raises(ProcessError, match="took too long and was ended") as caught:
+            started.ask(calls_of(folder, "grow", eager=eager), "net", 0.5)
+        assert "raise `budget`" in caught.value.hint
+    wait_for(lambda: not is_alive(started.process_group), "the end of the processes")
+
+
+# What methods are called with
+
+
+@pytest.mark.torch
+def test_inputs_are_the_packaged_ones_unless_another_size_is_asked_for(folder: Path) -> None:
+    import torch
+
+    from hatch_lower.runtime.mapped import ConstantsFile
+
+    plan = read_plan((folder / "net" / "default.json").read_bytes(), "net/default.json")
+    tensors = ConstantsFile(folder / "net" / "check.safetensors", "check").tensors()
+    method = plan.methods["forward"]
+    x, at = input_values("forward", method, tensors, {})
+    assert isinstance(x, torch.Tensor)
+    assert torch.equal(x, torch.linspace(0, 1, 12).reshape(4, 3))
+    x, at = input_values("forward", method, tensors, {"rows": 9})
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(at, torch.Tensor)
+    assert x.shape == (9, 3)
+    assert at.tolist() == [1, 3], "a tensor without that dimension stays"
+    x, at = input_values("forward", method, {}, {})
+    assert isinstance(x, torch.Tensor)
+    assert x.shape == (2, 3), "the least size that is no special case, where none is packaged"
