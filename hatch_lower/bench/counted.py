@@ -62,11 +62,13 @@ class Counts:
     reasons: Mapping[Subject, str]  # why something could not be counted
 
 
-def find_counter(environment: Mapping[str, str]) -> Counter | str:
-    """Return what can count instructions here, or why nothing can."""
+def find_counter(environment: Mapping[str, str], *, slow: bool = True) -> Counter | str:
+    """Return what can count instructions here, or why nothing can; without `slow` only what takes seconds."""
     perf = find_perf(environment)
     if isinstance(perf, Counter):
         return perf
+    if not slow:
+        return f"perf: {perf}; callgrind, which takes minutes, counts with `--tier counted` only"
     callgrind = find_callgrind(environment)
     if isinstance(callgrind, Counter):
         return callgrind
