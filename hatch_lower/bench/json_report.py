@@ -66,7 +66,7 @@ class Report:
     verdicts: Sequence[ReportedVerdict] = ()
 
 
-def write_report(report: Report, project: Path) -> str:
+def report_text(report: Report, project: Path) -> str:
     """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
     series = sorted((each for each in report.series if each.seconds), key=lambda each: (each.group, each.side))
     document = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hatch_lower import __version__
+from hatch_lower.cli.bench import bench
 from hatch_lower.cli.cache import cache
 from hatch_lower.cli.check import check
 from hatch_lower.cli.debug import debug
@@ -45,5 +46,5 @@ def schema(markdown: bool) -> None:
     show_text(reference_markdown() if markdown else schema_text())
 
 
-for command in (init, list_models, inspect, diff, debug, check, explain, reproduce, cache, new_backend):
+for command in (init, list_models, inspect, diff, debug, check, explain, reproduce, bench, cache, new_backend):
     main.add_command(command)

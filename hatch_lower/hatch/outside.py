@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 HOOK = "lower"
 
 
+class UnusedHookError(ConfigError):
+    """There is a project, and it does not use hatch-lower."""
+
+
 def check_present(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(
@@ -68,7 +72,7 @@ def open_project(root: Path) -> Project:
             hint="build it once with `hatch build`, which says more; install what its `[build-system] requires` names",
         ) from error
     if HOOK not in hooks:
-        raise ConfigError(
+        raise UnusedHookError(
             "the project does not use hatch-lower",
             where=str(root / "pyproject.toml"),
             found="no table `[tool.hatch.build.hooks.lower]`",

@@ -24,8 +24,8 @@ from hatch_lower.bench.json_report import (
     ReportedSide,
     ReportedVerdict,
     TimedSeries,
+    report_text,
     stats_of,
-    write_report,
 )
 
 FORWARD = Subject("digits", "default", "forward")
@@ -65,7 +65,7 @@ def timed_report() -> Report:
 
 
 def timed(tmp_path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(write_report(timed_report(), tmp_path))
+    document: dict[str, Any] = json.loads(report_text(timed_report(), tmp_path))
     return document
 
 
@@ -161,7 +161,7 @@ def test_the_commit_is_that_of_the_project(tmp_path: Path) -> None:
 
 
 def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
-    ours = json.loads(write_report(exact_report(), tmp_path))["hatch_lower"]
+    ours = json.loads(report_text(exact_report(), tmp_path))["hatch_lower"]
     assert ours["schema"] == 1
     assert ours["sides"] == {"A": "digits-2.whl", "B": "digits-1.whl"}
     assert [(row["model"], row["recipe"], row["method"]) for row in ours["figures"]] == [
@@ -181,13 +181,13 @@ def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
 
 def test_a_figure_that_one_side_lacks_is_not_there(tmp_path: Path) -> None:
     sides = {"A": ReportedSide("a", {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", {})}
-    (row,) = json.loads(write_report(Report(sides), tmp_path))["hatch_lower"]["figures"]
+    (row,) = json.loads(report_text(Report(sides), tmp_path))["hatch_lower"]["figures"]
     assert row["figures"] == {"A": {"kernels": 5}}
 
 
 def test_an_infinite_error_is_text(tmp_path: Path) -> None:
     report = Report({"A": ReportedSide("a", {FORWARD: {"error": math.inf}})})
-    (row,) = json.loads(write_report(report, tmp_path))["hatch_lower"]["figures"]
+    (row,) = json.loads(report_text(report, tmp_path))["hatch_lower"]["figures"]
     assert row["figures"]["A"] == {"error": "inf"}
 
 
@@ -195,8 +195,8 @@ def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None
     other = tmp_path / "another folder"
     other.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=other, check=True)
-    text = write_report(exact_report(), tmp_path)
-    assert write_report(exact_report(OTHERS), other) == text
+    text = report_text(exact_report(), tmp_path)
+    assert report_text(exact_report(OTHERS), other) == text
     document = json.loads(text)
     assert (document["machine_info"], document["commit_info"], document["datetime"]) == ({}, {}, NO_TIME)
 
@@ -221,7 +221,7 @@ def test_pytest_benchmark_compares_documents(
 ) -> None:
     files = [tmp_path / name for name in ("one.json", "two.json")]
     for file in files:
-        file.write_text(write_report(timed_report(), tmp_path))
+        file.write_text(report_text(timed_report(), tmp_path))
     compare(*files)
     out, err = capfd.readouterr()
     assert "Failed to load" not in out + err
@@ -235,13 +235,13 @@ def test_pytest_benchmark_compares_documents(
 def test_pytest_benchmark_reads_a_document_without_timed_rounds(
     compare: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.json").write_text(write_report(exact_report(), tmp_path))
+    (tmp_path / "one.json").write_text(report_text(exact_report(), tmp_path))
     compare(tmp_path / "one.json")
     assert "Failed to load" not in "".join(capfd.readouterr())
 
 
 def test_github_action_benchmark_reads_a_document(tmp_path: Path) -> None:
-    document = write_report(timed_report(), tmp_path)
+    document = report_text(timed_report(), tmp_path)
     results = [action_result(each) for each in json.loads(document)["benchmarks"]]
     assert results[1] == {
         "name": "digits/default/forward",

@@ -56,8 +56,13 @@ def read_side(target: str | Path) -> Side:
     metadata, sbom = (metadata_text(target, name) or "" if packed else "" for name in ("METADATA", SBOM))
     title = f"{folders[0].manifest.distribution} {folders[0].manifest.version} ({target})"
     requires = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
-    models = {name: contents.model(name) for contents in folders for name in contents.models}
-    return Side(title, models, by_requirement(map(str, requires)), components_of(sbom, str(target)))
+    components = components_of(sbom, str(target))
+    return replace(side_of(title, folders), requirements=by_requirement(map(str, requires)), components=components)
+
+
+def side_of(title: str, folders: Sequence[Contents]) -> Side:
+    """Return the models in some folders, without what only a distribution's metadata say."""
+    return Side(title, {name: contents.model(name) for contents in folders for name in contents.models}, {}, {})
 
 
 def by_requirement(texts: Iterator[str] | Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,279 @@
+"""`hatch-lower bench`: what lowered models cost, beside another version of them, and whether that is within limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hatch_lower.cli.arguments import path_option, target_of
+from hatch_lower.cli.output import printable, show, show_error
+from hatch_lower.errors import ConfigError, LowerError, PackageError
+
+if TYPE_CHECKING:
+    from hatch_lower.bench.gate import Result, Task
+    from hatch_lower.bench.side import Side
+    from hatch_lower.hatch.project import Project
+
+    Tell = Callable[[str], None]
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+BROKEN, UNMEASURED = 1, 2  # exit statuses
+
+
+@click.command()
+@click.argument("target", metavar="A")
+@click.option("--against", metavar="B", help="What A is compared with: as A.")
+@click.option("--against-rev", metavar="REV", help="Compare with the project at a git revision, which is built.")
+@click.option(
+    "--against-release",
+    metavar="VERSION",
+    is_flag=False,
+    flag_value="",
+    help="Compare with a release of the project, from the index that pip uses. Without a version: the newest.",
+)
+@path_option
+@click.option("--root", type=click.Path(path_type=Path), help="The project with the limits. Default: this folder.")
+@click.option(
+    "--tier",
+    type=click.Choice(["exact", "counted", "timed"]),
+    default="timed",
+    help="How far to go: exact figures only; instructions too, by valgrind if need be, which takes minutes; or times, "
+    "and instructions if perf can count them.",
+)
+@click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time for timing. Default: the table's.")
+@click.option("--time-equal", is_flag=True, help="Time also what is equal byte by byte.")
+@click.option("--builds", is_flag=True, help="Time a cold and a warm build of each side, which need its sources.")
+@click.option("--strict", is_flag=True, help="Fail also if a limit could not be decided.")
+@click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write the figures as pytest-benchmark does.")
+@click.option(
+    "--markdown", "markdown_file", type=FILE, metavar="FILE", help="Append a table, and what differs, for a summary."
+)
+@click.pass_context
+def bench(
+    context: click.Context,
+    target: str,
+    against: str | None,
+    against_rev: str | None,
+    against_release: str | None,
+    is_path: bool,
+    root: Path | None,
+    tier: str,
+    budget: float | None,
+    time_equal: bool,
+    builds: bool,
+    strict: bool,
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Measure lowered models, beside another version of them.
+
+    A is a wheel, an installed model or distribution, a folder with lowered models, a folder such as `dist/` with
+    wheels, of which the newest is taken, or the project's own folder, which is built. Limits are in the table `bench`
+    of the project. Ends with status 0 if all are kept, 1 if one is broken, 2 if something could not be measured.
+    """
+    given = {"--against": against, "--against-rev": against_rev, "--against-release": against_release}
+    if len([name for name, value in given.items() if value is not None]) > 1:
+        raise click.UsageError(f"{', '.join(given)} exclude each other.")
+    from hatch_lower.bench.gate import Task, run
+    from hatch_lower.cli.bench_text import report_lines
+
+    try:
+        check_folders(json_file, markdown_file)
+        with ExitStack() as stack:
+            tell = stack.enter_context(progress())
+            project = find_project(root)
+            task = Task(
+                first=stack.enter_context(open_target(target_of(target, is_path), tell)),
+                second=None,
+                tier=tier,  # type: ignore[arg-type]  # click has checked it
+                budget=budget,
+                time_equal=time_equal,
+                builds=builds,
+                environment=os.environ,
+            )
+            if project is not None:
+                task = with_project(task, project, stack)
+            if against is not None:
+                second = open_target(target_of(against, is_path), tell)
+            elif against_rev is not None:
+                second = open_revision(required(project, "--against-rev"), against_rev, tell)
+            elif against_release is not None:
+                second = open_release(required(project, "--against-release"), against_release, tell)
+            if any(value is not None for value in given.values()):
+                task = replace(task, second=stack.enter_context(second))
+            result = run(task, tell)
+            texts = report_texts(task, result, root or Path(), json_file, markdown_file)
+        titles = [side.title for side in task.sides.values()]
+        show(report_lines(titles, result))
+        for path, mode, text in texts:
+            write_report(path, mode, text)
+    except LowerError as error:
+        show_error(error)
+        context.exit(UNMEASURED)
+    context.exit(BROKEN if result.is_broken or (strict and result.is_undecided) else 0)
+
+
+def check_folders(*files: Path | None) -> None:
+    """Refuse, before anything is measured, to write where nothing can be written."""
+    for path in files:
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            raise PackageError(
+                "the report cannot be written",
+                where=str(path),
+                found="no folder that can be written to",
+                hint="make the folder first, or name another one",
+            )
+
+
+def report_texts(
+    task: Task, result: Result, root: Path, json_file: Path | None, markdown_file: Path | None
+) -> list[tuple[Path, str, str]]:
+    """Return the files to write, each with how it is opened and its text."""
+    from hatch_lower.cli.bench_text import markdown_text
+
+    texts = []
+    if json_file is not None:
+        texts.append((json_file, "w", json_text(task, result, root)))
+    if markdown_file is not None:
+        titles = [side.title for side in task.sides.values()]
+        texts.append((markdown_file, "a", markdown_text(titles, result, difference_lines(task))))
+    return texts
+
+
+def write_report(path: Path, mode: str, text: str) -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise PackageError("the report cannot be written", where=str(path), found=str(error)) from error
+
+
+def find_project(root: Path | None) -> Project | None:
+    """Return the project at `root`; or the one in this folder, if there is one that uses hatch-lower."""
+    from hatch_lower.hatch.outside import UnusedHookError, open_project
+
+    if root is None and not Path("pyproject.toml").is_file():
+        return None
+    try:
+        return open_project(root or Path())
+    except UnusedHookError:
+        if root is not None:
+            raise
+        return None
+
+
+def required(project: Project | None, option: str) -> Project:
+    if project is None:
+        raise ConfigError(
+            f"`{option}` needs a project that uses hatch-lower",
+            where=str(Path().resolve()),
+            found="no such project",
+            hint="run this in the project's folder, or name it with `--root`",
+        )
+    return project
+
+
+def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
+    """Return the task with the project's limits, and with its modules, which run eagerly."""
+    from hatch_lower.bench.temporary import work_folder
+    from hatch_lower.bench.timed import Eager
+    from hatch_lower.build.project_view import write_site
+
+    settings = project.settings
+    paths = write_site(project.view, stack.enter_context(work_folder()), settings.root)
+    return replace(
+        task,
+        table=settings.bench,
+        table_path=project.tables[0].removesuffix(".inputs"),
+        eager={model.name: Eager(tuple(map(str, paths)), model.export) for model in settings.models},
+        imports={recipe.name: recipe.imports for recipe in settings.recipes},
+    )
+
+
+def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:
+    from hatch_lower.bench.project import built_project, is_project
+    from hatch_lower.bench.side import open_side
+
+    if isinstance(target, Path) and is_project(target):
+        return built_project(target, os.environ, tell)
+    return open_side(target)
+
+
+def open_revision(project: Project, revision: str, tell: Tell) -> AbstractContextManager[Side]:
+    from hatch_lower.bench.revision import built_revision
+
+    return built_revision(project.settings.root, revision, os.environ, tell)
+
+
+def open_release(project: Project, version: str, tell: Tell) -> AbstractContextManager[Side]:
+    from hatch_lower.bench.release import released
+
+    return released(project.settings.name, version or None, os.environ, tell)
+
+
+def difference_lines(task: Task) -> list[str]:
+    """Return what `hatch-lower diff B A` says: how A came to be what it is."""
+    from hatch_lower.build.diff.models import compare_models, side_of
+    from hatch_lower.cli.diff import report_lines
+
+    if task.second is None:
+        return []
+    first, second = (side_of(side.title, side.contents) for side in (task.second, task.first))
+    return list(report_lines(first.title, second.title, compare_models(first, second)))
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """Give what keeps one line on a terminal that says what is being done; where there is none, nothing is said."""
+    if not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    columns = shutil.get_terminal_size().columns
+
+    def tell(line: str) -> None:
+        sys.stderr.write("\r\x1b[2K" + f"  {printable(line)} …"[: max(columns - 1, 0)])
+        sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+
+
+def json_text(task: Task, result: Result, project: Path) -> str:
+    from hatch_lower.bench.json_report import Report, ReportedSide, ReportedVerdict, TimedSeries, report_text
+
+    sides = {name: ReportedSide(side.title, result.figures_of(name)) for name, side in task.sides.items()}
+    series = [
+        TimedSeries(subject, metric, side, tuple(rounds))
+        for (subject, metric), found in result.measured.items()
+        if metric.endswith("-seconds")
+        for side, rounds in found.rounds.items()
+    ]
+    verdicts = [
+        ReportedVerdict(
+            row.subject,
+            row.metric,
+            row.outcome,
+            {
+                "ratio": row.ratio and asdict(row.ratio),
+                "eager_ratio": row.eager_ratio and asdict(row.eager_ratio),
+                "limits": [
+                    {"limit": each.limit.name, "setting": each.limit.setting, "bound": each.bound}
+                    | {"broken": each.is_certain}
+                    for each in row.breaches
+                ],
+            },
+        )
+        for row in result.rows
+    ]
+    return report_text(Report(sides, series, verdicts), project)

@@ -1,0 +1,138 @@
+"""What `hatch-lower bench` shows people: a table that says at a glance what got better, worse, or stayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from hatch_lower.bench.figures import METRICS
+from hatch_lower.bench.gate import Result
+from hatch_lower.bench.statistics import Interval
+from hatch_lower.bench.verdict import Breach, Row
+from hatch_lower.cli.output import count
+from hatch_lower.errors import size_text
+from hatch_lower.hatch.terminal import table_lines
+
+HEADINGS = ("", "of", "figure", "A", "B", "A/B", "A/eager", "limit")
+NUMBERS = (3, 4, 5, 6)  # columns
+ORDER = ("broken", "worse", "not decided", "better", "same", "")
+SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
+    yield from (f"{name}  {title}" for name, title in zip("AB", titles, strict=False))
+    yield ""
+    if shown := shown_rows(result.rows):
+        yield from table_lines([HEADINGS, *map(cells_of, shown)], right=NUMBERS)
+        yield ""
+    yield from equal_lines(result.rows)
+    yield from (f"note: {note}" for note in result.notes)
+    yield from breach_lines(result.rows)
+    yield summary(result)
+
+
+def shown_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that a table has, the worst first: exact figures that are equal are only counted."""
+    shown = [row for row in rows if not is_equal_figure(row)]
+    return sorted(shown, key=lambda row: (ORDER.index(word_of(row)), row.subject))
+
+
+def is_equal_figure(row: Row) -> bool:
+    return row.outcome == "same" and METRICS[row.metric].tier == "exact" and not row.breaches
+
+
+def word_of(row: Row) -> str:
+    return "broken" if row.is_broken else "not decided" if row.is_undecided else row.outcome
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    metric = METRICS[row.metric]
+    values = (value_text(row.metric, value) for value in (row.first, row.second))
+    ratios = ("" if ratio is None else ratio_text(ratio) for ratio in (row.ratio, row.eager_ratio))
+    return (word_of(row), str(row.subject), metric.words, *values, *ratios, ", ".join(map(limit_text, row.breaches)))
+
+
+def value_text(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    match METRICS[metric].unit:
+        case "s":
+            scale, unit = next(((scale, unit) for scale, unit in SECONDS if value >= scale), SECONDS[-1])
+            return f"{value / scale:.3g} {unit}"
+        case "B":
+            return size_text(round(value))
+    if metric == "delegated":
+        return f"{100 * value:.4g} %"
+    return f"{round(value):,}" if value == round(value) else f"{value:.3g}"
+
+
+def ratio_text(ratio: Interval) -> str:
+    """Return `1.012 (0.998 to 1.027)`, and without its interval what is certain."""
+    if ratio.low == ratio.high:
+        return f"{ratio.value:.3f}"
+    if math.isinf(ratio.high):
+        return f"{ratio.value:.3f} (once)"
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def found_text(row: Row, breach: Breach) -> str:
+    """Return `1.21 (1.18 to 1.24) times B's, where max-call-ratio = 1.05 (bench.models.digits)`."""
+    found = breach.found
+    match breach.limit.kind:
+        case "ratio to B" | "ratio to eager":
+            text = f"{ratio_text(found)} times {breach.limit.kind.removeprefix('ratio to ')}'s"
+        case "loss against B":
+            text = f"{100 * found.value:.4g} percentage points less than B's"
+        case _:
+            text = value_text(row.metric, found.value)
+            if found.low != found.high:
+                text += f" ({value_text(row.metric, found.low)} to {value_text(row.metric, found.high)})"
+    setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
+    return f"{text}, where {limit_text(breach)} ({setting})"
+
+
+def limit_text(breach: Breach) -> str:
+    return f"{breach.limit.name} = {breach.limit.value}"
+
+
+def equal_lines(rows: Sequence[Row]) -> Iterator[str]:
+    equal = sum(map(is_equal_figure, rows))
+    if equal:
+        yield f"{count(equal, 'exact figure')} {'is' if equal == 1 else 'are'} equal"
+
+
+def breach_lines(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        for breach in row.breaches:
+            word = "beyond its limit" if breach.is_certain else "not decided"
+            yield f"{word}: {METRICS[row.metric].words} of {row.subject} is {found_text(row, breach)}"
+
+
+def summary(result: Result) -> str:
+    broken = sum(row.is_broken for row in result.rows)
+    undecided = sum(row.is_undecided for row in result.rows)
+    rest = f", {count(undecided, 'figure')} not decided" if undecided else ""
+    return f"{count(broken, 'figure')} beyond a limit{rest}"
+
+
+def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str]) -> str:
+    """Return the same for a job's summary, and what `hatch-lower diff` says below the table: why."""
+    rows = [cells_of(row) for row in shown_rows(result.rows)]
+    kept = [at for at in range(len(HEADINGS)) if at < 3 or any(row[at] for row in rows)]
+    lines = [f"### Lowered models: {summary(result)}", ""]
+    lines += [f"- {name}: {title}" for name, title in zip("AB", titles, strict=False)]
+    if rows:
+        lines += ["", table_row([HEADINGS[at] for at in kept])]
+        lines.append(table_row(["---:" if at in NUMBERS else "---" for at in kept]))
+        lines += [
+            table_row([f"**{row[at]}**" if at == 0 and row[at] in ORDER[:2] else row[at] for at in kept])
+            for row in rows
+        ]
+    lines += ["", *equal_lines(result.rows), *(f"\nnote: {note}" for note in result.notes)]
+    if changes:
+        lines += ["", "<details><summary>what differs</summary>", "", "```diff", *changes, "```", "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -1,0 +1,192 @@
+"""`hatch-lower bench`: what it prints, writes and ends with, from models that are lowered in this process."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.exports import SOURCE, Workshop, files_of
+
+from hatch_lower.bench import gate, timed
+from hatch_lower.bench.figures import Subject
+from hatch_lower.cli import main
+from hatch_lower.format.manifest import Manifest, write_manifest
+
+pytestmark = pytest.mark.torch
+
+LONGER = SOURCE.replace("self.block(image).sum(1)", "self.block(image).sum(1).exp().neg()")
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "net"
+version = "1.0"
+
+[project.entry-points."hatch_lower.models"]
+net = "net.model:export"
+
+[tool.hatch.build.targets.wheel.hooks.lower.recipes.portable]
+backends = []
+
+"""
+BENCH = "[tool.hatch.build.targets.wheel.hooks.lower.bench]\n"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Wheels of a model: `one`, `more` of which one method has two operations more, and `other` of another model."""
+    shop = Workshop(tmp_path_factory.mktemp("shop"))
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        for name, source in {"one": SOURCE, "more": LONGER}.items():
+            report, _ = shop.build(shop.capture(source))
+            for model in ("net", "other") if name == "one" else ("net",):
+                title = name if model == "net" else "other"
+                found[title] = write_wheel(shop.folder / title, model, report.manifest, files_of(report))
+    return found
+
+
+def write_wheel(folder: Path, model: str, entry: object, files: Mapping[str, bytes]) -> Path:
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {model: entry})
+    folder.mkdir()
+    path = folder / "net-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/_lowered/manifest.json", write_manifest(manifest))
+        for name, data in files.items():
+            archive.writestr(f"net/_lowered/{name}", data)
+        archive.writestr("net-1.0.dist-info/METADATA", "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n")
+    return path
+
+
+def project(folder: Path, table: str) -> Path:
+    package = folder / "net"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text(SOURCE)
+    (folder / "pyproject.toml").write_text(PROJECT + BENCH + table)
+    return folder
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_side_gives_its_figures(wheels: Mapping[str, Path]) -> None:
+    done = bench(wheels["one"], "--tier", "exact")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "A  net-1.0-py3-none-any.whl"
+    assert [line.split() for line in lines if "operations" in line and "default/embed" in line] == [
+        ["net/default/embed", "operations", "4"]
+    ]
+    assert "0 figures beyond a limit" in lines
+
+
+def test_equal_sides_are_told_from_digests_alone(wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "measure", lambda works, *_: {} if not works else pytest.fail("something is timed"))
+    done = bench(wheels["one"], "--against", wheels["one"])
+    assert done.exit_code == 0, done.output
+    assert "net/default is equal byte by byte, and not timed" in done.stdout
+    assert "exact figures are equal" in done.stdout
+
+
+def test_what_got_worse_is_at_the_top_and_a_limit_fails(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    root = project(tmp_path / "project", "max-wheel-growth = '1 B'\n")
+    options = ("--against", wheels["one"], "--tier", "exact", "--root", root)
+    done = bench(wheels["more"], *options)
+    assert done.exit_code == 1, done.output
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[4][:3] == ["broken", "wheel", "wheel"]
+    assert ["worse", "net/default/embed", "operations", "6", "4", "1.500"] in rows
+    path = "bench"
+    assert f"where max-wheel-growth = 1 B ({path})" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 figure beyond a limit"
+
+
+def test_reports_hold_the_figures_and_say_why(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "summary.md").write_text("before\n")
+    options = ("--tier", "exact", "--json", "bench.json", "--markdown", "summary.md")
+    done = bench(wheels["more"], "--against", wheels["one"], *options)
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "bench.json").read_text())["hatch_lower"]
+    (row,) = (row for row in report["figures"] if (row["recipe"], row["method"]) == ("default", "embed"))
+    assert [row["figures"][side]["operations"] for side in "AB"] == [6, 4]
+    assert "error" in row["figures"]["A"]
+    text = (tmp_path / "summary.md").read_text()
+    assert text.startswith("before\n### Lowered models: 0 figures beyond a limit")
+    assert "| **worse** | net/default/embed | operations | 6 | 4 | 1.500 |" in text
+    assert "operation aten.exp.default: added: 1" in text.partition("```diff")[2]
+
+
+def test_the_exact_tier_is_the_same_document_anywhere(
+    wheels: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = []
+    for name, threads in (("first", "1"), ("second-with-a-longer-name", "7")):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert bench(wheels["more"], "--against", wheels["one"], "--tier", "exact", "--json", "b.json").exit_code == 0
+        documents.append(Path("b.json").read_bytes())
+    assert documents[0] == documents[1]
+
+
+def test_times_are_measured_for_each_size_and_number_of_threads(
+    wheels: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed, "LOADS", 2)
+    root = project(tmp_path / "project", "threads = [1, 2]\nsizes = [{rows = 2}, {rows = 40}]\n")
+    done = bench(wheels["one"], "--root", root, "--budget", "1", "--json", "b.json")
+    assert done.exit_code == 0, done.output
+    names = {row["name"] for row in json.loads(Path("b.json").read_text())["benchmarks"]}
+    assert {f"net/portable/forward[rows={rows}, threads={n}]" for rows in (2, 40) for n in (1, 2)} <= names
+    assert {"net/portable/forward[rows=40, threads=2] (eager)", "net/portable load"} <= names
+
+
+def test_what_is_not_decided_fails_only_a_strict_run(
+    wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = timed.Observations()
+    found.add([{"A": [1.0], "B": [1.0]}])
+    key = (Subject("net", "default", "forward", "", 1), "call-seconds")
+    monkeypatch.setattr(gate, "measure", lambda *_: {key: found})
+    lenient, strict = (bench(wheels["one"], "--against", wheels["more"], *more) for more in ((), ("--strict",)))
+    assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output
+    assert "not decided: call of net/default/forward[threads=1] is 1.000 (once) times B's" in lenient.stdout
+    assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 figure not decided"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.whl"], "the wheel cannot be read"),
+        (["one", "--against", "other"], "A and B have no method in common"),
+        (["one", "--against-rev", "main"], "`--against-rev` needs a project that uses hatch-lower"),
+        (["one", "--against", "one", "--root", "."], "there is no project"),
+        (["one", "--against", "one", "--against-rev", "main"], "exclude each other"),
+        (["one", "--tier", "exact", "--json", "no/such/folder.json"], "the report cannot be written"),
+    ],
+)
+def test_what_cannot_be_measured_ends_with_2(wheels: Mapping[str, Path], arguments: list[str], said: str) -> None:
+    done = bench(*(str(wheels.get(argument, argument)) for argument in arguments))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+
+
+def test_limits_of_what_does_not_exist_are_refused(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    table = f"[{BENCH.strip()[1:-1]}.models.net.methods.forwad]\nmax-call-ratio = 1.1\n"
+    done = bench(wheels["one"], "--tier", "exact", "--root", project(tmp_path / "project", table))
+    assert done.exit_code == 2
+    assert "did you mean `forward`?" in done.stderr
