@@ -306,6 +306,19 @@ def test_files_that_git_ignores_and_the_settings_name_are_copied(place: Workplac
     )
 
 
+def test_a_file_that_the_revision_still_had_is_its_own(place: Workplace) -> None:
+    place.edit(TABLE, f'{TABLE}inputs = ["*.bin"]\n')
+    (place.root / "weights.bin").write_text("of the commit")
+    git(place.repository, "add", "--force", place.root / "weights.bin")
+    commit(place.repository, "With weights")
+    git(place.repository, "rm", "--quiet", "--cached", place.root / "weights.bin")
+    commit(place.repository, "Without")
+    (place.root / "weights.bin").write_text("of the working tree")
+    for name, text in (("HEAD~1", "of the commit"), ("HEAD", "of the working tree")):
+        with place.revision(name) as side:
+            assert (side.source / "weights.bin").read_text() == text
+
+
 def test_ignored_files_that_there_is_no_space_for(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     place.edit(TABLE, f'{TABLE}inputs = ["*.bin"]\n')
     commit(place.repository, "Inputs")
