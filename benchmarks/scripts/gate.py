@@ -1,7 +1,7 @@
-"""`gate.py A.whl B.whl RUNS LIMIT BUDGET BUSY`: how often the gate calls A slower than B beyond a limit.
+"""`gate.py A.whl B.whl RUNS LIMIT BUDGET BUSY`: how often the gate calls A's calls slower than B's beyond a limit.
 
-The wheels may be the same file: then each such call is a false alarm. BUSY processes keep cores busy meanwhile. The last
-line is JSON: the number of runs by what they said, the seconds of a run (median), and each run's ratio.
+The two may be the same wheel: then each such verdict is a false alarm. BUSY processes keep cores busy meanwhile. The
+last line is JSON: the number of runs by their worst verdict, the median of a run's seconds, the ratios and intervals.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+from hatch_lower.bench import gate, timed
+from hatch_lower.bench.errors import Errors
 from hatch_lower.bench.gate import Task, run
 from hatch_lower.bench.side import open_side
 from hatch_lower.config.bench_tables import BenchTable
 
 BUSY = "while True: sum(range(10**6))"
+WORST = ["better", "same", "not decided", "worse"]
 
 
 def main(first: str, second: str, runs: str, limit: str, budget: str, busy: str) -> None:
-    table = BenchTable(max_call_ratio=float(limit))
+    """Print what came of all runs."""
+    timed.load_tasks = lambda works: []  # calls only
+    gate.measure_errors = lambda *_: Errors({}, {})
     load = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(int(busy))]
     said: Counter[str] = Counter()
     ratios, seconds = [], []
     try:
         with ExitStack() as stack:
             sides = [stack.enter_context(open_side(Path(wheel))) for wheel in (first, second)]
-            task = Task(*sides, table, budget=float(budget), time_equal=True, metrics=("call-seconds",), environment=os.environ)
+            table = BenchTable(max_call_ratio=float(limit))
+            task = Task(*sides, table, budget=float(budget), time_equal=True, environment=os.environ)
             for _ in range(int(runs)):
                 begin = time.perf_counter()
-                result = run(task, lambda line: None)
+                rows = [row for row in run(task, lambda line: None).rows if row.metric == "call-seconds"]
                 seconds.append(time.perf_counter() - begin)
-                rows = [row for row in result.rows if row.metric == "call-seconds"]
-                said.update([max((row.outcome for row in rows), key=["same", "better", "not decided", "worse"].index)])
-                ratios.append([[row.ratio.low, row.ratio.value, row.ratio.high] for row in rows if row.ratio])
+                said.update([max((row.outcome for row in rows), key=WORST.index)])
+                ratios.append([(row.ratio.low, row.ratio.value, row.ratio.high) for row in rows if row.ratio])
                 print(f"{dict(said)} {seconds[-1]:.1f} s {ratios[-1]}", file=sys.stderr, flush=True)
     finally:
         for process in load:

@@ -15,7 +15,7 @@ SHAPE = (1, 128)
 class Encoder(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.bert = BertModel(BertConfig())
+        self.bert = BertModel(BertConfig(num_hidden_layers=int(os.environ.get("BERT_LAYERS", "12"))))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the last hidden state: int64 [1, 128] to float32 [1, 128, 768]."""
