@@ -28,12 +28,12 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One kind of figure. Lower values are better unless `more_is_better`."""
+    """One kind of figure."""
 
     tier: Tier
     unit: str  # `s`, `B`, or empty for a count or a share
     words: str  # what people are shown
-    more_is_better: bool = False
+    better: Literal["less", "more", "neither"] = "less"
 
 
 # A figure's name in JSON, and what it means. Those with a slash in the comment differ by what their subject names.
@@ -46,12 +46,12 @@ METRICS: Mapping[str, Metric] = {
     "requirements": Metric("exact", "", "requirements"),  # model/recipe: distributions that it needs at run time
     "copied-constants": Metric("exact", "", "constants copied at load"),  # model/recipe
     "operations": Metric("exact", "", "operations"),  # model/recipe/method
-    "delegated": Metric("exact", "", "delegated", more_is_better=True),  # model/recipe/method: a share, 0 to 1
+    "delegated": Metric("exact", "", "delegated", "more"),  # model/recipe/method: a share, 0 to 1
     "partitions": Metric("exact", "", "partitions"),  # model/recipe/method
     "kernels": Metric("exact", "", "kernels"),  # model/recipe/method: in native code
     "error": Metric("exact", "", "largest error"),  # model/recipe/method: absolute, against eager
-    "compilations": Metric("exact", "", "compilations"),  # model: partitions that its build lowered
-    "level": Metric("exact", "", "level of reuse", more_is_better=True),  # model: as in the build's summary; 0: none
+    "compilations": Metric("exact", "", "compilations", "neither"),  # model: partitions that its build lowered
+    "level": Metric("exact", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: none
     "call-instructions": Metric("counted", "", "instructions of a call"),  # model/recipe/method[size]
     "load-instructions": Metric("counted", "", "instructions of a load"),  # model/recipe
     "call-seconds": Metric("timed", "s", "call"),  # model/recipe/method[size, threads]

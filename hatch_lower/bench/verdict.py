@@ -68,7 +68,10 @@ def exact_outcome(metric: str, first: float, second: float | None) -> Outcome:
         return ""
     if first == second:
         return "same"
-    return "better" if (first > second) == METRICS[metric].more_is_better else "worse"
+    better = METRICS[metric].better
+    if better == "neither":
+        return ""
+    return "better" if (first < second) == (better == "less") else "worse"
 
 
 def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequence[Limit]) -> Row:

@@ -46,6 +46,7 @@ def timed(found: Observations, **table: Any) -> Row:
         ("delegated", 0.9, 1.0, "worse"),
         ("delegated", 1.0, 0.9, "better"),
         ("kernels", 5, None, ""),
+        ("level", 2, 1, ""),
     ],
 )
 def test_an_exact_figure_is_better_if_its_metric_says_so(
