@@ -12,6 +12,7 @@ from hatch_lower.bench.statistics import Interval, interval_of
 from hatch_lower.bench.timed import Observations, has_enough
 
 Outcome: TypeAlias = Literal["better", "same", "worse", "not decided", ""]
+SCALES = ("ratio to B", "growth against B")  # limits that say up to where a figure counts as the same
 RATIO = 1.05  # beyond which a timed figure without a limit of its own is called better or worse
 
 
@@ -55,8 +56,11 @@ def exact_row(subject: Subject, metric: str, first: float, second: float | None,
         bound, judged = limit.bound(second), limit.judged(first, second)
         if bound is not None and judged is not None and not limit.is_kept(judged, bound):
             breaches.append(Breach(limit, bound, certain(judged), is_certain=True))
+    outcome = exact_outcome(metric, first, second)
+    if second is not None and not breaches and any(limit.kind in SCALES for limit in limits):
+        outcome = "same"  # a wheel that is a few bytes larger is no news
     ratio = certain(first / second) if second else None
-    return Row(subject, metric, first, second, None, ratio, None, exact_outcome(metric, first, second), tuple(breaches))
+    return Row(subject, metric, first, second, None, ratio, None, outcome, tuple(breaches))
 
 
 def certain(value: float) -> Interval:

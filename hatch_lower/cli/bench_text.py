@@ -38,7 +38,7 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_equal_figure(row: Row) -> bool:
-    return row.outcome == "same" and METRICS[row.metric].tier == "exact" and not row.breaches
+    return row.first == row.second and METRICS[row.metric].tier == "exact" and not row.breaches
 
 
 def word_of(row: Row) -> str:
