@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from hatch_lower.bench.counted import ANSWER, CALL, FIFOS, FOLDER, LOAD, NOTHING, REQUEST, VGDB
+from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.errors import LowerError
 from hatch_lower.format.plan import MethodPlan, read_plan
 from hatch_lower.runtime.check import call_arguments, input_leaves, read_tensors
@@ -36,6 +37,7 @@ ENOUGH_SECONDS = 20.0
 def main() -> NoReturn:
     import torch
 
+    end_with_parent()
     request = json.loads(Path(REQUEST).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     answer = Answer(Path(ANSWER))
@@ -203,8 +205,11 @@ class Run:
 
     def _range(self, part: str, function: Callable[[], Any]) -> None:
         self._counter.begin()
-        result = function()
-        self._answer.add(part, self._counter.end())
+        try:
+            result = function()
+        finally:  # what comes after a call that failed is counted as well
+            number = self._counter.end()
+        self._answer.add(part, number)
         del result  # it is freed outside of the range
 
 

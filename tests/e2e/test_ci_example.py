@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -89,6 +90,17 @@ def test_the_wheel_is_built_with_the_cache_that_is_kept_and_reproduced(runner: R
     assert "is reproducible" in runner.run("Build again, elsewhere and otherwise")
 
 
-def test_the_test_knows_every_step() -> None:
+def test_a_change_is_compared_with_the_merge_base(runner: Runner, tmp_path: Path) -> None:
+    runner.run("Choose the place of the cache")
+    runner.run("Build")
+    runner.run("Compare with the merge base")
+    root = tmp_path / "two_methods"
+    assert json.loads((root / "dist" / "bench.json").read_text())["benchmarks"]
+    assert "two_methods" in runner.summary.read_text()
+    listed = run([*GIT, "worktree", "list"], cwd=root).check().stdout
+    assert len(listed.splitlines()) == 1
+
+
+def test_every_step_is_run_but_the_installation() -> None:
     known = ["Install", "Choose the place of the cache", "Build", "Build again, elsewhere and otherwise"]
     assert list(STEPS) == [*known, "Compare with the merge base"]

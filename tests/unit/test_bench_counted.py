@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from support.lowered import file_entry, floats, lowered_model, safetensors_bytes, write_lowered
 from support.plans import c, constant, method, op, plan_value, tensor_input, v
+from support.processes import is_running, wait_for
 
 import hatch_lower.bench.counted as counted
 from hatch_lower.bench.counted import CALL, LOAD, NOTHING, Counter, Counts, count, count_parts, find_counter
@@ -239,6 +242,13 @@ def test_a_reason_of_the_child_is_that_of_its_part(tmp_path: Path, folder: Packa
     assert counts.reasons == {Subject("digits", "portable", "embed"): "no inputs"}
 
 
+def test_a_counter_that_leaves_no_numbers_is_a_reason(tmp_path: Path, folder: PackagedFolder) -> None:
+    end = "[path.write_text('cut') for path in work.glob('dump.*')]"
+    counts = run_count(fake_counts(tmp_path, "callgrind", {NOTHING: [10], LOAD: [30]}, end=end), folder)
+    assert counts.figures == {}
+    assert counts.reasons[Subject("digits", "portable")].startswith("callgrind left no numbers: ")
+
+
 def test_a_damaged_plan_is_a_reason(tmp_path: Path, folder: PackagedFolder) -> None:
     (folder.path / "digits" / "portable.json").write_text("{}")
     reason = "a packaged program file is not the one that the manifest lists"
@@ -310,6 +320,18 @@ def test_a_method_without_check_inputs_is_a_reason_and_the_others_are_counted(
     assert answer == {"ranges": {FORWARD: list(range(1, 10))}, "reasons": {EMBED: "its input 1 is not packaged"}}
 
 
+def test_a_call_that_fails_leaves_the_counter_as_it_was(folder: PackagedFolder, tmp_path: Path) -> None:
+    from hatch_lower.bench.counted_child import Answer, Run
+
+    counter, failing = Noting(), functools.partial(int, "none")
+    run = Run(
+        {"parts": [], "installed": False, "model": "", "recipe": ""}, folder.path, counter, Answer(tmp_path / "a")
+    )
+    with pytest.raises(ValueError, match="none"):
+        run._range(FORWARD, failing)
+    assert counter.told == ["begin", "end"]
+
+
 def test_every_call_finds_the_state_that_was_packaged(folder: PackagedFolder) -> None:
     import torch
 
@@ -351,6 +373,24 @@ def test_the_child_switches_perf_around_each_call(tmp_path: Path, folder: Packag
     request = {"installed": False, "model": "digits", "recipe": "portable"}
     counts = count_parts(Counter("perf", str(perf)), folder.path, request, [FORWARD], os.environ, 120.0)
     assert counts == ({FORWARD: 1000.0}, {})
+
+
+def test_what_counts_ends_with_who_asked_for_it(tmp_path: Path, folder: PackagedFolder) -> None:
+    # without a perf that answers, the child waits for ever
+    script = f'echo $$ > {tmp_path}/pid; while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    perf = write_program(tmp_path / "bin", "perf", f"#!/bin/sh\n{script}\n")
+    request = {"installed": False, "model": "digits", "recipe": "portable"}
+    code = (
+        "import os; from pathlib import Path; from hatch_lower.bench.counted import Counter, count_parts\n"
+        f"counter, folder = Counter('perf', {str(perf)!r}), Path({str(folder.path)!r})\n"
+        f"count_parts(counter, folder, {request}, [{LOAD!r}], os.environ, 600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}) as parent:
+        wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()), "it counts", parent)
+        pid = int((tmp_path / "pid").read_text())
+        assert is_running(pid)
+        parent.kill()
+    wait_for(lambda: not is_running(pid), "it ends")
 
 
 @pytest.mark.slow
