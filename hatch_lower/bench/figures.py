@@ -34,32 +34,40 @@ class Metric:
     unit: str  # `s`, `B`, or empty for a count or a share
     words: str  # what people are shown
     better: Literal["less", "more", "neither"] = "less"
+    # up to which ratio two values count as the same, and up to which difference, whatever limits say of the ratio
+    ratio: float = 1.0
+    difference: float = 0.0
 
 
-# A figure's name in JSON, and what it means. Those with a slash in the comment differ by what their subject names.
+SIZE = TIME = 1.05  # a twentieth is no news
+ERROR = 2.0  # nor is a rounding more
+
+# A figure's name in JSON, what it is, and in a comment what its subjects name
 METRICS: Mapping[str, Metric] = {
-    "wheel-bytes": Metric("exact", "B", "wheel"),  # wheel
-    "constants-bytes": Metric("exact", "B", "constants"),  # model
-    "program-bytes": Metric("exact", "B", "program"),  # model/recipe: its plan and debug map
-    "delegate-bytes": Metric("exact", "B", "delegates"),  # model/recipe
-    "native-bytes": Metric("exact", "B", "native code"),  # model/recipe: files that are ELF
+    "wheel-bytes": Metric("exact", "B", "wheel", ratio=SIZE),  # wheel
+    "constants-bytes": Metric("exact", "B", "constants", ratio=SIZE),  # model
+    "program-bytes": Metric("exact", "B", "program", ratio=SIZE),  # model/recipe: its plan and debug map
+    "delegate-bytes": Metric("exact", "B", "delegates", ratio=SIZE),  # model/recipe
+    "native-bytes": Metric("exact", "B", "native code", ratio=SIZE),  # model/recipe: files that are ELF
     "requirements": Metric("exact", "", "requirements"),  # model/recipe: distributions that it needs at run time
     "copied-constants": Metric("exact", "", "constants copied at load"),  # model/recipe
     "operations": Metric("exact", "", "operations"),  # model/recipe/method
     "delegated": Metric("exact", "", "delegated", "more"),  # model/recipe/method: a share, 0 to 1
     "partitions": Metric("exact", "", "partitions"),  # model/recipe/method
     "kernels": Metric("exact", "", "kernels"),  # model/recipe/method: in native code
-    "error": Metric("exact", "", "largest error"),  # model/recipe/method: absolute, against eager
+    "error": Metric("exact", "", "largest error", ratio=ERROR),  # model/recipe/method: absolute, against eager
     "compilations": Metric("exact", "", "compilations", "neither"),  # model: partitions that its build lowered
     "level": Metric("exact", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: none
-    "call-instructions": Metric("counted", "", "instructions of a call"),  # model/recipe/method[size]
-    "load-instructions": Metric("counted", "", "instructions of a load"),  # model/recipe
-    "call-seconds": Metric("timed", "s", "call"),  # model/recipe/method[size, threads]
-    "first-call-seconds": Metric("timed", "s", "first call"),  # model/recipe/method, in a fresh process
-    "load-seconds": Metric("timed", "s", "load"),  # model/recipe, in a fresh process after `import torch`
-    "memory-bytes": Metric("timed", "B", "memory"),  # model/recipe: proportional set size that load and calls add
-    "cold-build-seconds": Metric("timed", "s", "cold build"),  # wheel
-    "warm-build-seconds": Metric("timed", "s", "warm build"),  # wheel
+    "call-instructions": Metric("counted", "", "instructions of a call", ratio=1.02),  # model/recipe/method[size]
+    "load-instructions": Metric("counted", "", "instructions of a load", ratio=1.02),  # model/recipe
+    "call-seconds": Metric("timed", "s", "call", ratio=TIME),  # model/recipe/method[size, threads]
+    "first-call-seconds": Metric("timed", "s", "first call", ratio=TIME),  # model/recipe/method, in a fresh process
+    # model/recipe, in a fresh process that has imported torch: the seconds of `load`, and the proportional set size that
+    # it and some calls add
+    "load-seconds": Metric("timed", "s", "load", ratio=TIME, difference=0.005),
+    "memory-bytes": Metric("timed", "B", "memory", ratio=TIME, difference=4 << 20),
+    "cold-build-seconds": Metric("timed", "s", "cold build", ratio=TIME),  # wheel
+    "warm-build-seconds": Metric("timed", "s", "warm build", ratio=TIME),  # wheel
 }
 
 Figures: TypeAlias = Mapping[Subject, Mapping[str, float]]  # metric's name to value; what is not known is not there

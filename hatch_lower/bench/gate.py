@@ -107,7 +107,7 @@ def limits_at(table: BenchTable, subject: Subject, metric: str) -> list[Limit]:
 
 
 def settled(table: BenchTable, subject: Subject, metric: str, found: Observations) -> bool:
-    return is_settled(found, limits_at(table, subject, metric))
+    return is_settled(metric, found, limits_at(table, subject, metric))
 
 
 def common_methods(task: Task, notes: list[str]) -> list[Subject]:

@@ -12,8 +12,6 @@ from hatch_lower.bench.statistics import Interval, interval_of
 from hatch_lower.bench.timed import Observations, has_enough
 
 Outcome: TypeAlias = Literal["better", "same", "worse", "not decided", ""]
-SCALES = ("ratio to B", "growth against B")  # limits that say up to where a figure counts as the same
-RATIO = 1.05  # beyond which a timed figure without a limit of its own is called better or worse
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,8 @@ def exact_row(subject: Subject, metric: str, first: float, second: float | None,
         bound, judged = limit.bound(second), limit.judged(first, second)
         if bound is not None and judged is not None and not limit.is_kept(judged, bound):
             breaches.append(Breach(limit, bound, certain(judged), is_certain=True))
-    outcome = exact_outcome(metric, first, second)
-    if second is not None and not breaches and any(limit.kind in SCALES for limit in limits):
-        outcome = "same"  # a wheel that is a few bytes larger is no news
     ratio = certain(first / second) if second else None
-    return Row(subject, metric, first, second, None, ratio, None, outcome, tuple(breaches))
+    return Row(subject, metric, first, second, None, ratio, None, exact_outcome(metric, first, second), tuple(breaches))
 
 
 def certain(value: float) -> Interval:
@@ -70,12 +65,12 @@ def certain(value: float) -> Interval:
 def exact_outcome(metric: str, first: float, second: float | None) -> Outcome:
     if second is None:
         return ""
-    if first == second:
+    known = METRICS[metric]
+    if first == second or 0 < max(first, second) <= min(first, second) * known.ratio:
         return "same"
-    better = METRICS[metric].better
-    if better == "neither":
+    if known.better == "neither":
         return ""
-    return "better" if (first < second) == (better == "less") else "worse"
+    return "better" if (first < second) == (known.better == "less") else "worse"
 
 
 def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequence[Limit]) -> Row:
@@ -83,9 +78,12 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
     medians = {side: interval_of(values) for side, values in found.values.items()}
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None
-    judged = {"greatest": medians["A"], "ratio to B": ratio, "ratio to eager": eager_ratio}
+    second, eager = (medians[side].value if side in medians else None for side in ("B", "eager"))
+    is_negligible = second is not None and abs(medians["A"].value - second) <= METRICS[metric].difference
+    judged_ratio = certain(1.0) if is_negligible else ratio
+    judged = {"greatest": medians["A"], "ratio to B": judged_ratio, "ratio to eager": eager_ratio}
     breaches = []
-    allowed = RATIO
+    allowed = METRICS[metric].ratio
     for limit in limits:
         bound, interval = limit.bound(None), judged.get(limit.kind)
         assert bound is not None  # limits of times are numbers
@@ -96,8 +94,7 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
         verdict = is_beyond(interval, bound, has_enough(found))
         if verdict is not False:
             breaches.append(Breach(limit, bound, interval, is_certain=verdict is True))
-    second, eager = (medians[side].value if side in medians else None for side in ("B", "eager"))
-    outcome = timed_outcome(ratio, allowed, has_enough(found))
+    outcome = timed_outcome(judged_ratio, allowed, has_enough(found))
     if outcome == "not decided" and not limits:
         outcome = ""  # nobody asks
     return Row(subject, metric, medians["A"].value, second, eager, ratio, eager_ratio, outcome, tuple(breaches))
@@ -124,9 +121,9 @@ def timed_outcome(ratio: Interval | None, allowed: float, is_enough: bool) -> Ou
     return "same" if ratio.high <= allowed else "not decided"
 
 
-def is_settled(found: Observations, limits: Sequence[Limit]) -> bool:
+def is_settled(metric: str, found: Observations, limits: Sequence[Limit]) -> bool:
     """Return whether more pairs would change nothing: every limit is kept or broken for certain."""
     if limits and not has_enough(found):
         return False
-    row = timed_row(Subject(), "call-seconds", found, limits)
+    row = timed_row(Subject(), metric, found, limits)
     return not row.is_undecided and row.outcome != "not decided"

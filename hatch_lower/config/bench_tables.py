@@ -55,9 +55,9 @@ class RecipeLimits(MethodLimits):
     `bench.models.<name>.methods.<name>`."""
 
     max_load_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.10})
-    """Time of a load of A in a fresh process, divided by that of B."""
+    """Time of a load of A in a fresh process, divided by that of B. A difference of up to 5 ms is none."""
     max_memory_ratio: float | None = field(default=None, metadata={"minimum": 0, "default": 1.10})
-    """Memory that loading and calling A takes, divided by that of B."""
+    """Memory that loading and calling A takes, divided by that of B. A difference of up to 4 MiB is none."""
     max_native_bytes: int | None = field(default=None, metadata={"minimum": 0})
     """Size of A's native code."""
     max_load_seconds: float | None = field(default=None, metadata={"minimum": 0})

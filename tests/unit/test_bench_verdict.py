@@ -47,6 +47,11 @@ def timed(found: Observations, **table: Any) -> Row:
         ("delegated", 1.0, 0.9, "better"),
         ("kernels", 5, None, ""),
         ("level", 2, 1, ""),
+        ("program-bytes", 1049, 1000, "same"),
+        ("program-bytes", 1060, 1000, "worse"),
+        ("error", 9e-7, 5e-7, "same"),
+        ("error", 9e-6, 5e-7, "worse"),
+        ("error", 1e-7, 0, "worse"),
     ],
 )
 def test_an_exact_figure_is_better_if_its_metric_says_so(
@@ -128,6 +133,17 @@ def test_eager_and_seconds_have_limits_too() -> None:
     ]
 
 
+@pytest.mark.parametrize(("second", "broken"), [(10 << 20, False), (5 << 20, True)])
+def test_a_few_pages_of_memory_are_no_ratio(second: int, broken: bool) -> None:
+    found = Observations()
+    for _ in range(FEWEST):
+        found.add([{"A": [12 << 20], "B": [second]}])
+    subject = Subject("net", "default")
+    limits = [limit for limit in limits_for(BenchTable(), subject) if limit.metric == "memory-bytes"]
+    assert timed_row(subject, "memory-bytes", found, limits).is_broken is broken
+    assert is_settled("memory-bytes", found, limits)
+
+
 def test_a_figure_without_a_limit_is_never_undecided() -> None:
     row = timed_row(METHOD, "first-call-seconds", observed(0.5, 2.0, 1.0, 0.7, 3.0, 1.0), [])
     assert (row.outcome, row.breaches) == ("", ())
@@ -144,4 +160,4 @@ def test_a_figure_without_a_limit_is_never_undecided() -> None:
 )
 def test_pairs_are_enough_once_every_limit_is_decided(ratios: list[float], settled: bool) -> None:
     limits = [limit for limit in limits_for(BenchTable(), CALL) if limit.metric == "call-seconds"]
-    assert is_settled(observed(*ratios), limits) == settled
+    assert is_settled("call-seconds", observed(*ratios), limits) == settled
