@@ -62,8 +62,8 @@ METRICS: Mapping[str, Metric] = {
     "load-instructions": Metric("counted", "", "instructions of a load", ratio=1.02),  # model/recipe
     "call-seconds": Metric("timed", "s", "call", ratio=TIME),  # model/recipe/method[size, threads]
     "first-call-seconds": Metric("timed", "s", "first call", ratio=TIME),  # model/recipe/method, in a fresh process
-    # model/recipe, in a fresh process that has imported torch: the seconds of `load`, and the proportional set size that
-    # it and some calls add
+    # model/recipe, in a fresh process that has imported torch: the seconds of `load`, and the proportional set size
+    # that it and some calls add
     "load-seconds": Metric("timed", "s", "load", ratio=TIME, difference=0.005),
     "memory-bytes": Metric("timed", "B", "memory", ratio=TIME, difference=4 << 20),
     "cold-build-seconds": Metric("timed", "s", "cold build", ratio=TIME),  # wheel

@@ -25,6 +25,8 @@ from hatch_lower.runtime.files import MANIFEST, PackagedFolder, open_folder
 
 BLOCK = 0.001  # seconds for which one side is called before the others have their turn
 FEWEST_ROUNDS = 5
+GOOD_ROUNDS = 16  # of slow calls, if they take no more than `LONGEST` times the seconds
+LONGEST = 5
 MOST_CALLS = 10_000  # in a block
 STABLE = 0.97  # calls are warm when four rounds take as long as the four before them, but for so much
 LOAD_CALLS = 3  # before memory is read
@@ -211,15 +213,16 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object])
 def timed_rounds(
     ways: Mapping[str, Callable[[int], float]], order: Sequence[str], limit: float
 ) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round, by side; `limit` is for how many seconds rounds are begun."""
+    """Return the seconds of one call in each round, by side; `limit` is for how many seconds that goes on."""
     counts = block_sizes(ways)
     warm_up(ways, counts, limit)
     times: dict[str, list[float]] = {side: [] for side in ways}
     gc.collect()
     gc.disable()
-    end = time.perf_counter() + limit
+    begin = time.perf_counter()
     for turn in itertools.count():
-        if turn >= FEWEST_ROUNDS and time.perf_counter() >= end:
+        most = limit if turn >= GOOD_ROUNDS else LONGEST * limit
+        if turn >= FEWEST_ROUNDS and time.perf_counter() - begin >= most:
             break
         for side in turns(order, turn, ways):
             times[side].append(ways[side](counts[side]))
