@@ -79,7 +79,7 @@ def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequen
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None
     second, eager = (medians[side].value if side in medians else None for side in ("B", "eager"))
-    is_negligible = second is not None and abs(medians["A"].value - second) <= METRICS[metric].difference
+    is_negligible = second is not None and abs(medians["A"].value - second) < METRICS[metric].difference
     judged_ratio = certain(1.0) if is_negligible else ratio
     judged = {"greatest": medians["A"], "ratio to B": judged_ratio, "ratio to eager": eager_ratio}
     breaches = []

@@ -19,6 +19,7 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 pytestmark = pytest.mark.torch
 
 LONGER = SOURCE.replace("self.block(image).sum(1)", "self.block(image).sum(1).exp().neg()")
+SLOW = SOURCE.replace("self.block(image).sum(1)", f"self.block(image).sum(1){'.sin()' * 40}")
 PROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -40,12 +41,12 @@ BENCH = "[tool.hatch.build.targets.wheel.hooks.lower.bench]\n"
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Wheels of a model: `one`, `more` of which one method has two operations more, and `other` of another model."""
+    """Wheels of a model: `one`; `more` and `slow`, whose `embed` has 2 and 40 operations more; `other` has another."""
     shop = Workshop(tmp_path_factory.mktemp("shop"))
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
-        for name, source in {"one": SOURCE, "more": LONGER}.items():
+        for name, source in {"one": SOURCE, "more": LONGER, "slow": SLOW}.items():
             report, _ = shop.build(shop.capture(source))
             for model in ("net", "other") if name == "one" else ("net",):
                 title = name if model == "net" else "other"
@@ -153,6 +154,28 @@ def test_times_are_measured_for_each_size_and_number_of_threads(
     names = {row["name"] for row in json.loads(Path("b.json").read_text())["benchmarks"]}
     assert {f"net/portable/forward[rows={rows}, threads={n}]" for rows in (2, 40) for n in (1, 2)} <= names
     assert {"net/portable/forward[rows=40, threads=2] (eager)", "net/portable load"} <= names
+
+
+def test_a_slower_call_is_found_and_an_equal_one_is_not(
+    wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed, "load_tasks", lambda works: [])
+    monkeypatch.setattr(timed, "SECONDS", 0.05)
+    done = bench(wheels["slow"], "--against", wheels["one"])
+    assert done.exit_code == 1, done.output
+    words = {tuple(line.split()[:3]) for line in done.stdout.splitlines()}
+    assert ("broken", "net/portable/embed[threads=1]", "call") in words
+    assert not {(word, "net/portable/forward[threads=1]", "call") for word in ("broken", "worse")} & words
+
+
+def test_a_model_is_no_slower_than_itself(wheels: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "load_tasks", lambda works: [])
+    monkeypatch.setattr(timed, "SECONDS", 0.05)
+    done = bench(wheels["one"], "--against", wheels["one"], "--time-equal")
+    assert done.exit_code == 0, done.output
+    words = [line.split()[:3] for line in done.stdout.splitlines() if "[threads=1]" in line]
+    assert len(words) >= 4
+    assert {word for word, *_ in words} <= {"same", "better", "not"}
 
 
 def test_what_is_not_decided_fails_only_a_strict_run(
