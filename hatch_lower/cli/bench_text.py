@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from hatch_lower.bench.figures import METRICS
 from hatch_lower.bench.gate import Result
-from hatch_lower.bench.statistics import Interval
-from hatch_lower.bench.verdict import Breach, Row
+from hatch_lower.bench.texts import breach_text, limit_text, ratio_text, value_text
+from hatch_lower.bench.verdict import Row
 from hatch_lower.cli.output import count
-from hatch_lower.errors import size_text
 from hatch_lower.hatch.terminal import table_lines
 
 HEADINGS = ("", "of", "figure", "A", "B", "A/B", "A/eager", "limit")
 NUMBERS = (3, 4, 5, 6)  # columns
 ORDER = ("broken", "worse", "not decided", "better", "same", "")
-SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
@@ -52,49 +49,6 @@ def cells_of(row: Row) -> tuple[str, ...]:
     return (word_of(row), str(row.subject), metric.words, *values, *ratios, ", ".join(map(limit_text, row.breaches)))
 
 
-def value_text(metric: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    match METRICS[metric].unit:
-        case "s":
-            scale, unit = next(((scale, unit) for scale, unit in SECONDS if value >= scale), SECONDS[-1])
-            return f"{value / scale:.3g} {unit}"
-        case "B":
-            return size_text(round(value))
-    if metric == "delegated":
-        return f"{100 * value:.4g} %"
-    return f"{round(value):,}" if value == round(value) else f"{value:.3g}"
-
-
-def ratio_text(ratio: Interval) -> str:
-    """Return `1.012 (0.998 to 1.027)`, and without its interval what is certain."""
-    if ratio.low == ratio.high:
-        return f"{ratio.value:.3f}"
-    if math.isinf(ratio.high):
-        return f"{ratio.value:.3f} (once)"
-    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-
-
-def found_text(row: Row, breach: Breach) -> str:
-    """Return `1.21 (1.18 to 1.24) times B's, where max-call-ratio = 1.05 (bench.models.digits)`."""
-    found = breach.found
-    match breach.limit.kind:
-        case "ratio to B" | "ratio to eager":
-            text = f"{ratio_text(found)} times {breach.limit.kind.removeprefix('ratio to ')}'s"
-        case "loss against B":
-            text = f"{100 * found.value:.4g} percentage points less than B's"
-        case _:
-            text = value_text(row.metric, found.value)
-            if found.low != found.high:
-                text += f" ({value_text(row.metric, found.low)} to {value_text(row.metric, found.high)})"
-    setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
-    return f"{text}, where {limit_text(breach)} ({setting})"
-
-
-def limit_text(breach: Breach) -> str:
-    return f"{breach.limit.name} = {breach.limit.value}"
-
-
 def equal_lines(rows: Sequence[Row]) -> Iterator[str]:
     equal = sum(map(is_equal_figure, rows))
     if equal:
@@ -102,10 +56,7 @@ def equal_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def breach_lines(rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
-        for breach in row.breaches:
-            word = "beyond its limit" if breach.is_certain else "not decided"
-            yield f"{word}: {METRICS[row.metric].words} of {row.subject} is {found_text(row, breach)}"
+    return (breach_text(row, breach) for row in rows for breach in row.breaches)
 
 
 def summary(result: Result) -> str:
