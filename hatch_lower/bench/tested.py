@@ -1,0 +1,284 @@
+"""The lowered models that a run of pytest tests: methods by name, loaded one recipe at a time, and their limits."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_lower.bench.errors import Errors, measure_errors
+from hatch_lower.bench.exact import exact_figures
+from hatch_lower.bench.figures import METRICS, Figures, Subject
+from hatch_lower.bench.gate import Task, common_methods, names_of, parts_of, plan_of
+from hatch_lower.bench.json_report import exact_of
+from hatch_lower.bench.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
+from hatch_lower.bench.project import built_project
+from hatch_lower.bench.side import Side, newest, side_of, wheels_in
+from hatch_lower.bench.temporary import shared_folder
+from hatch_lower.bench.texts import breach_text
+from hatch_lower.bench.timed import SHORTEST, undisturbed
+from hatch_lower.bench.verdict import exact_row
+from hatch_lower.build.contents import find_contents
+from hatch_lower.build.unpack import unpack
+from hatch_lower.errors import ConfigError, LowerError, error_from_json, nearest
+from hatch_lower.hatch.outside import UnusedHookError, open_project
+from hatch_lower.runtime.files import open_folder
+
+if TYPE_CHECKING:
+    from hatch_lower.bench.worker import Opened
+    from hatch_lower.hatch.project import Project
+    from hatch_lower.runtime.loaded import LoadedModel
+
+MARKER = "lowered_limits"
+CALL = "max-call-seconds"
+# limits that one side, and calls in one process, can be judged by
+JUDGED = {
+    name: judged.metrics[0]
+    for name, judged in LIMITS.items()
+    if judged.kind in ("greatest", "least") and (METRICS[judged.metrics[0]].tier == "exact" or name == CALL)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A method that is called in one way: with sizes of its dynamic dimensions, and a number of threads."""
+
+    subject: Subject
+    sizes: Mapping[str, int]
+
+    @property
+    def method(self) -> Subject:
+        return replace(self.subject, size="", threads=0)
+
+    @property
+    def name(self) -> str:
+        """`digits/default/forward`, and `digits/default/forward[batch=32, threads=2]` where that was asked for."""
+        return str(replace(self.subject, threads=0) if self.subject.threads == 1 else self.subject)
+
+    @property
+    def group(self) -> str:
+        """What is compared: the same call of every recipe."""
+        return Case(replace(self.subject, recipe=""), self.sizes).name
+
+    @property
+    def test_id(self) -> str:
+        return self.name.replace("/", "-").replace("[", "-").replace(", ", "-").removesuffix("]")
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """Inputs of one call of a method: the packaged check inputs, or others of the sizes that were asked for."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    changes: bool
+    """Whether a call changes its inputs, or the model's state: then each is to be timed with new ones."""
+    renew: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    """Resets the model's state and returns new inputs, as `benchmark.pedantic(…, setup=…)` takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One recipe of a model, loaded."""
+
+    opened: Opened
+    model: LoadedModel
+
+    def function(self, method: str) -> Callable[..., Any]:
+        """Return the very function that calls the method, with nothing around it."""
+        return self.model.methods[method]
+
+    def inputs(self, case: Case) -> ExampleInputs:
+        from hatch_lower.bench.inputs import input_values
+        from hatch_lower.runtime.check import call_arguments
+
+        name = case.subject.method
+        method = self.opened.methods[name]
+        leaves = input_values(name, method, self.opened.tensors, case.sizes)
+
+        def renew() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            self.model.reset()
+            args, kwargs = call_arguments(method, leaves)
+            return tuple(args), kwargs
+
+        return ExampleInputs(*renew(), bool(method.input_mutations or method.mutations), renew)
+
+
+class LoweredModels:
+    """The methods of one wheel.
+
+    Raises:
+        ConfigError: if the project's limits name what the wheel does not have.
+    """
+
+    def __init__(self, side: Side, project: Project | None) -> None:
+        task = Task(side)
+        if project is not None:
+            task = replace(task, table=project.settings.bench, table_path=project.tables[0].removesuffix(".inputs"))
+        self._side = side
+        self._table = task.table
+        self._imports = {} if project is None else {each.name: each.imports for each in project.settings.recipes}
+        self._last: tuple[tuple[str, str, int], Loaded] | None = None
+        plans = {subject: plan_of(side, subject) for subject in common_methods(task, [])}
+        check_names(task.table, names_of(task, plans), task.table_path)
+        cases = [
+            Case(replace(subject, size=size_text(sizes), threads=threads), sizes)
+            for subject, plan in plans.items()
+            for sizes, threads in ways(task.table, subject, [symbol.name for symbol in dimensions_of(plan)])
+        ]
+        self.cases = {case.name: case for case in cases}
+
+    def find(self, name: str) -> Case:
+        if name not in self.cases:
+            raise ConfigError("there is no such lowered method", where=name, found=nearest(name, self.cases))
+        return self.cases[name]
+
+    def refusal(self, case: Case) -> str | None:
+        """Return why a method's recipe cannot run here, if that is so."""
+        from hatch_lower.bench import worker
+
+        folder = self._side.folders[case.subject.model].path
+        return worker.refusal(folder, case.subject.model, case.subject.recipe)
+
+    @contextmanager
+    def loaded(self, case: Case) -> Iterator[Loaded]:
+        """Load a method's recipe, as it was packaged, with the number of threads that it is called with."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(case.subject.threads)  # before it is loaded, for engines ask then
+        try:
+            found = self._load(case.subject)
+            found.model.reset()
+            yield found
+        finally:
+            torch.set_num_threads(before)
+
+    def _load(self, subject: Subject) -> Loaded:
+        from hatch_lower.bench import worker
+
+        key = subject.model, subject.recipe, subject.threads
+        if self._last is None or self._last[0] != key:
+            self._last = None  # one at a time is in memory
+            folder = self._side.folders[subject.model].path
+            opened = worker.open_model(str(folder), subject.model, subject.recipe)
+            imports = self._imports.get(subject.recipe, ())
+            request = {"model": subject.model, "recipe": subject.recipe, "imports": imports}
+            self._last = key, Loaded(opened, worker.load(opened, request))
+        return self._last[1]
+
+    def broken_limits(self, case: Case, marked: Mapping[str, float], rounds: Sequence[float] | None) -> list[str]:
+        """Return a sentence for each limit of a method that is broken.
+
+        Args:
+            marked: limits that a marker sets, by their names in the table; they go before those of the table.
+            rounds: the seconds of one call in each round, if calls were timed.
+        """
+        limits = {limit.name: limit for limit in limits_for(self._table, case.subject) if limit.name in JUDGED}
+        limits |= {
+            name: Limit(name, JUDGED[name], LIMITS[name].kind, value, f"{MARKER}.{name}")
+            for name, value in marked.items()
+        }
+        found = {part: dict(self._figures.get(part, {})) for part in parts_of(case.method)}
+        if any(limit.metric == "error" for limit in limits.values()):
+            found[case.method] |= self._errors.figures.get(case.method, {})
+        if rounds:
+            found[case.subject] = {"call-seconds": undisturbed(rounds)}
+        rows = [
+            exact_row(subject, limit.metric, figures[limit.metric], None, [limit])
+            for limit in limits.values()
+            for subject, figures in found.items()
+            if limit.metric in figures
+        ]
+        return [breach_text(row, breach) for row in rows for breach in row.breaches]
+
+    def facts(self, case: Case) -> dict[str, float]:
+        """Return the exact figures of a method, and of what it is in."""
+        return exact_of(self._figures, case.method)
+
+    @functools.cached_property
+    def _figures(self) -> Figures:
+        return exact_figures(self._side)
+
+    @functools.cached_property
+    def _errors(self) -> Errors:
+        return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST))
+
+
+def size_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> LoweredModels:
+    """Build a project, or take a wheel, and open its models until the stack closes.
+
+    Args:
+        root: the project's folder.
+        is_asked: whether somebody has named it; without, a wheel may come without a project.
+        run: a name that no other run has; all processes of this one share what is built.
+    """
+    project = find_project(root, required=is_asked or wheel is None)
+    if wheel is not None and wheel.is_dir() and (wheels := wheels_in(wheel)):
+        wheel = newest(wheels)
+
+    def fill(folder: Path) -> None:
+        try:
+            unpack(built_wheel(root, folder) if wheel is None else wheel, new_folder(folder / "models"))
+        except LowerError as error:
+            (folder / "error.json").write_text(json.dumps(error.to_json()))  # the others need not try
+
+    folder = stack.enter_context(shared_folder(run, fill))
+    if (folder / "error.json").exists():
+        raise error_from_json(json.loads((folder / "error.json").read_text()))
+    taken = next((folder / "wheel").iterdir()) if wheel is None else wheel
+    contents = find_contents(taken)
+    folders = [open_folder(folder / "models" / str(position)) for position in range(len(contents))]
+    places = [(each.place, opened, each.models) for each, opened in zip(contents, folders, strict=True)]
+    return LoweredModels(side_of(taken.name, contents, places), project)
+
+
+def find_project(root: Path, *, required: bool) -> Project | None:
+    if not required and not (root / "pyproject.toml").is_file():
+        return None
+    try:
+        return open_project(root)
+    except UnusedHookError:
+        if required:
+            raise
+        return None
+
+
+def built_wheel(root: Path, folder: Path) -> Path:
+    with built_project(root, os.environ, lambda line: None) as side:
+        assert side.wheel is not None
+        return Path(shutil.copy2(side.wheel, new_folder(folder / "wheel")))
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def check_limits(given: Mapping[str, object], where: str) -> dict[str, float]:
+    """Return a marker's limits by their names in the table.
+
+    Raises:
+        ConfigError: if one is not a limit, or no number.
+    """
+    known = {name.replace("-", "_"): name for name in JUDGED}
+    for name, value in given.items():
+        if name not in known:
+            elsewhere = name.replace("_", "-") in LIMITS
+            found = "only `hatch-lower bench` can judge it" if elsewhere else nearest(name, known)
+            raise ConfigError(f"`{name}` is no limit of a test", where=where, found=found)
+        most = 1.0 if name == "min_delegated" else float("inf")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            bounds = "from 0 to 1" if most == 1 else "of at least 0"
+            raise ConfigError(f"`{name}` must be a number {bounds}", where=where, found=repr(value))
+    return {known[name]: value for name, value in given.items() if isinstance(value, int | float)}
