@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hatch_lower.errors import LowerError
+from hatch_lower.errors import ConfigError, LowerError
 
 if TYPE_CHECKING:
     from hatch_lower.bench.tested import Case, ExampleInputs, Loaded, LoweredModels
@@ -84,50 +84,50 @@ def is_chosen(metafunc: pytest.Metafunc) -> bool:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     run = config.stash[RUN]
     if config.getoption("hatch_lower_bench"):
-        run.cases()
         items += session.genitems(LoweredMethods.from_parent(session, path=config.rootpath / NODE))
-    run.refuse_to_go_on()
-    for item in items:
-        if item.get_closest_marker(MARKER) is not None:
-            with usage_errors():
-                check_marked(item)
+    if run.is_part:  # what is wrong with a marker fails its test
+        return
+    try:
+        run.refuse_to_go_on()
+        for item in items:
+            if item.get_closest_marker(MARKER) is not None:
+                check_marker(item)
+    except LowerError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
-def check_marked(item: pytest.Item) -> None:
-    """Refuse a marker that would judge nothing, or that is wrong."""
-    from hatch_lower.bench.tested import CALL
+def check_marker(item: pytest.Item) -> dict[str, float]:
+    """Return the limits of an item's markers, of which the closest goes first.
 
-    limits = marked_limits(item)
-    names = getattr(item, "fixturenames", ())
-    for needed in (FIXTURE, *(["benchmark"] if CALL in limits else [])):
-        if needed not in names and not isinstance(item, LoweredMethod):
-            raise pytest.UsageError(
-                f"{item.nodeid}: the marker `{MARKER}` needs the fixture `{needed}`, which is not used"
-            )
+    Raises:
+        ConfigError: if they are wrong, or would judge nothing.
+    """
+    from hatch_lower.bench.tested import CALL, check_limits
 
-
-def marked_limits(item: pytest.Item) -> dict[str, float]:
-    """Return the limits of an item's markers, of which the closest goes first."""
-    from hatch_lower.bench.tested import check_limits
-
-    found: dict[str, float] = {}
+    where = f"{item.nodeid}, marker `{MARKER}`"
+    limits: dict[str, float] = {}
     for mark in reversed(list(item.iter_markers(MARKER))):
-        if mark.args:
-            raise pytest.UsageError(f"{item.nodeid}: the marker `{MARKER}` takes names with values: max_kernels=10")
-        found |= check_limits(mark.kwargs, f"{item.nodeid}, marker `{MARKER}`")
-    return found
+        limits |= check_limits(mark.args, mark.kwargs, where)
+    names = getattr(item, "fixturenames", ())
+    if isinstance(item, LoweredMethod):
+        return limits
+    for fixture in (FIXTURE, *(["benchmark"] if CALL in limits else [])):
+        if fixture not in names:
+            raise ConfigError(f"there is nothing to judge: the test does not use the fixture `{fixture}`", where=where)
+    return limits
 
 
-@pytest.hookimpl(trylast=True)  # when the test has passed; pytest calls no later one of what has failed
+@pytest.hookimpl(trylast=True)  # when the test has passed: of what has failed, pytest calls no later one
 def pytest_runtest_call(item: pytest.Item) -> None:
     if item.get_closest_marker(MARKER) is None:
         return
     run = item.config.stash[RUN]
-    case = item.case if isinstance(item, LoweredMethod) else run.find(item)
-    # of a test whose times another plugin keeps, or nobody, there are none here
-    timed = getattr(getattr(item, "funcargs", {}).get("benchmark"), "stats", None)
     with failures_in_words():
-        broken = run.models().broken_limits(case, marked_limits(item), timed.stats.data if timed else None)
+        limits = check_marker(item)
+        case = item.case if isinstance(item, LoweredMethod) else run.find(item)
+        # where another plugin keeps the times, or nobody, there are none
+        timed = getattr(getattr(item, "funcargs", {}).get("benchmark"), "stats", None)
+        broken = run.models().broken_limits(case, limits, timed.stats.data if timed else None)
     if broken:
         pytest.fail("\n".join(broken), pytrace=False)
 
@@ -157,7 +157,7 @@ class Run:
         self._config = config
         self._stack = ExitStack()
         self._models: LoweredModels | None = None
-        self._refusal = ""
+        self._refusal: LowerError | None = None
 
     def models(self) -> LoweredModels:
         """Return the models, which are built when they are first asked for.
@@ -182,18 +182,25 @@ class Run:
             )
         return self._models
 
+    @property
+    def is_part(self) -> bool:
+        """Whether this is one of the processes of pytest-xdist, where an error of usage ends nothing."""
+        return hasattr(self._config, "workerinput")
+
     def cases(self) -> Mapping[str, Case]:
         """Return the methods to test; none if there is an error, which ends the run once all is collected."""
-        if not self._refusal:
+        if self._refusal is None:
             try:
                 return self.models().cases
             except LowerError as error:
-                self._refusal = str(error)
+                self._refusal = error
+        if self.is_part:
+            raise pytest.Collector.CollectError(str(self._refusal))
         return {}
 
     def refuse_to_go_on(self) -> None:
-        if self._refusal:
-            raise pytest.UsageError(self._refusal)
+        if self._refusal is not None:
+            raise self._refusal
 
     def find(self, item: pytest.Item) -> Case:
         """Return the method that a test is for."""
@@ -209,14 +216,6 @@ class Run:
 
 
 RUN = pytest.StashKey[Run]()
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    try:
-        yield
-    except LowerError as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 @contextmanager

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Literal, NoReturn
 
-from hatch_lower.cache.locks import hold, make_held_folder, remove_abandoned
+from hatch_lower.cache.locks import make_held_folder, remove_abandoned
 from hatch_lower.errors import ProgramError
 
 if sys.platform != "win32":
     import fcntl
 
 PREFIX = "hatch-lower-bench-"
-FILLED = ".filled"  # is in a shared folder when all is that belongs there
+FILLING, FILLED = ".filling", ".filled"  # in a shared folder: held by who fills it; there once that is done
 TERMINATED = 128 + signal.SIGTERM  # the exit status of a command that was ended by this signal, as shells say it
 
 
@@ -57,32 +57,40 @@ def shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
     remove_abandoned(place, f"{PREFIX}*")
     path, descriptor = hold_shared(place / f"{PREFIX}{name}")
     try:
-        if not (path / FILLED).exists():
-            fill(path)
-            (path / FILLED).touch()
-        if sys.platform != "win32":
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with (path / FILLING).open("w") as file:
+            flock(file.fileno(), "alone")
+            if not (path / FILLED).exists():
+                fill(path)
+                (path / FILLED).touch()
         yield path
     finally:
         with undisturbed(), suppress(BlockingIOError):  # another process holds it
-            if sys.platform != "win32":
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(descriptor, "alone or not at all")
             shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def hold_shared(path: Path) -> tuple[Path, int]:
-    """Make a folder unless it is there, and hold it alone: that waits for whoever fills it."""
+    """Make a folder unless it is there, and hold it beside others."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):  # who left it may have removed it since
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
-            if os.fstat(descriptor).st_uid != os.getuid():
+            status = os.fstat(descriptor)
+            if status.st_uid != os.getuid():
                 os.close(descriptor)
                 raise ProgramError("a temporary folder belongs to somebody else", where=str(path))
-            if hold(path, descriptor):
-                return path, descriptor
+            flock(descriptor, "beside others")
+            with suppress(FileNotFoundError):
+                if os.path.samestat(status, path.lstat()):
+                    return path, descriptor
             os.close(descriptor)
+
+
+def flock(descriptor: int, how: Literal["alone", "alone or not at all", "beside others"]) -> None:
+    if sys.platform != "win32":
+        kinds = {"alone": fcntl.LOCK_EX, "beside others": fcntl.LOCK_SH}
+        fcntl.flock(descriptor, kinds.get(how, fcntl.LOCK_EX | fcntl.LOCK_NB))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from hatch_lower.bench.figures import METRICS, Figures, Subject
 from hatch_lower.bench.gate import Task, common_methods, names_of, parts_of, plan_of
 from hatch_lower.bench.json_report import exact_of
 from hatch_lower.bench.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
-from hatch_lower.bench.project import built_project
+from hatch_lower.bench.project import PROJECT_FILE, built_project
 from hatch_lower.bench.side import Side, newest, side_of, wheels_in
 from hatch_lower.bench.temporary import shared_folder
 from hatch_lower.bench.texts import breach_text
@@ -244,8 +244,15 @@ def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack:
 
 
 def find_project(root: Path, *, required: bool) -> Project | None:
-    if not required and not (root / "pyproject.toml").is_file():
-        return None
+    if not (root / PROJECT_FILE).is_file():
+        if not required:
+            return None
+        raise ConfigError(
+            "there is no project to test",
+            where=str(root),
+            found=f"no file `{PROJECT_FILE}`",
+            hint="name the project's folder with `--hatch-lower-root`, or a wheel with `--hatch-lower-wheel`",
+        )
     try:
         return open_project(root)
     except UnusedHookError:
@@ -265,12 +272,14 @@ def new_folder(path: Path) -> Path:
     return path
 
 
-def check_limits(given: Mapping[str, object], where: str) -> dict[str, float]:
+def check_limits(unnamed: Sequence[object], given: Mapping[str, object], where: str) -> dict[str, float]:
     """Return a marker's limits by their names in the table.
 
     Raises:
         ConfigError: if one is not a limit, or no number.
     """
+    if unnamed:
+        raise ConfigError("limits have names: `max_kernels=10`", where=where, found=", ".join(map(repr, unnamed)))
     known = {name.replace("-", "_"): name for name in JUDGED}
     for name, value in given.items():
         if name not in known:
