@@ -224,7 +224,7 @@ def failures_in_words() -> Iterator[None]:
     try:
         yield
     except LowerError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @contextmanager

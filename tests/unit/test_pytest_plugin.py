@@ -262,7 +262,7 @@ def test_a_marker_that_cannot_be_judged_ends_the_run(run: Run, marker: str, argu
     [
         (None, False, "*there is no project to test*"),
         ("max-call-ration = 1\n", True, "*did you mean `max-call-ratio`?*"),
-        ("[tool.hatch.build.targets.wheel.hooks.lower.bench.models.net.methods.forwad]\n", True, "*mean `forward`?*"),
+        ("[tool.hatch.build.targets.wheel.hooks.lower.bench.models.net.methods.embd]\n", True, "*mean `embed`?*"),
     ],
 )
 @pytest.mark.parametrize("source", [SPEED, ""], ids=["fixture", "generated"])
