@@ -6,9 +6,9 @@ What times calls is the fixture `benchmark` of pytest-benchmark, or of whatever 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -172,7 +172,7 @@ class Run:
             wheel: Path | None = self._config.getoption("hatch_lower_wheel")
             here = self._config.invocation_params.dir
             # the processes of pytest-xdist are one run
-            name = getattr(self._config, "workerinput", {}).get("testrunuid") or uuid.uuid4().hex
+            name = getattr(self._config, "workerinput", {}).get("testrunuid") or os.urandom(16).hex()
             self._models = open_models(
                 self._config.rootpath if root is None else here / root,
                 root is not None,
