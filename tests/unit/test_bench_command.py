@@ -209,7 +209,7 @@ def test_what_cannot_be_measured_ends_with_2(wheels: Mapping[str, Path], argumen
 
 
 def test_limits_of_what_does_not_exist_are_refused(wheels: Mapping[str, Path], tmp_path: Path) -> None:
-    table = f"[{BENCH.strip()[1:-1]}.models.net.methods.forwad]\nmax-call-ratio = 1.1\n"
+    table = f"[{BENCH.strip()[1:-1]}.models.net.methods.forward_]\nmax-call-ratio = 1.1\n"
     done = bench(wheels["one"], "--tier", "exact", "--root", project(tmp_path / "project", table))
     assert done.exit_code == 2
     assert "did you mean `forward`?" in done.stderr
