@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from hatch_lower.bench.builds import METRICS as BUILD_METRICS
 from hatch_lower.bench.builds import measure_builds
 from hatch_lower.bench.counted import count, find_counter
+from hatch_lower.bench.equality import contents_of, have_other_inputs, runs_equal
 from hatch_lower.bench.errors import measure_errors
 from hatch_lower.bench.exact import exact_figures
 from hatch_lower.bench.figures import METRICS, TIERS, Figures, Subject, Tier
@@ -19,6 +22,10 @@ from hatch_lower.bench.verdict import Row, exact_row, is_settled, timed_row
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.settings import HOOK_PATH
 from hatch_lower.format.plan import MethodPlan
+
+OWN = ("greatest", "least", "ratio to eager")  # kinds of limits that need no B
+OF_INPUTS = ("error", "call-instructions")  # metrics that depend on the packaged check inputs
+OTHER_INPUTS = "both sides are timed with those of A, and errors and instructions are not compared"
 
 Tell = Callable[[str], None]
 
@@ -47,6 +54,10 @@ class Task:
     def seconds(self) -> float:
         return self.table.budget if self.budget is None else self.budget
 
+    def is_equal(self, subject: Subject) -> bool:
+        """Return whether running a recipe is the same, byte by byte, for both sides."""
+        return self.second is not None and runs_equal(self.first, self.second, subject)
+
     def measures(self, tier: Tier) -> bool:
         return TIERS.index(tier) <= TIERS.index(self.tier)
 
@@ -57,6 +68,7 @@ class Result:
     notes: tuple[str, ...]  # what was not measured, or not compared, and why
     figures: Mapping[str, Figures]  # side to its exact figures
     measured: Measured  # every value of the timed tier
+    unjudged: tuple[str, ...] = ()  # limits that somebody set and nothing could be compared with, and refused recipes
 
     def figures_of(self, side: str) -> Figures:
         """Return all figures of a side, those that were measured several times as one number."""
@@ -71,7 +83,7 @@ class Result:
 
     @property
     def is_undecided(self) -> bool:
-        return any(row.is_undecided for row in self.rows)
+        return bool(self.unjudged) or any(row.is_undecided for row in self.rows)
 
 
 def run(task: Task, tell: Tell) -> Result:
@@ -81,25 +93,30 @@ def run(task: Task, tell: Tell) -> Result:
         LowerError: for sides that cannot be compared, and for what cannot be measured.
     """
     notes: list[str] = []
+    refused: list[str] = []
     methods = common_methods(task, notes)
     plans = {subject: plan_of(task.first, subject) for subject in methods}
-    check_names(task.table, names_of(task, plans), task.table_path)
+    check_names(task.table, names_of(task.first), task.table_path)
+    differing = [
+        model for model in sorted({each.model for each in methods}) if have_other_inputs(task.sides.values(), model)
+    ]
+    notes += [f"the check inputs of {model} differ: {OTHER_INPUTS}" for model in differing]
     tell("exact figures")
     figures = exact_tier(task, methods, notes)
     if task.measures("counted"):
         add_counts(task, methods, figures, notes, tell)
-    rows = list(exact_rows(task, methods, figures))
+    rows = list(exact_rows(task, methods, figures, differing))
     measured: Measured = {}
     if task.measures("timed"):
         works = list(works_of(task, plans, notes))
         with hosts(task.environment) as pool:
-            measured = measure(
-                works, pool, task.seconds, lambda *found: settled(task.table, *found), tell, notes.append
-            )
+            decided = partial(settled, task.table)
+            measured = measure(works, pool, task.seconds, decided, tell, notes.append, refused.append)
     if task.builds:
         measured |= time_builds(task, notes, tell)
     rows += [timed_row(*key, found, limits_at(task.table, *key)) for key, found in measured.items()]
-    return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured)
+    unjudged = [*refused, *unjudged_limits(task, methods, rows, notes)]
+    return Result(tuple(rows), tuple(dict.fromkeys(notes)), figures, measured, tuple(dict.fromkeys(unjudged)))
 
 
 def limits_at(table: BenchTable, subject: Subject, metric: str) -> list[Limit]:
@@ -129,10 +146,11 @@ def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict
     found: dict[str, Figures] = {}
     errors: dict[Subject, dict[str, float]] = {}
     for name, side in task.sides.items():
-        if name == "A" or not all(is_equal(task, subject) for subject in methods):
+        if name == "A" or not all(task.is_equal(subject) for subject in methods):
             measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST))
             errors = dict(measured.figures)
-            notes += [f"no largest error of {subject}: {reason}" for subject, reason in measured.skipped.items()]
+            skipped = measured.skipped.items()
+            notes += [f"no largest error of {subject}, {name}: {reason}" for subject, reason in skipped]
         figures = exact_figures(side)
         found[name] = {subject: {**each, **errors.get(subject, {})} for subject, each in figures.items()}
     return found
@@ -142,7 +160,7 @@ def add_counts(
     task: Task, methods: Sequence[Subject], figures: dict[str, Figures], notes: list[str], tell: Tell
 ) -> None:
     """Add what can be counted here to the figures of each side."""
-    recipes = sorted({(each.model, each.recipe) for each in methods if task.time_equal or not is_equal(task, each)})
+    recipes = sorted({(each.model, each.recipe) for each in methods if task.time_equal or not task.is_equal(each)})
     if not recipes:
         return
     counter = find_counter(task.environment, slow=task.tier == "counted")
@@ -158,16 +176,21 @@ def add_counts(
                 figures[name] = {**figures[name], subject: {**figures[name].get(subject, {}), **found}}
 
 
-def exact_rows(task: Task, methods: Sequence[Subject], figures: Mapping[str, Figures]) -> Iterator[Row]:
+def exact_rows(
+    task: Task, methods: Sequence[Subject], figures: Mapping[str, Figures], differing: Sequence[str]
+) -> Iterator[Row]:
     """Yield a row for each figure that is a number and nothing else, of what both sides have."""
     kept = {part for subject in methods for part in parts_of(subject)}
     first, second = figures["A"], figures.get("B", {})
     for subject in sorted(kept & first.keys()):
         for metric in METRICS:
             value = first[subject].get(metric)
-            if value is not None:
+            if value is None:
+                continue
+            other = None
+            if metric not in OF_INPUTS or subject.model not in differing:
                 other = second.get(subject, {}).get(metric)
-                yield exact_row(subject, metric, value, other, limits_at(task.table, subject, metric))
+            yield exact_row(subject, metric, value, other, limits_at(task.table, subject, metric))
 
 
 def parts_of(subject: Subject) -> tuple[Subject, ...]:
@@ -180,7 +203,7 @@ def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) 
     """Yield what the timed tier measures: nothing of a recipe that is equal byte by byte."""
     calls: dict[tuple[str, str, int], list[tuple[Subject, Mapping[str, int]]]] = {}
     for subject, plan in plans.items():
-        if is_equal(task, subject) and not task.time_equal:
+        if not is_timed(task, subject):
             notes.append(f"{subject.model}/{subject.recipe} is equal byte by byte, and not timed")
             continue
         for sizes, threads in ways(task.table, subject, [symbol.name for symbol in dimensions_of(plan)]):
@@ -202,30 +225,46 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
 
 
 def plan_of(side: Side, subject: Subject) -> MethodPlan:
-    (contents,) = (each for each in side.contents if subject.model in each.models)
+    contents = contents_of(side, subject.model)
     plan = contents.plan(contents.manifest.models[subject.model].recipes[subject.recipe])
     return plan.methods[subject.method]
 
 
-def names_of(task: Task, plans: Mapping[Subject, MethodPlan]) -> dict[str, Names]:
-    """Return what limits may name: whatever A has, and the dynamic dimensions of what is measured."""
+def names_of(side: Side) -> dict[str, Names]:
+    """Return what limits may name."""
     found = {}
-    for model, folder in task.first.folders.items():
+    for model, folder in side.folders.items():
         recipes = folder.manifest.models[model].recipes
-        methods = {method: () for recipe in recipes.values() for method in recipe.methods}
-        measured = {each.method: dimensions_of(plan) for each, plan in plans.items() if each.model == model}
-        found[model] = Names(tuple(recipes), {**methods, **measured})
+        rows = [Subject(model, recipe, method) for recipe, entry in recipes.items() for method in entry.methods]
+        found[model] = Names(tuple(recipes), {row.method: dimensions_of(plan_of(side, row)) for row in rows})
     return found
 
 
-def is_equal(task: Task, subject: Subject) -> bool:
-    """Return whether both sides have the same bytes of all that running a recipe needs."""
-    return task.second is not None and run_digests(task.first, subject) == run_digests(task.second, subject)
+def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row], notes: list[str]) -> Iterator[str]:
+    """Yield what is to be said of limits that somebody set and that no figure could be compared with."""
+    judged = {limit.setting for row in rows for limit in row.judged}
+    for subject in sorted({part for method in methods for part in parts_of(method)}):
+        for limit in limits_for(task.table, subject):
+            if limit.setting == "default" or limit.setting in judged or not concerns(task, methods, limit):
+                continue
+            if limit.metric in BUILD_METRICS and not task.builds:
+                notes.append(f"{limit.setting} is judged with `--builds` only")
+            else:
+                yield f"{limit.setting} = {limit.value}: there is nothing to compare with it"
 
 
-def run_digests(side: Side, subject: Subject) -> list[object]:
-    model = side.folders[subject.model].manifest.models[subject.model]
-    recipe = model.recipes[subject.recipe]
-    # the check inputs are what is called with, and a plan names its delegates' files
-    files = [recipe.plan, model.constants, model.check, *recipe.delegates]
-    return [*sorted(file.sha256 for file in files if file is not None), recipe.imports, recipe.target]
+def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
+    """Return whether a limit is one of what this run measures."""
+    if not task.measures(METRICS[limit.metric].tier):
+        return False
+    if limit.kind in OWN:
+        return True
+    # what is equal byte by byte has kept it
+    return task.second is not None and not all(task.is_equal(subject) for subject in methods)
+
+
+def is_timed(task: Task, subject: Subject) -> bool:
+    """Return whether calls and loads of a method are measured: not if it is equal, and no limit is about A alone."""
+    limits = [limit for part in parts_of(subject)[:2] for limit in limits_for(task.table, part)]
+    own = any(limit.kind in OWN and METRICS[limit.metric].tier == "timed" for limit in limits)
+    return own or task.time_equal or not task.is_equal(subject)

@@ -126,7 +126,7 @@ class LoweredModels:
         self._imports = {} if project is None else {each.name: each.imports for each in project.settings.recipes}
         self._last: tuple[tuple[str, str, int], Loaded] | None = None
         plans = {subject: plan_of(side, subject) for subject in common_methods(task, [])}
-        check_names(task.table, names_of(task, plans), task.table_path)
+        check_names(task.table, names_of(side), task.table_path)
         cases = [
             Case(replace(subject, size=size_text(sizes), threads=threads), sizes)
             for subject, plan in plans.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,8 +46,8 @@ class Observations:
     """What was measured of one metric of one subject."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)  # side to every value
-    values: dict[str, list[float]] = field(default_factory=dict)  # side to the undisturbed value of each process
-    # of A to B, and of A to eager, for each pair of processes
+    # for each pair of processes: side to its undisturbed value, and the ratios of A to B and of A to eager
+    values: dict[str, list[float]] = field(default_factory=dict)
     ratios: list[float] = field(default_factory=list)
     eager_ratios: list[float] = field(default_factory=list)
 
@@ -57,11 +56,17 @@ class Observations:
         for times in processes:
             for side, each in times.items():
                 self.rounds.setdefault(side, []).extend(each)
-                self.values.setdefault(side, []).append(undisturbed(each))
-        for other, ratios in (("B", self.ratios), ("eager", self.eager_ratios)):
-            if all(other in times for times in processes):
-                logs = [math.log(undisturbed(times["A"]) / undisturbed(times[other])) for times in processes]
-                ratios.append(math.exp(statistics.fmean(logs)))
+        pair = {
+            side: statistics.geometric_mean(undisturbed(times[side]) for times in processes)
+            for side in processes[0]
+            if all(side in times for times in processes)
+        }
+        for side, value in pair.items():
+            self.values.setdefault(side, []).append(value)
+        if "B" in pair:
+            self.ratios.append(pair["A"] / pair["B"])
+        if "eager" in pair:
+            self.eager_ratios.append(pair["A"] / pair["eager"])
 
 
 def undisturbed(rounds: Sequence[float]) -> float:
@@ -85,11 +90,12 @@ def measure(
     is_decided: IsDecided,
     tell: Callable[[str], None],
     note: Callable[[str], None],
+    refuse: Callable[[str], None],
 ) -> Measured:
     """Measure calls, loads and memory in pairs of processes.
 
     Each subject gets pairs until `is_decided` says that they are enough, or `budget` seconds are over; one pair in any
-    case. What cannot run here is told to `note`.
+    case. What cannot run here is told to `refuse`, what is left out to `note`.
     """
     measured: Measured = {}
     end = time.monotonic() + budget
@@ -102,13 +108,25 @@ def measure(
                 return measured
             tell(f"pair {turn + 1}: {task.title}")
             try:
-                task.run(hosts, measured, is_decided, limit, turn)
+                task.run(Run(hosts, measured, is_decided, limit, turn, note))
             except RefusedError as reason:
-                note(f"no {task.title}: {reason}")
+                refuse(f"{task.title}: {reason}")
                 tasks.remove(task)
         if not open_tasks:
             return measured
     return measured
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a task is given to measure one pair."""
+
+    hosts: HostPool
+    measured: Measured
+    is_decided: IsDecided
+    limit: float  # seconds of one request
+    turn: int
+    note: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +147,8 @@ class CallTask:
     def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
         return any(self.pending(measured, is_decided))
 
-    def run(self, hosts: HostPool, measured: Measured, is_decided: IsDecided, limit: float, turn: int) -> None:
-        calls = list(self.pending(measured, is_decided))
+    def run(self, run: Run) -> None:
+        calls = list(self.pending(run.measured, run.is_decided))
         request: dict[str, Any] = {
             "kind": "calls",
             **common(self.work),
@@ -139,15 +157,24 @@ class CallTask:
             "calls": [{"method": subject.method, "sizes": dict(sizes)} for subject, sizes in calls],
             "seconds": SECONDS,
         }
-        host = hosts.get(self.work.threads)
+        host = run.hosts.get(self.work.threads)
         sides = list(self.work.folders)
-        answers = [host.ask({**request, "order": order}, self.title, limit)["calls"] for order in (sides, sides[::-1])]
-        for (subject, _), *processes in zip(calls, *answers, strict=True):
-            measured.setdefault((subject, "call-seconds"), Observations()).add(processes)
+        answers = [host.ask({**request, "order": order}, self.title, run.limit) for order in (sides, sides[::-1])]
+        for reason in (answer["no eager"] for answer in answers if answer["no eager"]):
+            run.note(f"{self.work.model} is not compared with eager: {reason}")
+        for (subject, _), *processes in zip(calls, *(answer["calls"] for answer in answers), strict=True):
+            run.measured.setdefault((subject, "call-seconds"), Observations()).add(processes)
 
 
 def common(work: Work) -> dict[str, Any]:
-    return {"model": work.model, "recipe": work.recipe, "threads": work.threads, "imports": list(work.imports)}
+    return {
+        "model": work.model,
+        "recipe": work.recipe,
+        "threads": work.threads,
+        "imports": list(work.imports),
+        # all sides are called with the check inputs of the first that has some
+        "inputs": [str(folder) for folder in work.folders.values()],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +194,22 @@ class LoadTask:
     def undecided(self, measured: Measured, is_decided: IsDecided) -> bool:
         return not all(is_decided(self.subject, metric, measured[self.subject, metric]) for metric in LOAD_METRICS)
 
-    def run(self, hosts: HostPool, measured: Measured, is_decided: IsDecided, limit: float, turn: int) -> None:
-        host = hosts.get(LOAD_THREADS)
+    def run(self, run: Run) -> None:
+        host = run.hosts.get(LOAD_THREADS)
         sides = list(self.work.folders)
         methods = sorted({subject.method for subject, _ in self.work.calls})
-        order = sides if turn % 2 else sides[::-1]
+        order = sides if run.turn % 2 else sides[::-1]
         found: dict[str, list[Mapping[str, Any]]] = {side: [] for side in order}
         for again in range(LOADS):
             for side in order if again % 2 else order[::-1]:
-                found[side].append(self._ask(host, side, methods, limit))
+                found[side].append(self._ask(host, side, methods, run.limit))
         for metric in LOAD_METRICS:
             values = {side: [answer[metric] for answer in answers] for side, answers in found.items()}
-            measured.setdefault((self.subject, metric), Observations()).add([values])
+            run.measured.setdefault((self.subject, metric), Observations()).add([values])
         for method in methods:
             values = {side: [answer["methods"][method] for answer in answers] for side, answers in found.items()}
             subject = Subject(self.work.model, self.work.recipe, method)
-            measured.setdefault((subject, "first-call-seconds"), Observations()).add([values])
+            run.measured.setdefault((subject, "first-call-seconds"), Observations()).add([values])
 
     def _ask(self, host: Host, side: str, methods: Sequence[str], limit: float) -> Mapping[str, Any]:
         request = {
@@ -205,4 +232,4 @@ def load_tasks(works: Iterable[Work]) -> list[LoadTask]:
 
 def has_enough(observations: Observations) -> bool:
     """Return whether there are as many pairs as an interval needs."""
-    return len(observations.ratios or observations.values["A"]) >= FEWEST
+    return len(observations.values["A"]) >= FEWEST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from hatch_lower.bench.figures import METRICS, Subject
@@ -37,6 +37,7 @@ class Row:
     eager_ratio: Interval | None  # of A to eager
     outcome: Outcome  # empty where there is nothing to compare with
     breaches: tuple[Breach, ...]
+    judged: tuple[Limit, ...]  # the limits that there was something to compare with
 
     @property
     def is_broken(self) -> bool:
@@ -49,13 +50,17 @@ class Row:
 
 def exact_row(subject: Subject, metric: str, first: float, second: float | None, limits: Sequence[Limit]) -> Row:
     """Judge one figure that is a number and nothing else."""
-    breaches = []
+    breaches, used = [], []
     for limit in limits:
         bound, judged = limit.bound(second), limit.judged(first, second)
-        if bound is not None and judged is not None and not limit.is_kept(judged, bound):
+        if bound is None or judged is None:
+            continue
+        used.append(limit)
+        if not limit.is_kept(judged, bound):
             breaches.append(Breach(limit, bound, certain(judged), is_certain=True))
     ratio = certain(first / second) if second else None
-    return Row(subject, metric, first, second, None, ratio, None, exact_outcome(metric, first, second), tuple(breaches))
+    outcome = exact_outcome(metric, first, second)
+    return Row(subject, metric, first, second, None, ratio, None, outcome, tuple(breaches), tuple(used))
 
 
 def certain(value: float) -> Interval:
@@ -75,55 +80,50 @@ def exact_outcome(metric: str, first: float, second: float | None) -> Outcome:
 
 def timed_row(subject: Subject, metric: str, found: Observations, limits: Sequence[Limit]) -> Row:
     """Judge what was measured several times."""
-    medians = {side: interval_of(values) for side, values in found.values.items()}
+    means = {side: interval_of(values) for side, values in found.values.items()}
     ratio = interval_of(found.ratios) if found.ratios else None
     eager_ratio = interval_of(found.eager_ratios) if found.eager_ratios else None
-    second, eager = (medians[side].value if side in medians else None for side in ("B", "eager"))
-    is_negligible = second is not None and abs(medians["A"].value - second) < METRICS[metric].difference
-    judged_ratio = certain(1.0) if is_negligible else ratio
-    judged = {"greatest": medians["A"], "ratio to B": judged_ratio, "ratio to eager": eager_ratio}
-    breaches = []
-    allowed = METRICS[metric].ratio
+    second, eager = (means[side].value if side in means else None for side in ("B", "eager"))
+    judged = {"greatest": means["A"], "ratio to B": ratio, "ratio to eager": eager_ratio}
+    breaches, used = [], []
     for limit in limits:
-        bound, interval = limit.bound(None), judged.get(limit.kind)
-        assert bound is not None  # limits of times are numbers
-        if limit.kind == "ratio to B":
-            allowed = bound
+        interval = judged.get(limit.kind)
         if interval is None:
             continue
-        verdict = is_beyond(interval, bound, has_enough(found))
-        if verdict is not False:
-            breaches.append(Breach(limit, bound, interval, is_certain=verdict is True))
-    outcome = timed_outcome(judged_ratio, allowed, has_enough(found))
-    if outcome == "not decided" and not limits:
-        outcome = ""  # nobody asks
-    return Row(subject, metric, medians["A"].value, second, eager, ratio, eager_ratio, outcome, tuple(breaches))
+        used.append(limit)
+        bound = bound_of(limit, metric, second)
+        if not has_enough(found) or interval.low <= bound < interval.high:
+            breaches.append(Breach(limit, bound, interval, is_certain=False))
+        elif interval.low > bound:
+            breaches.append(Breach(limit, bound, interval, is_certain=True))
+    first = means["A"].value
+    row = Row(subject, metric, first, second, eager, ratio, eager_ratio, "", tuple(breaches), tuple(used))
+    if ratio is None or (not limits and not has_enough(found)):
+        return row
+    bounds = [bound_of(limit, metric, second) for limit in used if limit.kind == "ratio to B"]
+    undecided = any(each.limit.kind == "ratio to B" and not each.is_certain for each in breaches)
+    return replace(row, outcome="not decided" if undecided else timed_outcome(ratio, metric, bounds))
 
 
-def is_beyond(interval: Interval, allowed: float, is_enough: bool) -> bool | None:
-    """Return whether a value lies beyond a limit; `None` while its interval holds both, or comes of too few pairs."""
-    if not is_enough:
-        return None
-    if interval.low > allowed:
-        return True
-    return False if interval.high <= allowed else None
+def bound_of(limit: Limit, metric: str, second: float | None) -> float:
+    """Return what a limit of a time or of memory allows: a ratio of 1 or more at least what is negligible."""
+    bound = limit.bound(None)
+    assert bound is not None  # limits of times are numbers
+    if limit.kind == "ratio to B" and bound >= 1 and second:
+        return max(bound, 1 + METRICS[metric].difference / second)
+    return bound
 
 
-def timed_outcome(ratio: Interval | None, allowed: float, is_enough: bool) -> Outcome:
-    if ratio is None:
-        return ""
-    if not is_enough:
-        return "not decided"
-    if ratio.low > allowed:
+def timed_outcome(ratio: Interval, metric: str, bounds: Sequence[float]) -> Outcome:
+    """Return what is certain of a ratio: up to the limit, or its inverse, two sides are the same."""
+    same = max([METRICS[metric].ratio] if not bounds or min(bounds) < 1 else bounds)
+    if ratio.low > same:
         return "worse"
-    if ratio.high < 1 / allowed:
+    if ratio.high < 1 / same or (ratio.low < 1 / same and ratio.high < 1):
         return "better"
-    return "same" if ratio.high <= allowed else "not decided"
+    return "same" if ratio.high <= same else ""
 
 
 def is_settled(metric: str, found: Observations, limits: Sequence[Limit]) -> bool:
     """Return whether more pairs would change nothing: every limit is kept or broken for certain."""
-    if limits and not has_enough(found):
-        return False
-    row = timed_row(Subject(), metric, found, limits)
-    return not row.is_undecided and row.outcome != "not decided"
+    return not limits or (has_enough(found) and not timed_row(Subject(), metric, found, limits).is_undecided)

@@ -100,16 +100,23 @@ class Opened:
     folder: PackagedFolder
     methods: Mapping[str, MethodPlan]
     tensors: Mapping[str, Any]
+    has_state: bool  # in a delegate
+
+    def changes(self, method: str) -> bool:
+        """Return whether a call may change its inputs, or state."""
+        plan = self.methods[method]
+        return bool(plan.input_mutations or plan.mutations or self.has_state)
 
 
 def open_model(path: str, model: str, recipe: str) -> Opened:
     from hatch_lower.runtime.check import read_tensors
+    from hatch_lower.runtime.executor import holds_state
 
     folder = open_folder(Path(path))
     entry = folder.manifest.models[model]
     files = entry.recipes[recipe]
     plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
-    return Opened(folder, plan.methods, read_tensors(folder, entry))
+    return Opened(folder, plan.methods, read_tensors(folder, entry), any(map(holds_state, plan.delegates)))
 
 
 def load(opened: Opened, request: Request) -> Any:
@@ -123,21 +130,27 @@ def load(opened: Opened, request: Request) -> Any:
 
 def measure_load(request: Request) -> Mapping[str, Any]:
     """Measure the load of one side, its first calls, and the memory that both add."""
-    model, recipe = request["model"], request["recipe"]
-    opened = open_model(request["sides"]["A"], model, recipe)
+    opened = open_model(request["sides"]["A"], request["model"], request["recipe"])
+    tensors = check_tensors(request)
     set_threads(request["threads"])
-    values = {name: input_values(name, opened.methods[name], opened.tensors, {}) for name in request["methods"]}
+    values = {name: input_values(name, opened.methods[name], tensors, {}) for name in request["methods"]}
     before = proportional_memory()
     begin = time.perf_counter()
     loaded = load(opened, request)
     seconds = time.perf_counter() - begin
     first = {}
     for name, leaves in values.items():
-        ways = [method_call(loaded, name, opened.methods[name], leaves) for _ in range(LOAD_CALLS)]
-        first[name] = ways[0](1)
-        for way in ways[1:]:
-            way(1)
+        method = opened.methods[name]
+        first[name] = method_call(loaded, name, method, leaves, changes=True)(1)
+        for _ in range(1, LOAD_CALLS):
+            method_call(loaded, name, method, leaves, changes=True)(1)
     return {"load-seconds": seconds, "memory-bytes": max(proportional_memory() - before, 1), "methods": first}
+
+
+def check_tensors(request: Request) -> Mapping[str, Any]:
+    """Return the packaged check inputs with which every side is called."""
+    found = (open_model(path, request["model"], request["recipe"]).tensors for path in request["inputs"])
+    return next((tensors for tensors in found if tensors), {})
 
 
 def proportional_memory() -> int:
@@ -154,24 +167,29 @@ def set_threads(count: int) -> None:
 
 def measure_calls(request: Request) -> Mapping[str, Any]:
     """Measure calls of all sides, which take turns: what else the machine does meets each of them alike."""
-    model, recipe, sides = request["model"], request["recipe"], request["sides"]
+    model, recipe = request["model"], request["recipe"]
     set_threads(request["threads"])
-    opened = {side: open_model(path, model, recipe) for side, path in sides.items()}
-    loaded: dict[str, Any] = {}
-    for side in request["order"]:
-        loaded[side] = load(opened[side], request)
+    opened = {side: open_model(path, model, recipe) for side, path in request["sides"].items()}
+    tensors = check_tensors(request)
+    loaded = {side: load(opened[side], request) for side in request["order"]}
+    refusal = ""
     if request["eager"] is not None:
-        loaded["eager"] = load_eager(model, **request["eager"])
+        try:
+            loaded["eager"] = load_eager(model, **request["eager"])
+        except LowerError as error:  # the sides are compared without it
+            refusal = ": ".join(filter(None, [error.what, error.found]))
     series = []
     for call in request["calls"]:
-        ways = {}
-        for side, owner in loaded.items():
-            by = opened.get(side, opened["A"])
-            method = by.methods[call["method"]]
-            leaves = input_values(call["method"], method, by.tensors, call["sizes"])
-            ways[side] = method_call(owner, call["method"], method, leaves)
+        name, method = call["method"], opened["A"].methods[call["method"]]
+        leaves = input_values(name, method, tensors, call["sizes"])
+        changes = any(side.changes(name) for side in opened.values())
+        ways = {
+            side: method_call(owner, name, method, leaves, changes=changes)
+            for side, owner in loaded.items()
+            if name in owner.methods
+        }
         series.append(timed_rounds(ways, request["order"], request["seconds"]))
-    return {"calls": series}
+    return {"calls": series, "no eager": refusal}
 
 
 def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
@@ -181,13 +199,18 @@ def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
     return make_eager(model, export)
 
 
-def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object]) -> Callable[[int], float]:
-    """Return what calls a method a number of times and returns the seconds of one call."""
+def method_call(
+    owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool
+) -> Callable[[int], float]:
+    """Return what calls a method a number of times and returns the seconds of one call.
+
+    Args:
+        changes: whether a call may change its inputs or the model's state; each gets those of the first then, which are
+            made before the clock runs.
+    """
     from hatch_lower.runtime.check import call_arguments
 
     function = owner.methods[name]
-    # a call that changes its inputs gets new ones, which are made before the clock runs
-    changes = bool(method.input_mutations)
     args, kwargs = call_arguments(method, leaves)
 
     def once_each(count: int) -> float:
@@ -207,7 +230,7 @@ def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object])
             function(*args, **kwargs)
         return (time.perf_counter() - begin) / count
 
-    return once_each if changes or method.mutations else repeated
+    return once_each if changes else repeated
 
 
 def timed_rounds(
@@ -237,14 +260,13 @@ def turns(order: Sequence[str], turn: int, ways: Mapping[str, object]) -> Iterat
 
 
 def block_sizes(ways: Mapping[str, Callable[[int], float]]) -> dict[str, int]:
-    """Return how many calls of each side take about as long as a block, or as one call of A if that is longer."""
+    """Return how many calls of each side take about as long as a block, or as one call of the slower side."""
     seconds = {}
     for side, way in ways.items():
         way(1)
         seconds[side] = min(way(1) for _ in range(3))
-    block = max(BLOCK, seconds["A"])
-    counts = {side: min(max(1, round(block / each)), MOST_CALLS) for side, each in seconds.items()}
-    return {side: count if side == "eager" else counts["A"] for side, count in counts.items()}
+    block = max(BLOCK, *(each for side, each in seconds.items() if side != "eager"))
+    return {side: min(max(1, round(block / each)), MOST_CALLS) for side, each in seconds.items()}
 
 
 def warm_up(ways: Mapping[str, Callable[[int], float]], counts: Mapping[str, int], limit: float) -> None:

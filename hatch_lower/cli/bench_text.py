@@ -25,6 +25,7 @@ def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
     yield from equal_lines(result.rows)
     yield from (f"note: {note}" for note in result.notes)
     yield from breach_lines(result.rows)
+    yield from (f"not judged: {line}" for line in result.unjudged)
     yield summary(result)
 
 
@@ -62,8 +63,10 @@ def breach_lines(rows: Sequence[Row]) -> Iterator[str]:
 def summary(result: Result) -> str:
     broken = sum(row.is_broken for row in result.rows)
     undecided = sum(row.is_undecided for row in result.rows)
-    rest = f", {count(undecided, 'figure')} not decided" if undecided else ""
-    return f"{count(broken, 'figure')} beyond a limit{rest}"
+    counts = [f"{count(broken, 'figure')} beyond a limit"]
+    counts += [f"{count(undecided, 'figure')} not decided"] if undecided else []
+    counts += [f"{len(result.unjudged)} not judged"] if result.unjudged else []
+    return ", ".join(counts)
 
 
 def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str]) -> str:
@@ -80,6 +83,7 @@ def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str])
             for row in rows
         ]
     lines += ["", *equal_lines(result.rows), *(f"\nnote: {note}" for note in result.notes)]
+    lines += [f"\nnot judged: {line}" for line in result.unjudged]
     if changes:
         lines += ["", "<details><summary>what differs</summary>", "", "```diff", *changes, "```", "", "</details>"]
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ from hatch_lower.format.manifest import Manifest, write_manifest
 pytestmark = pytest.mark.torch
 
 LONGER = SOURCE.replace("self.block(image).sum(1)", "self.block(image).sum(1).exp().neg()")
+EXAMPLES = SOURCE.replace("torch.linspace(0, 1, 12).reshape(3, 4)", "torch.linspace(0, 1, 40).reshape(10, 4)")
 SLOW = SOURCE.replace("self.block(image).sum(1)", f"self.block(image).sum(1){'.sin()' * 40}")
 PROJECT = """\
 [build-system]
@@ -46,7 +47,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HATCH_LOWER_CACHE", "off")
-        for name, source in {"one": SOURCE, "more": LONGER, "slow": SLOW}.items():
+        for name, source in {"one": SOURCE, "more": LONGER, "slow": SLOW, "examples": EXAMPLES}.items():
             report, _ = shop.build(shop.capture(source))
             for model in ("net", "other") if name == "one" else ("net",):
                 title = name if model == "net" else "other"
@@ -206,6 +207,32 @@ def test_what_cannot_be_measured_ends_with_2(wheels: Mapping[str, Path], argumen
     done = bench(*(str(wheels.get(argument, argument)) for argument in arguments))
     assert done.exit_code == 2, done.output
     assert said in done.stderr
+
+
+def test_a_limit_that_nothing_can_be_compared_with_is_told(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    root = project(tmp_path / "project", "max-kernels = 5\nmax-cold-build-ratio = 2.0\n")
+    options = ("--tier", "exact", "--root", root)
+    lenient, strict = (bench(wheels["one"], *options, *more) for more in ((), ("--strict",)))
+    assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output
+    assert "not judged: bench.max-kernels = 5: there is nothing to compare with it" in lenient.stdout
+    assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 not judged"
+
+
+def test_a_limit_of_a_alone_is_measured_though_both_sides_are_equal(
+    wheels: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "measure", lambda works, *_: {} if works else pytest.fail("nothing is timed"))
+    root = project(tmp_path / "project", "max-call-seconds = 1e-9\n")
+    done = bench(wheels["one"], "--against", wheels["one"], "--root", root)
+    assert "not judged: bench.max-call-seconds = 1e-09" in done.stdout
+
+
+def test_other_check_inputs_are_told_and_errors_of_them_not_compared(wheels: Mapping[str, Path]) -> None:
+    done = bench(wheels["examples"], "--against", wheels["one"], "--tier", "exact", "--json", "b.json")
+    assert done.exit_code == 0, done.output
+    assert "the check inputs of net differ: both sides are timed with those of A" in done.stdout
+    verdicts = json.loads(Path("b.json").read_text())["hatch_lower"]["verdicts"]
+    assert {row["outcome"] for row in verdicts if row["metric"] == "error"} == {""}
 
 
 def test_limits_of_what_does_not_exist_are_refused(wheels: Mapping[str, Path], tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def test_a_limit_that_is_kept_or_has_nothing_to_compare_with_is_not_broken(
 @pytest.mark.parametrize(
     ("ratios", "outcome", "broken", "undecided"),
     [
-        ([1.08, 1.09, 1.10, 1.09, 1.08, 1.11], "worse", True, False),
-        ([1.01, 0.99, 1.00, 1.02, 0.98, 1.00], "same", False, False),
-        ([0.90, 0.91, 0.89, 0.90, 0.92, 0.90], "better", False, False),
-        ([1.00, 1.12, 1.04, 0.95, 1.20, 1.02], "not decided", False, True),
+        ([1.08, 1.09, 1.10, 1.09, 1.08, 1.11, 1.09, 1.09], "worse", True, False),
+        ([1.01, 0.99, 1.00, 1.02, 0.98, 1.00, 1.01, 0.99], "same", False, False),
+        ([0.90, 0.91, 0.89, 0.90, 0.92, 0.90, 0.91, 0.90], "better", False, False),
+        ([1.00, 1.12, 1.04, 0.95, 1.20, 1.02, 1.12, 1.0], "not decided", False, True),
         ([1.30] * (FEWEST - 1), "not decided", False, True),  # too few to say anything of
     ],
 )
@@ -118,9 +118,33 @@ def test_a_timed_figure_is_decided_by_its_interval(
 
 
 def test_a_limit_of_its_own_decides_what_is_worse() -> None:
-    found = observed(*[1.03, 1.04, 1.03, 1.035, 1.04, 1.03])
+    found = observed(*[1.03, 1.04, 1.03, 1.035, 1.04, 1.03, 1.03, 1.04])
     assert timed(found).outcome == "same"
     assert timed(found, max_call_ratio=1.02).outcome == "worse"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "limit", "outcome", "broken"),
+    [
+        (0.98, 1.05, "same", False),
+        (0.94, 1.05, "better", False),
+        (1.2, 1.5, "same", False),
+        (0.8, 1.5, "same", False),
+        (0.4, 0.5, "better", False),
+        (0.6, 0.5, "better", True),
+        (1.2, 0.5, "worse", True),
+    ],
+)
+def test_the_word_is_of_both_sides_and_the_limit_of_one(ratio: float, limit: float, outcome: str, broken: bool) -> None:
+    row = timed(observed(*[ratio] * FEWEST), max_call_ratio=limit)
+    assert (row.outcome, row.is_broken) == (outcome, broken)
+
+
+def test_what_a_limit_is_compared_with_is_known_of_each_row() -> None:
+    settings = {"max_call_ratio": 2.0, "max_eager_ratio": 2.0, "max_call_seconds": 2.0}
+    row = timed(observed(*[1.0] * FEWEST), **settings)
+    assert {limit.name for limit in row.judged} == {"max-call-ratio", "max-call-seconds"}
+    assert not exact("kernels", 5, None, max_instructions_ratio=1.1).judged
 
 
 def test_eager_and_seconds_have_limits_too() -> None:
@@ -145,7 +169,7 @@ def test_a_few_pages_of_memory_are_no_ratio(second: int, broken: bool) -> None:
 
 
 def test_a_figure_without_a_limit_is_never_undecided() -> None:
-    row = timed_row(METHOD, "first-call-seconds", observed(0.5, 2.0, 1.0, 0.7, 3.0, 1.0), [])
+    row = timed_row(METHOD, "first-call-seconds", observed(0.5, 2.0, 1.0, 0.7, 3.0, 1.0, 1.0, 2.0), [])
     assert (row.outcome, row.breaches) == ("", ())
 
 
@@ -155,7 +179,7 @@ def test_a_figure_without_a_limit_is_never_undecided() -> None:
         ([1.0] * (FEWEST - 1), False),
         ([1.0] * FEWEST, True),
         ([1.2] * FEWEST, True),
-        ([1.00, 1.12, 1.04, 0.95, 1.20, 1.02], False),
+        ([1.00, 1.12, 1.04, 0.95, 1.20, 1.02, 1.12, 1.0], False),
     ],
 )
 def test_pairs_are_enough_once_every_limit_is_decided(ratios: list[float], settled: bool) -> None:
