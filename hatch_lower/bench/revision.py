@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hatch_lower.bench.command import Tell
@@ -20,7 +20,7 @@ from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.inputs.present import files_matching
 from hatch_lower.cache.directory import history_path
 from hatch_lower.cache.store import open_store
-from hatch_lower.errors import ConfigError, LowerError, PackageError, size_text
+from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError, size_text
 from hatch_lower.hatch.outside import check_present, open_project
 
 SHOWN = 3  # files that a line names
@@ -50,11 +50,17 @@ def built_revision(root: Path, revision: str, environment: Mapping[str, str], te
             )
         copy_ignored(repository, root, source, title, tell)
         history = history_path(directory, source)
+        forgotten = [history, history.with_suffix(".log")]  # nobody will ask for the last build in this folder
         try:
-            with built(source, title, environment, tell) as side:
+            with ExitStack() as stack:
+                try:
+                    side = stack.enter_context(built(source, title, environment, tell))
+                except ProcessError:  # what the build said names the log
+                    forgotten.pop()
+                    raise
                 yield side
-        finally:  # nobody will ask for the last build in this folder
-            for path in (history, history.with_suffix(".log")):
+        finally:
+            for path in forgotten:
                 with suppress(OSError):
                     path.unlink()
 

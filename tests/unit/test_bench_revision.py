@@ -22,6 +22,7 @@ from hatch_lower.bench.project import built_project, is_project
 from hatch_lower.bench.revision import built_revision
 from hatch_lower.bench.side import BuildFacts, Side
 from hatch_lower.build.explain import BuildHistory, ModelHistory, write_history
+from hatch_lower.cache.directory import history_path
 from hatch_lower.errors import ConfigError, LowerError, PackageError, ProcessError
 from hatch_lower.format.results import MethodRow
 
@@ -277,6 +278,23 @@ def test_a_revision_that_does_not_build(place: Workplace) -> None:
     assert error.found.splitlines() == [f"line {number}" for number in range(20, 60)]
     place.do = lambda folder: (0, [])
     assert place.refusal(place.revision("main")).what == "the build made no wheel"
+
+
+def test_the_log_of_a_build_that_failed_stays_for_its_message_names_it(place: Workplace) -> None:
+    def build(folder: Path, status: int) -> tuple[int, list[str]] | None:
+        log = history_path(place.cache / "v1", folder).with_suffix(".log")
+        write_history(place.cache / "v1", folder, BuildHistory("tiny", "1.0", {}))
+        log.write_text("tiny: what the model printed\n")
+        return (status, [f"1 line of output by the model's code (kept in {log})"]) if status else None
+
+    place.do = lambda folder: build(folder, 1)
+    found = place.refusal(place.revision("main")).found
+    (kept,) = (place.cache / "v1" / "history").iterdir()
+    assert f"kept in {kept}" in found
+    kept.unlink()
+    place.do = lambda folder: build(folder, 0)
+    place.open(place.revision("main"))
+    assert list(kept.parent.iterdir()) == []
 
 
 def test_files_that_git_ignores_and_the_settings_name_are_copied(place: Workplace) -> None:
