@@ -31,14 +31,22 @@ class Host:
     def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         variables = {**environment, **dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hatch_lower.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=variables,
-            start_new_session=True,  # so that all of it can be ended
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hatch_lower.bench.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=variables,
+                start_new_session=True,  # so that all of it can be ended
+            )
+        except OSError as error:
+            self._errors.close()
+            raise ProcessError(
+                "the process that measures could not be started",
+                found=f"{type(error).__name__}: {error}",
+                hint="end other programs, or raise the limits of memory and processes that this runs under",
+            ) from error
 
     def __enter__(self) -> Host:
         return self

@@ -194,6 +194,17 @@ def test_enough_pairs_are_as_many_as_an_interval_needs() -> None:
 # The processes that measure
 
 
+def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr("hatch_lower.bench.host.subprocess.Popen", refuse)
+    with pytest.raises(ProcessError, match="the process that measures could not be started") as caught:
+        Host(1, {})
+    assert caught.value.found == "BlockingIOError: no more processes"
+    assert "limits of memory and processes" in caught.value.hint
+
+
 @pytest.mark.torch
 def test_a_process_measures_all_sides_and_methods(host: Host, folder: Path) -> None:
     (folder.parent / "net_source.py").write_text(SOURCE)
