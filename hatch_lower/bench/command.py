@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -50,8 +51,7 @@ def run_command(
                 lines.append(data.decode("utf-8", "replace").rstrip())
                 if tell is not None:
                     tell(lines[-1])
-        while not is_over(process):  # it has closed its outputs, as a rule by ending
-            time.sleep(TICK_SECONDS)
+        ended_within(process, math.inf)  # it has closed its outputs, as a rule by ending
     finally:
         with undisturbed():
             end(process)
@@ -60,11 +60,24 @@ def run_command(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a process group as Ctrl-C does, so that a build removes what it has made, and kill what stays of it."""
-    deadline = time.monotonic() + GRACE_SECONDS
     if not is_over(process):
         signal_group(process, signal.SIGINT)
-    while not is_over(process) and time.monotonic() < deadline:
+    ended_within(process, GRACE_SECONDS)
+    kill_group(process)
+
+
+def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for a process, and leave it its id, by which what it started can be ended."""
+    deadline = time.monotonic() + seconds
+    while not is_over(process):
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(TICK_SECONDS)
+    return True
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, if it has not ended, and all that it started."""
     signal_group(process, signal.SIGKILL)
     process.wait()
 

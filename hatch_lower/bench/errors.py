@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hatch_lower.bench.command import ended_within, kill_group
 from hatch_lower.bench.figures import Subject
 from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
@@ -111,14 +111,16 @@ def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], st
         tempfile.TemporaryFile() as messages,
     ):
         process = start(request, work, lines, messages)
-        ending = ""
         try:
-            if process.wait(seconds):
-                ending = ending_text(process.returncode)
-        except subprocess.TimeoutExpired:
-            ending = f"it took more than {seconds:g} seconds"
+            in_time = ended_within(process, seconds)
         finally:
-            end(process)
+            kill_group(process)
+            assert process.stdin is not None
+            process.stdin.close()
+        if in_time:
+            ending = ending_text(process.returncode) if process.returncode else ""
+        else:
+            ending = f"it took more than {seconds:g} seconds"
         rows = read_lines(lines)
         if rows and "error" in rows[-1]:
             raise error_from_json(rows[-1]["error"])
@@ -142,16 +144,6 @@ def start(request: object, folder: str, lines: BinaryIO, messages: BinaryIO) -> 
             found=f"{type(error).__name__}: {error}",
             hint="end other programs, or raise the limits of memory and processes that this runs under",
         ) from error
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child that has not ended, and all that it started."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
 
 
 def ending_text(status: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.lowered import file_entry, floats, install, lowered_model, safetensors_bytes, write_lowered
 from support.plans import call, delegate_entry, method, op, plan_value, python, tensor_input, v
-from support.processes import is_running
+from support.processes import is_running, wait_for
 
 from hatch_lower.bench import errors
 from hatch_lower.bench.errors import Errors, measure_errors
@@ -177,20 +177,27 @@ def test_a_method_that_hangs_is_named_and_nothing_of_it_stays(tmp_path: Path, mo
         "time.sleep(1000)"
     )
     folder = with_delegate(tmp_path / "site", monkeypatch, code)
-    waited = errors.subprocess.Popen.wait
 
-    def wait(process: Any, timeout: float | None = None) -> int:
+    def wait(process: Any, seconds: float) -> bool:
         # as if the time were over as soon as the method hangs
-        while timeout is not None and not (pids.exists() and pids.read_text().count(" ")):
+        while not (pids.exists() and pids.read_text().count(" ")):
             assert process.poll() is None
-        return int(waited(process, None if timeout is None else 0))
+        return False
 
-    monkeypatch.setattr(errors.subprocess.Popen, "wait", wait)
+    monkeypatch.setattr(errors, "ended_within", wait)
     with pytest.raises(ProcessError) as caught:
         measured(folder, seconds=60)
     assert caught.value.where == "net.whl, `net/default/second`, loaded or called"
     assert caught.value.found == "it took more than 60 seconds"
     assert [is_running(int(pid)) for pid in pids.read_text().split()] == [False, False]
+
+
+def test_nothing_stays_of_a_comparison_that_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    code = f"other = subprocess.Popen(['sleep', '1000'])\nopen({str(pid)!r}, 'w').write(str(other.pid))\nreturn inputs"
+    found = measured(with_delegate(tmp_path / "site", monkeypatch, code))
+    assert error_of(found, "net", name="second") == 0
+    wait_for(lambda: not is_running(int(pid.read_text())), "what it started ends")
 
 
 def test_a_method_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
