@@ -19,7 +19,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hatch_lower.bench.figures import Figures, Subject
+from hatch_lower.bench.temporary import work_folder
 from hatch_lower.errors import LowerError
 from hatch_lower.format.plan import read_plan
 from hatch_lower.runtime.files import PackagedFolder
@@ -84,8 +84,8 @@ def find_perf(environment: Mapping[str, str]) -> Counter | str:
     program = shutil.which("perf", path=environment.get("PATH"))
     if program is None:
         return "not installed"
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-count-") as work:
-        output = Path(work, PERF_OUTPUT)
+    with work_folder() as work:
+        output = work / PERF_OUTPUT
         status, said = run([program, "stat", "-x,", "-e", EVENT, "-o", str(output), "true"], environment, PROBE_SECONDS)
         number = perf_number(output) if status == 0 else perf_refusal(said)
     if isinstance(number, str):
@@ -187,8 +187,7 @@ def count_parts(
     limit_seconds: float,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run a child process; return the instructions of a range of each part, and why others could not be counted."""
-    with tempfile.TemporaryDirectory(prefix="hatch-lower-count-", ignore_cleanup_errors=True) as made:
-        work = Path(made).resolve()
+    with work_folder() as work:
         text = json.dumps({**request, "parts": parts, "tool": counter.tool, "vgdb": counter.vgdb})
         (work / REQUEST).write_text(text, encoding="utf-8")
         (work / FOLDER).symlink_to(folder)

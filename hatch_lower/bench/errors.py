@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from hatch_lower.bench.command import ended_within, kill_group
 from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
@@ -105,8 +106,7 @@ def unfinished(folders: Mapping[str, PackagedFolder], rows: list[dict[str, Any]]
 def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], str, str]:
     """Return what the child found, how it ended if not well, and the last that it said."""
     with (
-        # not one of the names whose folders are removed unless a process holds them
-        tempfile.TemporaryDirectory(prefix="hatch-lower-errors-", ignore_cleanup_errors=True) as work,
+        work_folder() as work,
         tempfile.TemporaryFile() as lines,
         tempfile.TemporaryFile() as messages,
     ):
@@ -127,7 +127,7 @@ def run_child(request: object, seconds: float) -> tuple[list[dict[str, Any]], st
         return rows, ending, tail_of(messages)
 
 
-def start(request: object, folder: str, lines: BinaryIO, messages: BinaryIO) -> subprocess.Popen[bytes]:
+def start(request: object, folder: Path, lines: BinaryIO, messages: BinaryIO) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],

@@ -1,7 +1,7 @@
 """Temporary folders of a benchmark. They go when their block ends, by an exception or a signal as well.
 
 ```text
-<TMPDIR>/hatch-lower-bench-…/    unpacked wheels, worktrees, and what is built there; held while its process lives
+<TMPDIR>/hatch-lower-bench-…/    unpacked wheels, worktrees, builds, what children write; held while its process lives
 ```
 
 Folders that nobody holds are of a process that was killed: the next benchmark removes them.

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from support.processes import is_running, wait_for
 import hatch_lower.bench.counted as counted
 from hatch_lower.bench.counted import CALL, LOAD, NOTHING, Counter, Counts, count, count_parts, find_counter
 from hatch_lower.bench.figures import METRICS, Subject
+from hatch_lower.bench.temporary import work_folder
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
 pytestmark = pytest.mark.torch
@@ -375,7 +377,9 @@ def test_the_child_switches_perf_around_each_call(tmp_path: Path, folder: Packag
     assert counts == ({FORWARD: 1000.0}, {})
 
 
-def test_what_counts_ends_with_who_asked_for_it(tmp_path: Path, folder: PackagedFolder) -> None:
+def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
+    tmp_path: Path, folder: PackagedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # without a perf that answers, the child waits for ever
     script = f'echo $$ > {tmp_path}/pid; while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
     perf = write_program(tmp_path / "bin", "perf", f"#!/bin/sh\n{script}\n")
@@ -385,12 +389,18 @@ def test_what_counts_ends_with_who_asked_for_it(tmp_path: Path, folder: Packaged
         f"counter, folder = Counter('perf', {str(perf)!r}), Path({str(folder.path)!r})\n"
         f"count_parts(counter, folder, {request}, [{LOAD!r}], os.environ, 600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}) as parent:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)}) as parent:
         wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()), "it counts", parent)
         pid = int((tmp_path / "pid").read_text())
         assert is_running(pid)
         parent.kill()
     wait_for(lambda: not is_running(pid), "it ends")
+    assert len(list(temporary.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with work_folder() as work:  # as the next benchmark does
+        assert list(temporary.iterdir()) == [work]
 
 
 @pytest.mark.slow

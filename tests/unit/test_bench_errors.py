@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import struct
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from support.processes import is_running, wait_for
 from hatch_lower.bench import errors
 from hatch_lower.bench.errors import Errors, measure_errors
 from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.temporary import work_folder
 from hatch_lower.errors import ProcessError, ProgramError
 from hatch_lower.runtime.files import open_folder
 
@@ -198,6 +203,20 @@ def test_nothing_stays_of_a_comparison_that_ends_well(tmp_path: Path, monkeypatc
     found = measured(with_delegate(tmp_path / "site", monkeypatch, code))
     assert error_of(found, "net", name="second") == 0
     wait_for(lambda: not is_running(int(pid.read_text())), "what it started ends")
+
+
+def test_the_folder_of_a_comparison_that_was_killed_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import os, signal; from hatch_lower.bench import errors\n"
+        "errors.start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "errors.run_child({}, 60)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with work_folder() as work:  # as the next benchmark does
+        assert list(tmp_path.iterdir()) == [work]
 
 
 def test_a_method_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
