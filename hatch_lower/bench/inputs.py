@@ -45,12 +45,22 @@ def input_values(
             example = stored.get(index)
             if example is None or list(example.shape) != shape:
                 example = random_tensor(getattr(torch, entry.dtype), shape, example, generator)
-            values.append(torch.empty_strided(shape, stride, dtype=example.dtype).copy_(example))
+            values.append(laid_out(example, stride))
         elif isinstance(entry, LiteralInput):
             values.append(literal_value(entry.value))
         else:
             values.append(evaluate(entry.expr, sizes))
     return values
+
+
+def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a tensor's values with other strides; along a dimension of stride 0, which has one value, the first."""
+    import torch
+
+    value = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    single = tuple(slice(None) if step else slice(1) for step in stride)
+    value[single].copy_(tensor[single])
+    return value
 
 
 def guessed_sizes(method: MethodPlan) -> dict[str, int]:
