@@ -1,6 +1,7 @@
 """Exact figures of a side: counted from what is packaged, so they are equal on every machine. Nothing is loaded.
 
-The largest error against eager, which is exact as well, takes a run: see `errors`.
+With them come those of its build, where one was made. The largest error against eager, which is exact as well, takes a
+run: see `errors`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BINDS_IN_PLACE = ("aoti", "null")
 
 
 def exact_figures(side: Side) -> dict[Subject, dict[str, float]]:
-    """Return every exact figure of a side but `error`; what is not known has none.
+    """Return every exact figure of a side but `error`, and those of its build; what is not known has none.
 
     Raises:
         ProgramError: if a file is damaged.

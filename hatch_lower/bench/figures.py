@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Tier: TypeAlias = Literal["exact", "counted", "timed"]
-TIERS: tuple[Tier, ...] = ("exact", "counted", "timed")
+# `build`: numbers of the build that was made for this, which depend on what the cache had
+Tier: TypeAlias = Literal["exact", "build", "counted", "timed"]
+TIERS: tuple[Tier, ...] = ("exact", "counted", "timed")  # how far a measurement goes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,8 +57,8 @@ METRICS: Mapping[str, Metric] = {
     "partitions": Metric("exact", "", "partitions"),  # model/recipe/method
     "kernels": Metric("exact", "", "kernels"),  # model/recipe/method: in native code
     "error": Metric("exact", "", "largest error", ratio=ERROR),  # model/recipe/method: absolute, against eager
-    "compilations": Metric("exact", "", "compilations", "neither"),  # model: partitions that its build lowered
-    "level": Metric("exact", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: none
+    "compilations": Metric("build", "", "compilations", "neither"),  # model: partitions that its build lowered
+    "level": Metric("build", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: none
     "call-instructions": Metric("counted", "", "instructions of a call", ratio=1.02),  # model/recipe/method[size]
     "load-instructions": Metric("counted", "", "instructions of a load", ratio=1.02),  # model/recipe
     "call-seconds": Metric("timed", "s", "call", ratio=TIME),  # model/recipe/method[size, threads]

@@ -1,7 +1,8 @@
 """The document of `--json`: pytest-benchmark's own format, so that its command and others that read it do.
 
 `benchmarks` has an entry for each series of timed rounds. All figures of both sides, of whatever tier, and the verdicts
-are under the key `hatch_lower`. Without timed rounds the document holds nothing of the machine and the time.
+are under the key `hatch_lower`. Without timed rounds the document holds nothing of the machine, the time, the paths
+and the cache.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from hatch_lower.bench.figures import METRICS, Figures, Subject
+from hatch_lower.bench.figures import METRICS, Figures, Subject, Tier
 
 SCHEMA = 1
 FORMAT = "5.3.1"  # the version of pytest-benchmark whose format this is
@@ -48,6 +49,7 @@ class TimedSeries:
 @dataclass(frozen=True, slots=True)
 class ReportedSide:
     title: str
+    distributions: Sequence[str]  # `digits 1.0`
     figures: Figures
 
 
@@ -69,6 +71,7 @@ class Report:
 def report_text(report: Report, project: Path) -> str:
     """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
     series = sorted((each for each in report.series if each.seconds), key=lambda each: (each.group, each.side))
+    left_out: Collection[Tier] = () if series else ("build",)
     document = {
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
@@ -77,11 +80,15 @@ def report_text(report: Report, project: Path) -> str:
         "version": FORMAT,
         "hatch_lower": {
             "schema": SCHEMA,
-            "sides": {name: side.title for name, side in report.sides.items()},
-            "figures": list(figure_rows(report.sides)),
+            "sides": {
+                name: {"distributions": list(side.distributions), **({"title": side.title} if series else {})}
+                for name, side in report.sides.items()
+            },
+            "figures": list(figure_rows(report.sides, left_out)),
             "verdicts": [
                 {**asdict(each.subject), "metric": each.metric, "outcome": each.outcome, **each.facts}
                 for each in sorted(report.verdicts, key=lambda each: (each.subject, each.metric))
+                if METRICS[each.metric].tier not in left_out
             ],
         },
     }
@@ -97,10 +104,14 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figure_rows(sides: Mapping[str, ReportedSide]) -> Iterator[dict[str, Any]]:
+def figure_rows(sides: Mapping[str, ReportedSide], left_out: Collection[Tier]) -> Iterator[dict[str, Any]]:
     for subject in sorted({subject for side in sides.values() for subject in side.figures}):
         known = {name: side.figures[subject] for name, side in sides.items() if subject in side.figures}
-        yield {**asdict(subject), "figures": {name: dict(figures) for name, figures in known.items()}}
+        kept = {
+            name: {metric: value for metric, value in figures.items() if METRICS[metric].tier not in left_out}
+            for name, figures in known.items()
+        }
+        yield {**asdict(subject), "figures": kept}
 
 
 def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, Any]:

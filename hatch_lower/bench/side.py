@@ -36,6 +36,12 @@ class Side:
     source: Path | None = None  # the project's folder that it was built from, if that is at hand
     build: BuildFacts | None = None
 
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """`digits 1.0`, and whatever else a folder holds models of."""
+        manifests = (each.manifest for each in self.contents)
+        return tuple(sorted({f"{each.distribution} {each.version}" for each in manifests}))
+
 
 @contextmanager
 def open_side(target: str | Path) -> Iterator[Side]:

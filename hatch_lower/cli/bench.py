@@ -252,7 +252,9 @@ def progress() -> Iterator[Tell]:
 def json_text(task: Task, result: Result, project: Path) -> str:
     from hatch_lower.bench.json_report import Report, ReportedSide, ReportedVerdict, TimedSeries, report_text
 
-    sides = {name: ReportedSide(side.title, result.figures_of(name)) for name, side in task.sides.items()}
+    sides = {
+        name: ReportedSide(side.title, side.distributions, result.figures_of(name)) for name, side in task.sides.items()
+    }
     series = [
         TimedSeries(subject, metric, side, tuple(rounds))
         for (subject, metric), found in result.measured.items()

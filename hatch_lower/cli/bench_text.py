@@ -30,13 +30,13 @@ def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that a table has, the worst first: exact figures that are equal are only counted."""
+    """Return the rows that a table has, the worst first: of figures that are equal, exact ones are only counted."""
     shown = [row for row in rows if not is_equal_figure(row)]
     return sorted(shown, key=lambda row: (ORDER.index(word_of(row)), row.subject))
 
 
 def is_equal_figure(row: Row) -> bool:
-    return row.first == row.second and METRICS[row.metric].tier == "exact" and not row.breaches
+    return row.first == row.second and METRICS[row.metric].tier in ("exact", "build") and not row.breaches
 
 
 def word_of(row: Row) -> str:
@@ -51,7 +51,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
 
 
 def equal_lines(rows: Sequence[Row]) -> Iterator[str]:
-    equal = sum(map(is_equal_figure, rows))
+    equal = sum(is_equal_figure(row) and METRICS[row.metric].tier == "exact" for row in rows)
     if equal:
         yield f"{count(equal, 'exact figure')} {'is' if equal == 1 else 'are'} equal"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,10 +139,14 @@ def test_the_exact_tier_is_the_same_document_anywhere(
 ) -> None:
     documents = []
     for name, threads in (("first", "1"), ("second-with-a-longer-name", "7")):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "dist").mkdir(parents=True)
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        assert bench(wheels["more"], "--against", wheels["one"], "--tier", "exact", "--json", "b.json").exit_code == 0
+        target = shutil.copy(wheels["more"], f"dist/net-1.0-{len(documents)}-py3-none-any.whl")
+        if documents:  # as a folder, whose newest wheel it is
+            target = "./dist"
+            os.utime(shutil.copy(wheels["one"], "dist"), (100, 100))
+        assert bench(target, "--against", wheels["one"], "--tier", "exact", "--json", "b.json").exit_code == 0
         documents.append(Path("b.json").read_bytes())
     assert documents[0] == documents[1]
 

@@ -25,7 +25,7 @@ from hatch_lower.build.contents import find_contents
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
-EXACT = {name for name, metric in METRICS.items() if metric.tier == "exact"} - {"compilations", "level"}
+EXACT = {name for name, metric in METRICS.items() if metric.tier == "exact"}
 ELF = b"\x7fELF" + bytes(60)
 # The whole exact tier: of a wheel, and of the folder that it is unpacked to.
 SCRIPT = """
@@ -33,7 +33,7 @@ import os, sys
 from pathlib import Path
 from hatch_lower.bench.errors import measure_errors
 from hatch_lower.bench.exact import exact_figures
-from hatch_lower.bench.json_report import Report, ReportedSide, write_report
+from hatch_lower.bench.json_report import Report, ReportedSide, report_text
 from hatch_lower.bench.side import Side
 from hatch_lower.build.contents import find_contents
 from hatch_lower.runtime.files import open_folder
@@ -44,7 +44,7 @@ figures = exact_figures(Side(wheel.name, tuple(find_contents(wheel)), {}, wheel)
 for subject, found in measure_errors({"mixed": folder}, wheel.name, 300).figures.items():
     figures[subject] |= found
 assert "torch" not in sys.modules
-print(write_report(Report({"A": ReportedSide(wheel.name, figures)}), wheel.parent))
+print(report_text(Report({"A": ReportedSide(str(wheel), (), figures)}), wheel.parent))
 """
 
 

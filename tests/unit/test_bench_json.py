@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,16 @@ FIGURES: Mapping[Subject, Mapping[str, float]] = {
 OTHERS = {subject: dict(reversed(figures.items())) for subject, figures in reversed(FIGURES.items())}
 
 
-def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES) -> Report:
+def exact_report(figures: Mapping[Subject, Mapping[str, float]] = FIGURES, title: str = "digits-2.whl") -> Report:
     verdicts = [
         ReportedVerdict(FORWARD, "operations", "same", {"ratio": 1.0}),
         ReportedVerdict(Subject(), "wheel-bytes", "worse", {"limit": "max-wheel-growth"}),
     ]
-    return Report(
-        {"A": ReportedSide("digits-2.whl", figures), "B": ReportedSide("digits-1.whl", FIGURES)}, (), verdicts
-    )
+    sides = {
+        "A": ReportedSide(title, ("digits 2.0",), figures),
+        "B": ReportedSide("digits-1.whl", ("digits 1.0",), FIGURES),
+    }
+    return Report(sides, (), verdicts)
 
 
 def timed_report() -> Report:
@@ -163,7 +166,7 @@ def test_the_commit_is_that_of_the_project(tmp_path: Path) -> None:
 def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
     ours = json.loads(report_text(exact_report(), tmp_path))["hatch_lower"]
     assert ours["schema"] == 1
-    assert ours["sides"] == {"A": "digits-2.whl", "B": "digits-1.whl"}
+    assert ours["sides"] == {"A": {"distributions": ["digits 2.0"]}, "B": {"distributions": ["digits 1.0"]}}
     assert [(row["model"], row["recipe"], row["method"]) for row in ours["figures"]] == [
         ("", "", ""),
         ("digits", "", ""),
@@ -180,13 +183,13 @@ def test_figures_of_both_sides_stand_together(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_one_side_lacks_is_not_there(tmp_path: Path) -> None:
-    sides = {"A": ReportedSide("a", {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", {})}
+    sides = {"A": ReportedSide("a", (), {FORWARD: {"kernels": 5}}), "B": ReportedSide("b", (), {})}
     (row,) = json.loads(report_text(Report(sides), tmp_path))["hatch_lower"]["figures"]
     assert row["figures"] == {"A": {"kernels": 5}}
 
 
 def test_an_infinite_error_is_text(tmp_path: Path) -> None:
-    report = Report({"A": ReportedSide("a", {FORWARD: {"error": math.inf}})})
+    report = Report({"A": ReportedSide("a", (), {FORWARD: {"error": math.inf}})})
     (row,) = json.loads(report_text(report, tmp_path))["hatch_lower"]["figures"]
     assert row["figures"]["A"] == {"error": "inf"}
 
@@ -196,9 +199,32 @@ def test_documents_without_timed_rounds_have_equal_bytes(tmp_path: Path) -> None
     other.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=other, check=True)
     text = report_text(exact_report(), tmp_path)
-    assert report_text(exact_report(OTHERS), other) == text
+    assert report_text(exact_report(OTHERS, "digits-2.whl (the newest of 2 wheels)"), other) == text
     document = json.loads(text)
     assert (document["machine_info"], document["commit_info"], document["datetime"]) == ({}, {}, NO_TIME)
+
+
+def with_build(report: Report, level: int) -> Report:
+    """Return a report of which A was built here, through a cache that was filled or not."""
+    side = report.sides["A"]
+    digits = Subject("digits")
+    built = {**side.figures, digits: {**side.figures[digits], "level": level, "compilations": 3 * level}}
+    verdicts = [*report.verdicts, ReportedVerdict(digits, "level", "", {"ratio": level})]
+    return replace(report, sides={**report.sides, "A": replace(side, figures=built)}, verdicts=verdicts)
+
+
+def test_what_the_cache_saved_a_build_is_no_exact_figure(tmp_path: Path) -> None:
+    plain = report_text(exact_report(), tmp_path)
+    assert {report_text(with_build(exact_report(), level), tmp_path) for level in (0, 2)} == {plain}
+
+
+def test_what_was_timed_is_told_with_its_title_and_its_build(tmp_path: Path) -> None:
+    document = json.loads(report_text(with_build(timed_report(), 2), tmp_path))
+    ours = document["hatch_lower"]
+    assert ours["sides"]["A"] == {"distributions": ["digits 2.0"], "title": "digits-2.whl"}
+    assert ours["figures"][1]["figures"]["A"] == {"constants-bytes": 100, "level": 2, "compilations": 6}
+    assert [verdict["metric"] for verdict in ours["verdicts"]] == ["level"]
+    assert "level" not in document["benchmarks"][0]["extra_info"]
 
 
 # Other readers.

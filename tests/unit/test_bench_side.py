@@ -70,6 +70,7 @@ def test_an_installed_distribution_and_one_model_of_it(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(site)
     with open_side("digits") as side:
         assert side.title == "digits 1.0 (installed)"
+        assert side.distributions == ("digits 1.0",)
         assert sorted(side.folders) == ["one", "two"]
         assert side.folders["one"].installed
         assert side.folders["one"].recorded is not None
