@@ -221,7 +221,7 @@ def time_builds(task: Task, notes: list[str], tell: Tell) -> Measured:
     if missing:
         notes.append(f"no builds are timed: {' and '.join(missing)} came without sources; name a project or a revision")
         return {}
-    return measure_builds(task.sides, task.environment, task.seconds, lambda *found: settled(task.table, *found), tell)
+    return measure_builds(task.sides, task.environment, task.seconds, partial(settled, task.table), tell)
 
 
 def plan_of(side: Side, subject: Subject) -> MethodPlan:

@@ -71,7 +71,7 @@ class Report:
 def report_text(report: Report, project: Path) -> str:
     """Return the document; `project` is a folder of the git repository that it is about, if there is one."""
     series = sorted((each for each in report.series if each.seconds), key=lambda each: (each.group, each.side))
-    left_out: Collection[Tier] = () if series else ("build",)
+    left_out: tuple[Tier, ...] = () if series else ("build",)
     document = {
         "machine_info": machine_info() if series else {},
         "commit_info": commit_info(project) if series else {},
