@@ -120,7 +120,7 @@ class LoweredModels:
     def __init__(self, side: Side, project: Project | None) -> None:
         task = Task(side)
         if project is not None:
-            task = replace(task, table=project.settings.bench, table_path=project.tables[0].removesuffix(".inputs"))
+            task = replace(task, table=project.settings.bench, table_path=project.table)
         self._side = side
         self._table = task.table
         self._imports = {} if project is None else {each.name: each.imports for each in project.settings.recipes}

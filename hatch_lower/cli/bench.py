@@ -192,7 +192,7 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
     return replace(
         task,
         table=settings.bench,
-        table_path=project.tables[0].removesuffix(".inputs"),
+        table_path=project.table,
         eager={model.name: Eager(tuple(map(str, paths)), model.export) for model in settings.models},
         imports={recipe.name: recipe.imports for recipe in settings.recipes},
     )

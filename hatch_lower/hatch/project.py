@@ -36,7 +36,8 @@ class Project(Frozen):
     selected: tuple[DistributedFile, ...]  # files that are packaged because a pattern selects them
     forced: tuple[DistributedFile, ...]  # files that are packaged because `force-include` names them
     exclude: tuple[str, ...]  # the patterns that the wheel excludes
-    tables: tuple[str, str]  # the dotted TOML paths of `inputs` and `exclude`
+    table: str  # the dotted TOML path of the hook's table
+    exclude_path: str  # and of `exclude`
 
     def pattern_warnings(self) -> Iterator[str]:
         """Yield a warning for each pattern of `inputs` and `exclude` that names a place where there is nothing."""
@@ -45,8 +46,8 @@ class Project(Frozen):
         placed = [
             pattern for pattern in self.exclude if "/" in pattern.rstrip("/") and not pattern.startswith(("!", "**"))
         ]
-        tables = zip((self.settings.inputs, placed), self.tables, strict=True)
-        for pattern, where in [(pattern, table) for patterns, table in tables for pattern in patterns]:
+        lists = ((self.settings.inputs, f"{self.table}.inputs"), (placed, self.exclude_path))
+        for pattern, where in [(pattern, path) for patterns, path in lists for pattern in patterns]:
             if is_something(root, pattern):
                 continue
             roots = [folder.relative_to(root) for folder in self.view.import_roots if folder.is_relative_to(root)]
@@ -91,6 +92,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     files = (*selected, *forced)
     hooks = build_data["build_hooks"]
     declared = core.entry_points.get(MODEL_GROUP, {})
+    table = table_path(config.target_config, hook.target_name)
     settings = read_settings(
         own_table(hook.config),
         root=root,
@@ -98,7 +100,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
         version=hook.metadata.version,
         entry_points=declared,
         packages=find_packages(files),
-        path=table_path(config.target_config, hook.target_name),
+        path=table,
         dependencies=core.dependencies,
     )
     roots = tuple(Path(os.path.normpath(root / folder)) for folder in config.dev_mode_dirs) or find_import_roots(files)
@@ -116,8 +118,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
     )
     exclude = config.target_config.get("exclude", config.build_config.get("exclude", []))
     owner = f"tool.hatch.build.targets.{hook.target_name}" if "exclude" in config.target_config else "tool.hatch.build"
-    tables = f"{table_path(config.target_config, hook.target_name)}.inputs", f"{owner}.exclude"
-    return Project(settings, view, selected, forced, tuple(exclude), tables)
+    return Project(settings, view, selected, forced, tuple(exclude), table, f"{owner}.exclude")
 
 
 def is_something(folder: Path, pattern: str) -> bool:
