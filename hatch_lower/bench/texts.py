@@ -21,16 +21,20 @@ def breach_text(row: Row, breach: Breach) -> str:
 def found_text(row: Row, breach: Breach) -> str:
     """Return `1.21 (1.18 to 1.24) times B's, where max-call-ratio = 1.05 (bench.models.digits)`."""
     found = breach.found
+    is_once = math.isinf(found.high) and found.low < found.high
     match breach.limit.kind:
         case "ratio to B" | "ratio to eager":
-            text = f"{ratio_text(found)} times {breach.limit.kind.removeprefix('ratio to ')}'s"
+            ratio = f"{found.value:.3f}" if is_once else ratio_text(found)
+            text = f"{ratio} times {breach.limit.kind.removeprefix('ratio to ')}'s"
         case "loss against B":
             text = f"{100 * found.value:.4g} percentage points less than B's"
         case _:
-            text = value_text(row.metric, found.value)
-            if found.low != found.high:
+            text = "infinite" if math.isinf(found.value) else value_text(row.metric, found.value)
+            if found.low != found.high and not is_once:
                 text += f" ({value_text(row.metric, found.low)} to {value_text(row.metric, found.high)})"
     setting = breach.limit.setting.removesuffix(f".{breach.limit.name}")
+    if is_once:
+        text += ", from one pair"
     return f"{text}, where {limit_text(breach)} ({setting})"
 
 
@@ -41,6 +45,8 @@ def limit_text(breach: Breach) -> str:
 def value_text(metric: str, value: float | None) -> str:
     if value is None:
         return ""
+    if math.isinf(value):  # an error, where outputs differ in more than finite numbers
+        return "differs"
     match METRICS[metric].unit:
         case "s":
             scale, unit = next(((scale, unit) for scale, unit in SECONDS if value >= scale), SECONDS[-1])

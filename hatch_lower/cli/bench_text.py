@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from hatch_lower.bench.figures import METRICS
@@ -13,6 +14,7 @@ from hatch_lower.hatch.terminal import table_lines
 
 HEADINGS = ("", "of", "figure", "A", "B", "A/B", "A/eager", "limit")
 NUMBERS = (3, 4, 5, 6)  # columns
+NONE = "\N{EN DASH}"  # of a side that does not have the figure, where there are two
 ORDER = ("broken", "worse", "not decided", "better", "same", "")
 
 
@@ -20,7 +22,8 @@ def report_lines(titles: Sequence[str], result: Result) -> Iterator[str]:
     yield from (f"{name}  {title}" for name, title in zip("AB", titles, strict=False))
     yield ""
     if shown := shown_rows(result.rows):
-        yield from table_lines([HEADINGS, *map(cells_of, shown)], right=NUMBERS)
+        cells = [cells_of(row, is_compared=len(titles) > 1) for row in shown]
+        yield from table_lines([HEADINGS, *cells], right=NUMBERS)
         yield ""
     yield from equal_lines(result.rows)
     yield from (f"note: {note}" for note in result.notes)
@@ -43,10 +46,12 @@ def word_of(row: Row) -> str:
     return "broken" if row.is_broken else "not decided" if row.is_undecided else row.outcome
 
 
-def cells_of(row: Row) -> tuple[str, ...]:
+def cells_of(row: Row, *, is_compared: bool) -> tuple[str, ...]:
     metric = METRICS[row.metric]
-    values = (value_text(row.metric, value) for value in (row.first, row.second))
-    ratios = ("" if ratio is None else ratio_text(ratio) for ratio in (row.ratio, row.eager_ratio))
+    both = (row.first, row.second)
+    values = (NONE if value is None and is_compared else value_text(row.metric, value) for value in both)
+    found = (None, None) if math.inf in both else (row.ratio, row.eager_ratio)
+    ratios = ("" if ratio is None else ratio_text(ratio) for ratio in found)
     return (word_of(row), str(row.subject), metric.words, *values, *ratios, ", ".join(map(limit_text, row.breaches)))
 
 
@@ -71,7 +76,7 @@ def summary(result: Result) -> str:
 
 def markdown_text(titles: Sequence[str], result: Result, changes: Sequence[str]) -> str:
     """Return the same for a job's summary, and what `hatch-lower diff` says below the table: why."""
-    rows = [cells_of(row) for row in shown_rows(result.rows)]
+    rows = [cells_of(row, is_compared=len(titles) > 1) for row in shown_rows(result.rows)]
     kept = [at for at in range(len(HEADINGS)) if at < 3 or any(row[at] for row in rows)]
     lines = [f"### Lowered models: {summary(result)}", ""]
     lines += [f"- {name}: {title}" for name, title in zip("AB", titles, strict=False)]

@@ -194,7 +194,9 @@ def test_what_is_not_decided_fails_only_a_strict_run(
     monkeypatch.setattr(gate, "measure", lambda *_: {key: found})
     lenient, strict = (bench(wheels["one"], "--against", wheels["more"], *more) for more in ((), ("--strict",)))
     assert (lenient.exit_code, strict.exit_code) == (0, 1), lenient.output
-    assert "not decided: call of net/default/forward[threads=1] is 1.000 (once) times B's" in lenient.stdout
+    assert (
+        "not decided: call of net/default/forward[threads=1] is 1.000 times B's, from one pair, where" in lenient.stdout
+    )
     assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 figure not decided"
 
 

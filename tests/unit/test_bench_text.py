@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from hatch_lower.bench.figures import Subject
 from hatch_lower.bench.gate import Result
-from hatch_lower.bench.verdict import Row, exact_row
-from hatch_lower.cli.bench_text import report_lines
+from hatch_lower.bench.limits import limits_for
+from hatch_lower.bench.texts import breach_text
+from hatch_lower.bench.timed import Observations
+from hatch_lower.bench.verdict import Row, exact_row, timed_row
+from hatch_lower.cli.bench_text import NONE, cells_of, markdown_text, report_lines
+from hatch_lower.config.bench_tables import BenchTable
 
 NET = Subject("net")
+DEFAULT = Subject("net", "default")
 FORWARD = Subject("net", "default", "forward")
+CALL = Subject("net", "default", "forward", "", 1)
 
 
 def shown(titles: Sequence[str], *rows: Row) -> list[str]:
@@ -22,3 +32,58 @@ def shown(titles: Sequence[str], *rows: Row) -> list[str]:
 def test_equal_figures_of_builds_are_neither_shown_nor_counted_as_exact() -> None:
     rows = exact_row(NET, "level", 2, 2, ()), exact_row(FORWARD, "kernels", 5, 5, ())
     assert shown("AB", *rows) == ["1 exact figure is equal", "0 figures beyond a limit"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cells"),
+    [
+        (math.inf, 1e-7, ("worse", "differs", "1e-07", "")),
+        (1e-7, math.inf, ("better", "1e-07", "differs", "")),
+        (math.inf, math.inf, ("same", "differs", "differs", "")),
+        (math.inf, 0.0, ("worse", "differs", "0", "")),
+        (math.inf, None, ("", "differs", NONE, "")),
+    ],
+)
+def test_an_infinite_error_differs_and_has_no_ratio(first: float, second: float | None, cells: tuple[str, ...]) -> None:
+    word, _, _, *rest = cells_of(exact_row(FORWARD, "error", first, second, ()), is_compared=True)
+    assert (word, *rest[:3]) == cells
+
+
+def test_an_infinite_error_is_beyond_its_limit() -> None:
+    limits = [limit for limit in limits_for(BenchTable(max_error=1e-4), FORWARD) if limit.metric == "error"]
+    row = exact_row(FORWARD, "error", math.inf, None, limits)
+    assert [breach_text(row, breach) for breach in row.breaches] == [
+        "beyond its limit: largest error of net/default/forward is infinite, where max-error = 0.0001 (bench)"
+    ]
+
+
+def test_a_figure_that_one_side_lacks_is_a_dash() -> None:
+    row = exact_row(FORWARD, "kernels", 5, None, ())
+    assert shown("AB", row)[1] == f"net/default/forward kernels 5 {NONE}"
+    assert shown("A", row)[1] == "net/default/forward kernels 5"
+    assert f"|  | net/default/forward | kernels | 5 | {NONE} |\n" in markdown_text("AB", Result((row,), (), {}, {}), [])
+
+
+@pytest.mark.parametrize(
+    ("subject", "metric", "pair", "table", "said"),
+    [
+        (
+            CALL,
+            "call-seconds",
+            {"A": 0.859, "eager": 1},
+            {"max_eager_ratio": 0.8},
+            "0.859 times eager's, from one pair",
+        ),
+        (CALL, "call-seconds", {"A": 0.25}, {"max_call_seconds": 1}, "250 ms, from one pair"),
+        (DEFAULT, "memory-bytes", {"A": 2 << 20}, {"max_memory_bytes": 1 << 20}, "2.00 MiB, from one pair"),
+    ],
+)
+def test_what_one_pair_says_is_told_so(
+    subject: Subject, metric: str, pair: dict[str, float], table: dict[str, Any], said: str
+) -> None:
+    found = Observations()
+    found.add([{side: [value] for side, value in pair.items()}])
+    limits = [limit for limit in limits_for(BenchTable(**table), subject) if limit.metric == metric]
+    row = timed_row(subject, metric, found, limits)
+    (text,) = [breach_text(row, breach) for breach in row.breaches]
+    assert f" is {said}, where " in text
