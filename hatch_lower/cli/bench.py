@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 BROKEN, UNMEASURED = 1, 2  # exit statuses
+DAY = 24 * 60 * 60
+
+
+class Seconds(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):  # which no range refuses
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
 
 
 @click.command()
@@ -48,7 +58,7 @@ BROKEN, UNMEASURED = 1, 2  # exit statuses
     help="How far to go: exact figures only; instructions too, by valgrind if need be, which takes minutes; or times, "
     "and instructions if perf can count them.",
 )
-@click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time for timing. Default: the table's.")
+@click.option("--budget", type=Seconds(1, DAY), metavar="SECONDS", help="Time for timing. Default: the table's.")
 @click.option("--time-equal", is_flag=True, help="Time also what is equal byte by byte.")
 @click.option("--builds", is_flag=True, help="Time a cold and a warm build of each side, which need its sources.")
 @click.option("--strict", is_flag=True, help="Fail also if a limit could not be decided.")

@@ -200,6 +200,13 @@ def test_what_is_not_decided_fails_only_a_strict_run(
     assert lenient.stdout.splitlines()[-1] == "0 figures beyond a limit, 1 figure not decided"
 
 
+@pytest.mark.parametrize("budget", ["inf", "-inf", "nan", "0", "86401"])
+def test_a_budget_is_of_a_second_to_a_day(budget: str) -> None:
+    done = bench("nowhere.whl", "--budget", budget)
+    assert done.exit_code == 2
+    assert "Invalid value for '--budget'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
