@@ -92,11 +92,14 @@ def bench(
     given = {"--against": against, "--against-rev": against_rev, "--against-release": against_release}
     if len([name for name, value in given.items() if value is not None]) > 1:
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
+    from hatch_lower.bench import statistics
     from hatch_lower.bench.gate import Task, run
     from hatch_lower.cli.bench_text import report_lines
 
     try:
         check_folders(json_file, markdown_file)
+        if tier == "timed" or builds:
+            statistics.libraries()  # says what is missing before minutes have passed
         with ExitStack() as stack:
             tell = stack.enter_context(progress())
             project = find_project(root)

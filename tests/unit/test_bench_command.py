@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -205,6 +206,23 @@ def test_a_budget_is_of_a_second_to_a_day(budget: str) -> None:
     done = bench("nowhere.whl", "--budget", budget)
     assert done.exit_code == 2
     assert "Invalid value for '--budget'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a package that benchmarks need is not installed"),
+        (["--tier", "exact", "--builds"], "a package that benchmarks need is not installed"),
+        (["--tier", "counted"], "the wheel cannot be read"),
+    ],
+)
+def test_what_times_need_is_asked_for_before_anything_is_opened(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    done = bench("nowhere.whl", *arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(
