@@ -122,6 +122,8 @@ def bench(
                 second = open_release(required(project, "--against-release"), against_release, tell)
             if any(value is not None for value in given.values()):
                 task = replace(task, second=stack.enter_context(second))
+            if against is not None:
+                task = with_titles(task, target, against)
             result = run(task, tell)
             texts = report_texts(task, result, root or Path(), json_file, markdown_file)
         titles = [side.title for side in task.sides.values()]
@@ -209,6 +211,16 @@ def with_project(task: Task, project: Project, stack: ExitStack) -> Task:
         eager={model.name: Eager(tuple(map(str, paths)), model.export) for model in settings.models},
         imports={recipe.name: recipe.imports for recipe in settings.recipes},
     )
+
+
+def with_titles(task: Task, first: str, second: str) -> Task:
+    """Return the task with sides of different titles: where they have one, what was typed tells them apart."""
+    assert task.second is not None
+    title = task.first.title
+    if title != task.second.title or first == second:
+        return task
+    titles = [typed if Path(typed).name == title else f"{title} ({typed})" for typed in (first, second)]
+    return replace(task, first=replace(task.first, title=titles[0]), second=replace(task.second, title=titles[1]))
 
 
 def open_target(target: str | Path, tell: Tell) -> AbstractContextManager[Side]:

@@ -225,6 +225,21 @@ def test_what_times_need_is_asked_for_before_anything_is_opened(
     assert said in done.stderr
 
 
+def test_sides_of_one_name_are_told_apart(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    for name in ("one", "more"):
+        (tmp_path / name).mkdir()
+        shutil.copy(wheels[name], tmp_path / name)
+    options = ("--tier", "exact", "--markdown", "summary.md")
+    done = bench("more/net-1.0-py3-none-any.whl", "--against", "./one", *options)
+    assert done.stdout.splitlines()[:2] == [
+        "A  more/net-1.0-py3-none-any.whl",
+        "B  net-1.0-py3-none-any.whl (./one)",
+    ]
+    text = (tmp_path / "summary.md").read_text()
+    assert "- A: more/net-1.0-py3-none-any.whl\n- B: net-1.0-py3-none-any.whl (./one)\n" in text
+    assert "- net-1.0-py3-none-any.whl (./one)\n+ more/net-1.0-py3-none-any.whl\n" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
