@@ -86,7 +86,7 @@ class BenchTable(RecipeLimits):
     """Time of a build of A with an empty cache, divided by that of B."""
     max_warm_build_ratio: float | None = field(default=None, metadata={"minimum": 0})
     """Time of a build of A in which nothing has changed, divided by that of B."""
-    budget: int = field(default=120, metadata={"minimum": 1})
+    budget: int = field(default=120, metadata={"minimum": 1, "maximum": 86_400})
     """Seconds that may be spent on timing. What cannot be told from chance by then is "not decided"."""
     recipes: Mapping[str, RecipeLimits] = field(default_factory=dict)
     """What differs for one recipe, in all models: the settings of recipes and of methods below."""
