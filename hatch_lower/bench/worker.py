@@ -1,7 +1,8 @@
 """The process that measures: `python -m hatch_lower.bench.worker`, which `host` starts and asks.
 
 It imports torch once. Each request, a line of JSON, is answered by a fork of it, which has loaded nothing yet: so a
-model's load is that of a fresh process, and a crash ends nothing else.
+model's load is that of a fresh process, and a crash ends nothing else. Once nobody can ask any more, because stdin is
+closed, it ends with all that it started.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import gc
 import itertools
 import json
 import os
+import select
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hatch_lower.bench.inputs import input_values
 from hatch_lower.errors import LowerError, ProgramError
@@ -30,6 +34,7 @@ LONGEST = 5
 MOST_CALLS = 10_000  # in a block
 STABLE = 0.97  # calls are warm when four rounds take as long as the four before them, but for so much
 LOAD_CALLS = 3  # before memory is read
+CHUNK = 1 << 16  # bytes of an answer
 
 Request = Mapping[str, Any]
 Call = Callable[[], float]  # calls a method some times, returns the seconds of one call
@@ -48,8 +53,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        answers.write(forked(json.loads(line)) + "\n")
-        answers.flush()
+        text = forked(json.loads(line))
+        with suppress(BrokenPipeError):  # who asked is gone, and there is no other line
+            answers.write(text + "\n")
+            answers.flush()
+    end_group()
 
 
 def forked(request: Request) -> str:
@@ -66,11 +74,33 @@ def forked(request: Request) -> str:
         finally:
             os._exit(status)  # without the interpreter's end: engines' threads may not survive it
     os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as file:
-        text = file.read()
+    text = read_while_asked(reading)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return text if code == 0 and text else json.dumps({"ended": code})
+
+
+def read_while_asked(reading: int) -> str:
+    """Return all that comes through a pipe; end this process and all that it started if who asks is gone before."""
+    # not `end_with_parent`, whose thread would be there when this process forks
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    poll.register(0, 0)  # hears only that the other end is closed
+    with os.fdopen(reading, "rb", buffering=0) as file:
+        data = b""
+        while True:
+            if any(descriptor == 0 for descriptor, _ in poll.poll()):
+                end_group()
+            read = file.read(CHUNK)
+            if not read:
+                return data.decode()
+            data += read
+
+
+def end_group() -> NoReturn:
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def answer(request: Request) -> Mapping[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 from support.exports import Workshop, files_of
-from support.processes import wait_for
+from support.processes import is_running, wait_for
 
 from hatch_lower.bench import worker
 from hatch_lower.bench.figures import Subject
@@ -278,6 +280,33 @@ def test_a_model_that_hangs_is_ended(folder: Path) -> None:
             started.ask(calls_of(folder, "grow", eager=eager), "net", 0.5)
         assert "raise `budget`" in caught.value.hint
     wait_for(lambda: not is_alive(started.process_group), "the end of the processes")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_what_measures_ends_with_who_asked(folder: Path, tmp_path: Path, is_idle: bool) -> None:
+    pids, answered = tmp_path / "pids", tmp_path / "answered"
+    (folder.parent / "net_source.py").write_text(SOURCE)
+    (tmp_path / "leaving.py").write_text(
+        "import os, subprocess, time\n"
+        "from net_source import export\n"
+        "other = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getppid()}} {{other.pid}} {{os.getpid()}}.')\n"
+        f"{'' if is_idle else 'time.sleep(1000)'}\n"
+    )
+    request = calls_of(folder, "grow", eager={"paths": [str(tmp_path), str(folder.parent)], "export": "leaving:export"})
+    code = (
+        "import os, time; from hatch_lower.bench.host import Host\n"
+        f"host = Host(1, os.environ); host.ask({request!r}, 'net', 600)\n"
+        f"open({str(answered)!r}, 'w').close(); time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        wait_for(lambda: pids.exists() and pids.read_text().endswith("."), "it measures")
+        wait_for(lambda: answered.exists() == is_idle, "its answer")
+        running = [int(pid) for pid in pids.read_text()[:-1].split()]
+        assert all(map(is_running, running[:2]))
+        parent.kill()
+    wait_for(lambda: not any(map(is_running, running)), "the end of the processes")
 
 
 # What methods are called with
