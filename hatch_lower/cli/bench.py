@@ -94,13 +94,14 @@ def bench(
         raise click.UsageError(f"{', '.join(given)} exclude each other.")
     from hatch_lower.bench import statistics
     from hatch_lower.bench.gate import Task, run
+    from hatch_lower.bench.temporary import ending_on_sigterm
     from hatch_lower.cli.bench_text import report_lines
 
     try:
         check_folders(json_file, markdown_file)
         if tier == "timed" or builds:
             statistics.libraries()  # says what is missing before minutes have passed
-        with ExitStack() as stack:
+        with ending_on_sigterm(), ExitStack() as stack:
             tell = stack.enter_context(progress())
             project = find_project(root)
             task = Task(

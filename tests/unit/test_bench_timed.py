@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+from click.testing import CliRunner
 from support.exports import Workshop, files_of
 from support.processes import is_running, wait_for
 
@@ -22,6 +24,7 @@ from hatch_lower.bench.host import Host
 from hatch_lower.bench.inputs import input_values
 from hatch_lower.bench.statistics import FEWEST, Interval, interval_of
 from hatch_lower.bench.timed import Observations, Work, has_enough, measure
+from hatch_lower.cli import main
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.format.plan import read_plan
@@ -307,6 +310,21 @@ def test_what_measures_ends_with_who_asked(folder: Path, tmp_path: Path, is_idle
         assert all(map(is_running, running[:2]))
         parent.kill()
     wait_for(lambda: not any(map(is_running, running)), "the end of the processes")
+
+
+@pytest.mark.torch
+def test_sigterm_ends_a_benchmark_as_an_exception_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "the signal would end the tests"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hatch_lower.bench.gate.run", run)
+    done = CliRunner().invoke(main, ["bench", str(folder)])  # a folder: nothing is unpacked, no work folder is open
+    assert done.exit_code == 128 + signal.SIGTERM, done.output
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 # What methods are called with
