@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -257,26 +258,28 @@ def run(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, work: Path | None = None
 ) -> tuple[int | None, str]:
     """Run a command to its end; return its status, `None` if it took too long, and what it said."""
+    # not above: the child, which imports this module, is to import no more than it must
+    from hatch_lower.bench.command import ended_within, kill_group
+
     stdin, lifeline = os.pipe()  # which closes when this process ends: what counts ends then
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            env=dict(environment),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that it can be ended with all that it has started
-        )
-        try:
-            said = process.communicate(timeout=limit_seconds)[0]
-            return process.returncode, said.decode("utf-8", "replace")
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None, ""
-            raise
+        # a file: a pipe stays open as long as anything that was started
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command,
+                cwd=work,
+                env=dict(environment),
+                stdin=stdin,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that it can be ended with all that it has started
+            )
+            try:
+                in_time = ended_within(process, limit_seconds)
+            finally:
+                kill_group(process)
+            output.seek(0)
+            return (process.returncode, output.read().decode("utf-8", "replace")) if in_time else (None, "")
     finally:
         os.close(stdin)
         os.close(lifeline)

@@ -238,6 +238,18 @@ def test_a_process_that_ends_early_is_a_reason(end: str, reason: str, tmp_path: 
     assert len(counts.reasons) == 3
 
 
+def test_nothing_stays_of_what_was_counted(tmp_path: Path, folder: PackagedFolder) -> None:
+    pids = tmp_path / "pids"
+    end = (
+        "import subprocess; other = subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3)\n"  # to nowhere
+        f"print(other.pid, file=open({str(pids)!r}, 'a'))"
+    )
+    counter = fake_counts(tmp_path, "callgrind", {NOTHING: [10], LOAD: [30], FORWARD: [20], EMBED: [20]}, end=end)
+    assert run_count(counter, folder).reasons == {}
+    running = [int(pid) for pid in pids.read_text().split()]
+    wait_for(lambda: not any(map(is_running, running)), "what was started ends")
+
+
 def test_a_reason_of_the_child_is_that_of_its_part(tmp_path: Path, folder: PackagedFolder) -> None:
     table = {NOTHING: [10], LOAD: [30], FORWARD: [20]}
     counts = run_count(fake_counts(tmp_path, "perf", table, {EMBED: "no inputs"}), folder)
