@@ -46,6 +46,7 @@ CALL = "call "  # the method's name follows
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 PROBE_SECONDS = 30.0
 LIMIT_SECONDS = 300.0
+NOT_STARTED = 126  # an exit status
 EVENT = "instructions:u"
 FIXED = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -257,7 +258,10 @@ def last_line(text: str) -> str:
 def run(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, work: Path | None = None
 ) -> tuple[int | None, str]:
-    """Run a command to its end; return its status, `None` if it took too long, and what it said."""
+    """Run a command to its end; return its status, `None` if it took too long, and what it said.
+
+    A command that cannot be started ends as it does in a shell.
+    """
     # not above: the child, which imports this module, is to import no more than it must
     from hatch_lower.bench.command import ended_within, kill_group
 
@@ -280,6 +284,8 @@ def run(
                 kill_group(process)
             output.seek(0)
             return (process.returncode, output.read().decode("utf-8", "replace")) if in_time else (None, "")
+    except OSError as error:  # no program, or no memory for another process
+        return NOT_STARTED, f"{type(error).__name__}: {error}"
     finally:
         os.close(stdin)
         os.close(lifeline)

@@ -134,6 +134,14 @@ def test_a_perf_for_another_kernel_is_told_in_its_words(tmp_path: Path) -> None:
     )
 
 
+def test_a_program_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
+    for name in ("perf", "valgrind", "vgdb"):
+        write_program(tmp_path, name, "no program")
+    found = find_counter({"PATH": str(tmp_path)})
+    assert isinstance(found, str)
+    assert found.count("OSError: [Errno 8] Exec format error") == 2
+
+
 def test_a_perf_that_cannot_be_controlled_is_too_old(tmp_path: Path) -> None:
     fake_perf(tmp_path, "1234,,instructions:u,600,100.00,,", usage="--control fd:")
     assert find_counter({"PATH": str(tmp_path)}) == (
