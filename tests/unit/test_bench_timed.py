@@ -112,7 +112,7 @@ def test_an_interval_says_the_same_of_a_to_b_and_of_b_to_a() -> None:
     assert there.low == pytest.approx(1 / back.high, rel=0.01)
 
 
-@pytest.mark.parametrize(("count", "least"), [(FEWEST, 0.97), (20, 0.98)])
+@pytest.mark.parametrize(("count", "least"), [(FEWEST, 0.98), (20, 0.98)])
 def test_an_interval_holds_the_truth_nearly_as_often_as_it_says(count: int, least: float) -> None:
     generator = numpy.random.default_rng(1)
     runs = 400
@@ -121,6 +121,12 @@ def test_an_interval_holds_the_truth_nearly_as_often_as_it_says(count: int, leas
         found = interval_of(numpy.exp(generator.normal(0.02, 0.01, count)).tolist())
         held += found.low <= math.exp(0.02) <= found.high
     assert held >= least * runs
+
+
+def test_one_pair_that_went_astray_moves_no_interval_far() -> None:
+    found = interval_of([*[1.0, 1.01, 0.99, 1.0, 1.005] * 6, 0.6])
+    assert found.value == pytest.approx(1.0, abs=0.01)
+    assert found.low > 0.95
 
 
 # What a pair of processes says
