@@ -1,0 +1,133 @@
+"""The versions of torch that a compiled library runs with, from the functions that it and libtorch call in each other.
+
+A library calls C functions of libtorch, and libtorch calls it through C functions that it looks up. `shim.json` says
+what each minor version has, with which signature; `tools/torch_shim.py` makes it from the headers of released wheels.
+A version is stated only where all of this is as in the version that compiled the library.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import platform
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
+
+TABLE = Path(__file__).with_name("shim.json")
+RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(?:\+[a-z0-9.]+)?")
+# What compilers refer to in every library, and no library needs to have
+NOT_NEEDED = frozenset(["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"])
+
+# minor version from which on a function has a signature, and the signature's digest; `None`: it is not there
+Changes = Sequence[tuple[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shim:
+    """What released versions of torch have."""
+
+    machine: str
+    versions: Sequence[str]  # minor versions, oldest first
+    functions: Mapping[str, Changes]  # of libtorch
+    interface: Mapping[str, Changes]  # of a library that the version compiled
+    looked_up: Mapping[str, Sequence[str]]  # minor version to what its libtorch looks up in a library
+
+    def versions_alike(self, built: str, library: Symbols | None) -> list[str]:
+        """Return the minor versions around the one that built a library in which it can run: at least that one.
+
+        Args:
+            library: `None`: any library of that version, so the most versions that can be hoped for.
+        """
+        if built not in self.versions:
+            return [built]
+        place = self.versions.index(built)
+        first, last = place, place
+        while first and self._is_alike(built, self.versions[first - 1], library):
+            first -= 1
+        while last + 1 < len(self.versions) and self._is_alike(built, self.versions[last + 1], library):
+            last += 1
+        return list(self.versions[first : last + 1])
+
+    def signature(self, table: Mapping[str, Changes], name: str, version: str) -> str | None:
+        """Return the digest of a function's signature in a version; `None` if it is not there."""
+        place, found = self.versions.index(version), None
+        for since, signature in table.get(name, ()):
+            if self.versions.index(since) <= place:
+                found = signature
+        return found
+
+    def _is_alike(self, built: str, other: str, library: Symbols | None) -> bool:
+        if library is None:
+            return True
+        return all(self._is_same(self.functions, name, built, other) for name in library.imported) and all(
+            name in library.exported and self._is_callable(name, built, other) for name in self.looked_up[other]
+        )
+
+    def _is_callable(self, name: str, built: str, other: str) -> bool:
+        # what the version that built the library does not know says that it cannot do this
+        is_unknown = self.signature(self.interface, name, built) is None
+        return is_unknown or self._is_same(self.interface, name, built, other)
+
+    def _is_same(self, table: Mapping[str, Changes], name: str, built: str, other: str) -> bool:
+        signature = self.signature(table, name, built)
+        return signature is not None and signature == self.signature(table, name, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """What a shared library has, and what it wants of others."""
+
+    libraries: Sequence[str]  # that it is linked with
+    undefined: Set[str]
+    imported: Set[str]  # those that no library gives a version: all but those of the system
+    exported: Set[str]
+
+
+def read_symbols(library: bytes) -> Symbols:
+    file: Any = ELFFile(io.BytesIO(library))
+    needed = [str(tag.needed) for tag in file.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+    versions = file.get_section_by_name(".gnu.version")
+    undefined, imported, exported = set(), set(), set()
+    for place, symbol in enumerate(file.get_section_by_name(".dynsym").iter_symbols()):
+        name = str(symbol.name)
+        if not name:
+            continue
+        if symbol["st_shndx"] != "SHN_UNDEF":
+            exported.add(name)
+            continue
+        undefined.add(name)
+        if versions is None or isinstance(versions.get_symbol(place)["ndx"], str):
+            imported.add(name)
+    return Symbols(needed, undefined, imported - NOT_NEEDED, exported)
+
+
+@functools.cache
+def read_shim() -> Shim:
+    data = json.loads(TABLE.read_bytes())
+    return Shim(data["machine"], data["versions"], data["functions"], data["interface"], data["looked up"])
+
+
+def torch_requirement(version: str, library: Symbols | None) -> str:
+    """Return what a library that a version of torch compiled requires: `torch>=2.13,<2.16`, or that minor version."""
+    built = re.match(r"(\d+)\.(\d+)", version)
+    assert built is not None
+    shim = read_shim()
+    # the headers are those of releases, and what libtorch has was looked up on one kind of machine
+    is_known = RELEASE.fullmatch(version) is not None and platform.machine() == shim.machine
+    minors = shim.versions_alike(built[0], library) if is_known else [built[0]]
+    if len(minors) == 1:
+        return f"torch=={minors[0]}.*"
+    major, minor = map(int, minors[-1].split("."))
+    return f"torch>={minors[0]},<{major}.{minor + 1}"
+
+
+def later_functions(defined: str) -> list[str]:
+    """Return what some libtorch looks up in a library and C++ source does not define."""
+    names = {name for names in read_shim().looked_up.values() for name in names}
+    return sorted(name for name in names if not re.search(rf"\b{name}\(", defined))
