@@ -16,6 +16,7 @@ from elftools.elf.elffile import ELFFile
 from hatch_lower.backends.aoti.compile import check_openmp
 from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp, missing_openmp
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.versions import read_symbols
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.runtime.delegates import DelegateBlob
 
@@ -76,7 +77,7 @@ print(json.dumps([before, foreign, team, mapped()]))
 
 def test_a_compiled_library_runs_on_torchs_openmp_and_not_on_the_systems(tmp_path: Path) -> None:
     library = compiled(tmp_path, "partition.so", PARALLEL, "-fopenmp")
-    assert check_openmp(library.read_bytes()) == ["libgomp.so.1"]
+    assert check_openmp(read_symbols(library.read_bytes())) == ["libgomp.so.1"]
     assert ctypes.util.find_library("gomp") == "libgomp.so.1", "the system has one of its own"
     own = [torchs_openmp()]
     assert in_a_fresh_process(OPENED, library) == [own, "", 2, own]
@@ -95,6 +96,7 @@ SECOND = """
 import torch
 from pathlib import Path
 from hatch_lower.backends.aoti.run import AotiDelegate
+from hatch_lower.backends.aoti.versions import read_symbols
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import DelegateBlob
 library, other, facts = sys.argv[1:]
@@ -165,7 +167,7 @@ def test_a_compiler_with_another_openmp_library_fails_the_build(
     other = compiled(tmp_path, linked, "int other;") if linked != "libc.so.6" else "-lc"
     library = compiled(tmp_path, "partition.so", calls, "-Wl,--no-as-needed", str(other))
     with pytest.raises(BackendError) as caught:
-        check_openmp(library.read_bytes())
+        check_openmp(read_symbols(library.read_bytes()))
     assert str(caught.value) == (
         "the C++ compiler makes code for another OpenMP library than torch's, and a process must not have two\n"
         f"  found: {found.format(torchs=torchs_openmp())}\n"

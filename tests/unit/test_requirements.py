@@ -150,7 +150,7 @@ def export():
     settings = replace(settings_of(*recipes), dependencies=("hatch-lower>=0.1", "torch>=2.13"))
     with pytest.raises(ConfigError) as caught:
         shop.build(source, settings)
-    assert caught.value.found == "`torch==2.13.*`: `torch>=2.13` also allows 2.14"
+    assert caught.value.found == "`torch>=2.13,<2.16`: `torch>=2.13` also allows 2.16"
 
 
 def test_check_passes_and_adds_nothing() -> None:
@@ -167,10 +167,10 @@ def test_off_looks_at_nothing() -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.1+cu130", "2.13.0a0+git0123abc", "2.13.0rc4"])
-def test_native_code_requires_the_minor_version_of_torch_that_compiled_it(version: str) -> None:
-    from hatch_lower.backends.aoti.compile import torch_requirement
+def test_native_code_that_calls_unknown_functions_requires_the_minor_version_that_compiled_it(version: str) -> None:
+    from hatch_lower.backends.aoti.versions import Symbols, torch_requirement
 
-    required = torch_requirement(version)
+    required = torch_requirement(version, Symbols([], {"unknown"}, {"unknown"}, set()))
     assert required == "torch==2.13.*"
     holds = SpecifierSet(required.removeprefix("torch"), prereleases=True)
     assert holds.contains(version)
@@ -191,6 +191,21 @@ def test_the_torch_that_is_installed_is_compared_at_load(
     monkeypatch.setattr("torch.__version__", version)
     expected = None if is_met else f"it needs torch==2.13.*, and {version} is installed"
     assert requirement_reason("torch==2.13.*", "manifest.json") == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("version", "is_met"),
+    [("2.13.0+cpu", True), ("2.15.9", True), ("2.12.1+cu130", False), ("2.16.0", False), ("2.16.0a0+git01", False)],
+)
+def test_a_range_of_torch_versions_is_compared_at_load(
+    version: str, is_met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hatch_lower.runtime.requirements import requirement_reason
+
+    monkeypatch.setattr("torch.__version__", version)
+    expected = None if is_met else f"it needs torch>=2.13,<2.16, and {version} is installed"
+    assert requirement_reason("torch>=2.13,<2.16", "manifest.json") == expected
 
 
 NUMBERS = st.lists(st.sampled_from([0, 0, 1, 2, 9, 10, 13]), min_size=1, max_size=4).map(

@@ -6,17 +6,15 @@ weights compile nothing, and methods, recipes and clones share one copy of the w
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from elftools.elf.elffile import ELFFile
 from torch.export import ExportedProgram
 
 from hatch_lower.backends.aoti.configuration import (
@@ -32,13 +30,14 @@ from hatch_lower.backends.aoti.partitioner import AotiPartitioner
 from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.record import Generated, generate
 from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.backends.aoti.versions import TABLE, Symbols, read_symbols, torch_requirement
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.partitioner import Partitioner
 
-VERSION = "5"
+VERSION = "6"
 
 
 class AotiBackend(BackendDetails):
@@ -71,12 +70,18 @@ class AotiBackend(BackendDetails):
 
     @classmethod
     def requirements(cls, options: Mapping[str, object]) -> Sequence[str]:
-        return (torch_requirement(torch.__version__),)
+        return (torch_requirement(torch.__version__, None),)
 
     @classmethod
     def fingerprint(cls, compile_specs: Sequence[CompileSpec]) -> Mapping[str, str]:
         isa = options_from_specs(compile_specs).isa
-        return {"aoti": VERSION, "settings": settings_digest(isa), **find_compiler(isa).versions()}
+        versions = hashlib.sha256(TABLE.read_bytes()).hexdigest()
+        return {
+            "aoti": VERSION,
+            "settings": settings_digest(isa),
+            "versions": versions,
+            **find_compiler(isa).versions(),
+        }
 
     @classmethod
     def tools(cls, options: Mapping[str, object]) -> Sequence[str]:
@@ -100,12 +105,13 @@ def compile_partitions(programs: Sequence[ExportedProgram], isa: Isa) -> list[Pr
 
 
 def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa) -> PreprocessResult:
-    openmp = check_openmp(library)
+    symbols = read_symbols(library)
+    openmp = check_openmp(symbols)
     return PreprocessResult(
         processed_bytes=library,
         debug_handle_map=debug_handles(copied, generated),
         suffix="so",
-        requirements=(torch_requirement(torch.__version__),),
+        requirements=(torch_requirement(torch.__version__, symbols),),
         target=Target(platform.system(), platform.machine(), isa.name),
         info={
             "constants": len(copied.attributes),
@@ -117,14 +123,10 @@ def make_result(copied: AotiCopy, generated: Generated, library: bytes, isa: Isa
     )
 
 
-def check_openmp(library: bytes) -> list[str]:
+def check_openmp(symbols: Symbols) -> list[str]:
     """Return the names of the OpenMP libraries that a shared library is linked with."""
-    file: Any = ELFFile(io.BytesIO(library))
-    needed = [str(tag.needed) for tag in file.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
-    symbols = file.get_section_by_name(".dynsym").iter_symbols()
-    undefined = {str(symbol.name) for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
-    openmp = [name for name in needed if is_openmp(name)]
-    called = sorted(name for name in undefined if name.startswith(OPENMP_FUNCTIONS))
+    openmp = [name for name in symbols.libraries if is_openmp(name)]
+    called = sorted(name for name in symbols.undefined if name.startswith(OPENMP_FUNCTIONS))
     foreign = foreign_openmp(openmp) or missing_openmp(called)
     if foreign:
         raise BackendError(
@@ -139,10 +141,3 @@ def debug_handles(copied: AotiCopy, generated: Generated) -> dict[int | str, tup
     # `no kernel` holds operations of a partition that needs none
     numbers = {node: node.meta["custom"][ORIGIN] for node in copied.graph.nodes if "custom" in node.meta}
     return instruction_handles(numbers, copied.handles, generated.origins, "no kernel")
-
-
-def torch_requirement(version: str) -> str:
-    # native code is bound to the minor version of torch
-    match = re.match(r"(\d+)\.(\d+)", version)
-    assert match is not None
-    return f"torch=={match[1]}.{match[2]}.*"

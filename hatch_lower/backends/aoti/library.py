@@ -7,7 +7,7 @@ and starts compiling before inductor has written anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import Compiler
+from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
 
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
@@ -52,9 +53,8 @@ class LibraryPool:
         self._links = ThreadPoolExecutor(1)  # waits for objects, so it must not hold a worker of theirs
         self._results: dict[str, Future[bytes]] = {}
         self._interface = interface_source()
-        self._shared = self._compile(
-            "interface.cpp", HEADER + self._interface + TEMPLATE + NO_CONSTANTS, optimize=False
-        )
+        self._tail = NO_CONSTANTS + refusals(later_functions(self._interface))
+        self._shared = self._compile("interface.cpp", HEADER + self._interface + TEMPLATE + self._tail, optimize=False)
 
     def __enter__(self) -> LibraryPool:
         return self
@@ -78,7 +78,7 @@ class LibraryPool:
         if found:
             wrapper, steps = f"{before}\nextern {TEMPLATE}{after}", [self._shared]
         else:
-            wrapper, steps = generated.wrapper + NO_CONSTANTS, []
+            wrapper, steps = generated.wrapper + self._tail, []
         steps.append(self._compile(f"{name}/wrapper.cpp", wrapper, optimize=False))
         if generated.kernels.strip():
             steps.append(self._compile(f"{name}/kernels.cpp", generated.kernels, optimize=True))
@@ -106,3 +106,9 @@ def interface_source() -> str:
     # inductor puts this C++ in front of every wrapper: the functions by which a library is called
     path = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
     return path.read_text(encoding="utf-8").strip() + "\n"
+
+
+def refusals(functions: Sequence[str]) -> str:
+    # A later libtorch looks for what it has come to call, and writes a warning where a library lacks it.
+    refusing = 'extern "C" AOTI_API AOTIRuntimeError {}() {{ return AOTI_RUNTIME_FAILURE; }}\n'
+    return "".join(map(refusing.format, functions))

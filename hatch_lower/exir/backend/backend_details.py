@@ -46,7 +46,7 @@ class PreprocessResult:
         debug_handle_map: delegate instruction id to the debug handles that it computes.
         data_store_output: named data beside the blob.
         suffix: the blob's file name suffix in the wheel, without a dot.
-        requirements: PEP 508 requirements that running the blob adds, public versions only (`torch==2.13.*`).
+        requirements: PEP 508 requirements that running the blob adds, public versions only (`torch>=2.13,<2.16`).
         target: the machine that it needs; `None` where the blob is portable.
         info: JSON-able facts for the run half (`Delegate.load` gets them back).
     """
@@ -140,7 +140,7 @@ class BackendDetails(ABC):
 
     @classmethod
     def requirements(cls, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return the PEP 508 requirements that are known to be among those of each `PreprocessResult`.
+        """Return PEP 508 requirements that those of each `PreprocessResult` imply, as far as they are known before.
 
         A build that the project's dependencies do not suffice for then ends before anything is lowered.
 
