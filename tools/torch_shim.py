@@ -41,9 +41,6 @@ FUNCTION = re.compile(r"\b(?:AOTI_TORCH_EXPORT|AOTI_API)\s+([^();{}]+?)\b(\w+)\(
 VECTORS = re.compile(
     r"\bSLEEF_IMPORT (?:SLEEF_CONST )?([^();]*__m\d+\w*) (Sleef_[a-z0-9]+?[fd](?:2|4|8|16)(?:_u\d+)?)\(([^{};]*)\);"
 )
-# Of the C++ library, but later than the systems that torch is made for, so that libtorch brings them
-LIBRARY = ("_ZNSt15__exception_ptr13exception_ptr",)
-PREFIXES = tuple(prefix.encode() for prefix in ("aoti_", "torch_", "Sleef_", *LIBRARY))
 TOKEN = re.compile(r"\w+(?:::\w+)*|\S")
 TYPE_WORDS = frozenset(
     ["bool", "char", "const", "double", "float", "int", "long", "short", "signed", "struct", "unsigned", "void"]
@@ -75,8 +72,6 @@ def read_release(path: Path) -> Release:
         libtorch = Path(wheel.extract(LIBTORCH, folder))
         exported, looked_up = exported_names(libtorch), set(LOOKED_UP.findall(libtorch.read_bytes()))
     declared = signatures(headers)
-    # a mangled name says the types of the parameters
-    declared |= {name: name for name in exported if name.startswith(LIBRARY)}
     version = path.name.split("-")[1]
     return Release(
         version=version.partition("+")[0],
@@ -96,7 +91,7 @@ def exported_names(library: Path) -> set[str]:
         names = file.get_section_by_name(".dynstr").data()
     found = set()
     for place, _info, _other, section, _value, _size in struct.iter_unpack("<IBBHQQ", symbols):
-        if section and names.startswith(PREFIXES, place):
+        if section and names.startswith((b"aoti_", b"torch_", b"Sleef_"), place):
             found.add(names[place : names.index(b"\0", place)].decode())
     return found
 

@@ -25,6 +25,7 @@ from hatch_lower.backends.aoti.configuration import ISAS, inductor_isolated
 from hatch_lower.backends.aoti.record import refuse_extern
 from hatch_lower.backends.aoti.run import AotiDelegate
 from hatch_lower.backends.aoti.toolchain import find_compiler
+from hatch_lower.backends.aoti.versions import read_shim, read_symbols
 from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.backend_api import lower_methods
 from hatch_lower.exir.backend.backend_details import PreprocessResult, Target
@@ -126,6 +127,15 @@ def test_a_result_says_what_the_wheel_must_know(built: Built) -> None:
     assert result.info == {**calling, "openmp": ["libgomp.so.1"]}
     assert result.processed_bytes.startswith(b"\x7fELF")
     assert len(result.processed_bytes) < 400_000
+
+
+@pytest.mark.parametrize("name", ["net", "outputs", "reduction"])
+def test_a_library_fits_every_torch_that_is_known(built: Built, name: str) -> None:
+    symbols, shim = read_symbols(built.results[name].processed_bytes), read_shim()
+    assert {looked_up for names in shim.looked_up.values() for looked_up in names} <= symbols.exported
+    # the C++ library's come from the C++ library, with versions, though libtorch has some of them too
+    assert symbols.imported <= shim.functions.keys()
+    assert built.results[name].requirements == ("torch>=2.13,<2.16",)
 
 
 def test_the_debug_map_names_kernels(built: Built) -> None:

@@ -66,6 +66,9 @@ class Compiler:
             "-shared",
             "-fPIC",
             *objects,
+            # Of the C++ library, libtorch exports what is later than the systems that it is made for: each version of
+            # torch something else, and without the symbol versions that a wheel's tag is made from.
+            "-lstdc++",
             *(f"-{flag}" for flag in options.get_ldflags()),
             f"-L{Path(torch.__file__).parent / 'lib'}",
             *(f"-l{library}" for library in options.get_libraries()),
