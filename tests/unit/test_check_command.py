@@ -580,6 +580,7 @@ def test_checking_imports_no_compile_half(modules_after: Callable[[str], set[str
 
 
 def test_a_method_that_rounds_to_integers_may_be_a_step_apart(shop: Workshop, tmp_path: Path) -> None:
+    pytest.importorskip("executorch")  # its quantiser
     module, inputs = mlp()
     source = capture_model("net", Model(quantised(module, inputs), {"forward": Method(inputs)}), Events())
     with pytest.MonkeyPatch.context() as patch:
