@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +17,14 @@ from hatch_lower.errors import ConfigError, ProgramError
 @contextmanager
 def released(name: str, version: str | None, environment: Mapping[str, str], tell: Tell) -> Iterator[Side]:
     """Download the wheel of a distribution's release, the newest that pip takes if no version is given; open it."""
-    if importlib.util.find_spec("pip") is None:
+    try:
+        importlib.metadata.distribution("pip")
+    except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
             "pip is not installed here, which finds and downloads releases",
             where=sys.executable,
             hint="run `python -m ensurepip` or `uv pip install pip`, or name a wheel with `--against`",
-        )
+        ) from None
     wanted = name if version is None else f"{name}=={version}"
     with work_folder() as work:
         wheel = download(wanted, work, environment, tell)

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_a_release_without_lowered_models(index: Path) -> None:
 
 
 def test_no_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release.importlib.util, "find_spec", lambda name: None)
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(release.importlib.metadata, "distribution", missing)
     error = refusal(release_of(index))
     assert type(error) is ConfigError
     assert error.what == "pip is not installed here, which finds and downloads releases"

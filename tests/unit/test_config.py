@@ -300,7 +300,10 @@ def test_another_path_of_the_table_is_named() -> None:
             {"bench": {"min-delegated": 95}},
             "`{}.bench.min-delegated` must be a number of at least 0 and at most 1, found the number 95.0",
         ),
-        ({"bench": {"budget": 0}}, "`{}.bench.budget` must be an integer of at least 1, found the number 0"),
+        (
+            {"bench": {"budget": 0}},
+            "`{}.bench.budget` must be an integer of at least 1 and at most 86400, found the number 0",
+        ),
         ({"bench": {"threads": 2}}, "`{}.bench.threads` must be an array, found the number 2"),
         ({"bench": {"threads": [1, 0]}}, "`{}.bench.threads[1]` must be an integer of at least 1, found the number 0"),
         ({"bench": {"sizes": {"batch": 1}}}, "`{}.bench.sizes` must be an array, found a table"),

@@ -32,7 +32,7 @@ def test_an_error_of_an_unknown_class_is_a_plain_one() -> None:
 
 def test_every_error_is_public_and_has_its_stage() -> None:
     kinds = LowerError.__subclasses__()
-    functions = {"error_from_json", "nearest", "refused_error"}
+    functions = {"error_from_json", "nearest", "refused_error", "size_text"}
     assert {kind.__name__ for kind in kinds} | {"LowerError"} | functions == set(errors.__all__)
     stages = [kind.stage for kind in kinds]
     assert len(set(stages)) == len(stages)
