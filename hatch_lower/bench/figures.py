@@ -59,7 +59,7 @@ METRICS: Mapping[str, Metric] = {
     "error": Metric("exact", "", "largest error", ratio=ERROR),  # model/recipe/method: absolute, against eager
     "compilations": Metric("build", "", "compilations", "neither"),  # model: partitions that its build lowered
     "level": Metric("build", "", "level of reuse", "neither"),  # model: as in the build's summary; 0: none
-    "call-instructions": Metric("counted", "", "instructions of a call", ratio=1.02),  # model/recipe/method[size]
+    "call-instructions": Metric("counted", "", "instructions of a call", ratio=1.02),  # model/recipe/method
     "load-instructions": Metric("counted", "", "instructions of a load", ratio=1.02),  # model/recipe
     "call-seconds": Metric("timed", "s", "call", ratio=TIME),  # model/recipe/method[size, threads]
     "first-call-seconds": Metric("timed", "s", "first call", ratio=TIME),  # model/recipe/method, in a fresh process
