@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hatch_lower.bench.figures import Figures, Subject
+from hatch_lower.bench.figures import Figures, Subject, thread_variables
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.errors import LowerError
 from hatch_lower.format.plan import read_plan
@@ -49,7 +49,7 @@ LIMIT_SECONDS = 300.0
 NOT_STARTED = 126  # an exit status
 EVENT = "instructions:u"
 FIXED = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    **thread_variables(1),
     "PYTHONHASHSEED": "0",
     "PYTHONSAFEPATH": "1",  # the work folder has another name each time: it is no part of what is counted
 }
@@ -146,10 +146,12 @@ def count(
     recipe: str,
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
+    imports: Sequence[str] = (),
 ) -> Counts:
     """Count the instructions of a load of a recipe, and of a call of each of its methods.
 
     Args:
+        imports: modules that the project's own settings name.
         limit_seconds: of each process. What takes longer is not counted.
     """
     subjects = {LOAD: Subject(model, recipe)}
@@ -159,7 +161,7 @@ def count(
     except LowerError as error:
         return Counts({}, {subjects[LOAD]: error.what})
     subjects |= {f"{CALL}{method}": Subject(model, recipe, method) for method in methods}
-    request = {"installed": folder.installed, "model": model, "recipe": recipe}
+    request = {"installed": folder.installed, "model": model, "recipe": recipe, "imports": list(imports)}
     numbers: dict[str, float] = {}
     reasons: dict[str, str] = {}
     # Callgrind tells the ranges of one process apart, perf knows but their sum. The load comes last: the processes

@@ -25,6 +25,7 @@ from hatch_lower.runtime.executor import holds_state
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds
 
 # In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
@@ -154,6 +155,7 @@ class Run:
         self._answer = answer
         self._model: str = request["model"]
         self._recipe: str = request["recipe"]
+        import_modules(request["imports"], str(folder), installed=True)
         opened = open_folder(folder)
         self._folder = PackagedFolder(opened.path, opened.manifest, None, request["installed"])
 

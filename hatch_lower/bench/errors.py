@@ -16,19 +16,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hatch_lower.bench.command import ended_within, kill_group
-from hatch_lower.bench.figures import Subject
+from hatch_lower.bench.figures import Subject, thread_variables
 from hatch_lower.bench.temporary import work_folder
 from hatch_lower.build.child_guards import end_with_parent
 from hatch_lower.errors import LowerError, ProcessError, ProgramError, error_from_json
 from hatch_lower.runtime.files import PackagedFolder, open_folder
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 NO_CHECK = "no check inputs are packaged with it"
 DIGITS = 2
 TAIL_BYTES = 2000
@@ -43,13 +42,16 @@ class Errors:
     skipped: Mapping[Subject, str]  # why there is no figure of a model, recipe or method
 
 
-def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: float) -> Errors:
+def measure_errors(
+    folders: Mapping[str, PackagedFolder], title: str, seconds: float, imports: Sequence[str] = ()
+) -> Errors:
     """Return the largest absolute error of each method of each recipe that can run here, to two digits.
 
     Args:
         folders: model to the folder that it is loaded from.
         title: what messages call these folders.
         seconds: how long all of it may take.
+        imports: modules that the project's own settings name: a program from a folder imports nothing itself.
 
     Raises:
         ProgramError: if a file is damaged, or a method fails.
@@ -60,8 +62,9 @@ def measure_errors(folders: Mapping[str, PackagedFolder], title: str, seconds: f
     }
     folders = {name: folder for name, folder in folders.items() if Subject(name) not in skipped}
     places = {name: str(folder.path.resolve()) for name, folder in folders.items()}
-    request = {name: (places[name], folder.installed) for name, folder in folders.items()}
-    rows, ending, said = run_child(request, seconds) if request else ([], "", "")
+    models = {name: (places[name], folder.installed) for name, folder in folders.items()}
+    request = {"models": models, "imports": list(imports)}
+    rows, ending, said = run_child(request, seconds) if models else ([], "", "")
     read = [{**row, "detail": row["detail"].replace(places[row["model"]], title)} for row in rows]
     for row in read:
         if row["status"] in ("fails", "damaged"):
@@ -132,7 +135,7 @@ def start(request: object, folder: Path, lines: BinaryIO, messages: BinaryIO) ->
         return subprocess.Popen(
             [sys.executable, "-m", "hatch_lower.bench.errors", json.dumps(request)],
             cwd=folder,  # an empty one: `-m` puts it on the import path
-            env={**os.environ, **ONE_THREAD},
+            env={**os.environ, **thread_variables(1)},
             stdin=subprocess.PIPE,  # it closes with this process
             stdout=lines,
             stderr=messages,
@@ -183,14 +186,16 @@ def use_one_core() -> None:
         os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})  # not the same one for all that run at once
 
 
-def rows_of(request: Mapping[str, tuple[str, bool]]) -> Iterator[dict[str, Any]]:
+def rows_of(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     from hatch_lower.runtime.check import check_model
     from hatch_lower.runtime.numbers import Tolerance
+    from hatch_lower.runtime.requirements import import_modules
 
     # no difference is too large, so that all outputs are compared
     tolerance = Tolerance(rtol=0.0, atol=math.inf)
     try:
-        for name, (path, installed) in sorted(request.items()):
+        import_modules(request["imports"], "the project's `imports`", installed=True)
+        for name, (path, installed) in sorted(request["models"].items()):
             opened = open_folder(Path(path))
             folder = PackagedFolder(opened.path, opened.manifest, None, installed)
             for row in check_model(folder, name, tolerance=tolerance):

@@ -72,3 +72,8 @@ METRICS: Mapping[str, Metric] = {
 }
 
 Figures: TypeAlias = Mapping[Subject, Mapping[str, float]]  # metric's name to value; what is not known is not there
+
+
+def thread_variables(count: int) -> dict[str, str]:
+    """Return the variables that give a process a number of threads, whichever library makes them."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(count))

@@ -147,7 +147,8 @@ def exact_tier(task: Task, methods: Sequence[Subject], notes: list[str]) -> dict
     errors: dict[Subject, dict[str, float]] = {}
     for name, side in task.sides.items():
         if name == "A" or not all(task.is_equal(subject) for subject in methods):
-            measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST))
+            imports = sorted({module for modules in task.imports.values() for module in modules})
+            measured = measure_errors(side.folders, side.title, max(task.seconds, SHORTEST), imports)
             errors = dict(measured.figures)
             skipped = measured.skipped.items()
             notes += [f"no largest error of {subject}, {name}: {reason}" for subject, reason in skipped]
@@ -170,7 +171,8 @@ def add_counts(
     for name, side in task.sides.items():
         for model, recipe in recipes:
             tell(f"counting instructions of {model}/{recipe}, {name}")
-            counts = count(counter, side.folders[model], model, recipe, task.environment)
+            imports = task.imports.get(recipe, ())
+            counts = count(counter, side.folders[model], model, recipe, task.environment, imports=imports)
             notes += [f"no instructions of {subject}, {name}: {reason}" for subject, reason in counts.reasons.items()]
             for subject, found in counts.figures.items():
                 figures[name] = {**figures[name], subject: {**figures[name].get(subject, {}), **found}}

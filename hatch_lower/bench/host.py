@@ -14,11 +14,10 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
+from hatch_lower.bench.figures import thread_variables
 from hatch_lower.errors import ProcessError, error_from_json
 
 LAST_LINES = 20
-# Threads that wait without spinning do not slow down whatever has its turn next
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class RefusedError(Exception):
@@ -30,7 +29,8 @@ class Host:
 
     def __init__(self, threads: int, environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
-        variables = {**environment, **dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
+        # threads that wait without spinning do not slow down whatever has its turn next
+        variables = {**environment, **thread_variables(threads), "OMP_WAIT_POLICY": "passive"}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "hatch_lower.bench.worker"],

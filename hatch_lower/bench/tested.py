@@ -107,7 +107,7 @@ class Loaded:
             args, kwargs = call_arguments(method, leaves)
             return tuple(args), kwargs
 
-        return ExampleInputs(*renew(), bool(method.input_mutations or method.mutations), renew)
+        return ExampleInputs(*renew(), self.opened.changes(name), renew)
 
 
 class LoweredModels:
@@ -208,7 +208,8 @@ class LoweredModels:
 
     @functools.cached_property
     def _errors(self) -> Errors:
-        return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST))
+        imports = sorted({module for modules in self._imports.values() for module in modules})
+        return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
 
 
 def size_text(sizes: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,7 +102,7 @@ def measure(
     end = time.monotonic() + budget
     limit = max(budget, SHORTEST)
     tasks: list[CallTask | LoadTask] = [*map(CallTask, works), *load_tasks(works)]
-    for turn in range(1_000_000):
+    for turn in itertools.count():
         open_tasks = [task for task in tasks if turn == 0 or task.undecided(measured, is_decided)]
         for task in open_tasks:
             if turn and time.monotonic() > end:
@@ -113,7 +114,7 @@ def measure(
                 refuse(f"{task.title}: {reason}")
                 tasks.remove(task)
         if not open_tasks:
-            return measured
+            break
     return measured
 
 

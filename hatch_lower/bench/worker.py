@@ -37,7 +37,7 @@ LOAD_CALLS = 3  # before memory is read
 CHUNK = 1 << 16  # bytes of an answer
 
 Request = Mapping[str, Any]
-Call = Callable[[], float]  # calls a method some times, returns the seconds of one call
+Call = Callable[[int], float]  # calls a method so many times, returns the seconds of one call
 
 
 def main() -> None:
@@ -229,9 +229,7 @@ def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
     return make_eager(model, export)
 
 
-def method_call(
-    owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool
-) -> Callable[[int], float]:
+def method_call(owner: Any, name: str, method: MethodPlan, leaves: list[object], *, changes: bool) -> Call:
     """Return what calls a method a number of times and returns the seconds of one call.
 
     Args:
@@ -263,9 +261,7 @@ def method_call(
     return once_each if changes else repeated
 
 
-def timed_rounds(
-    ways: Mapping[str, Callable[[int], float]], order: Sequence[str], limit: float
-) -> dict[str, list[float]]:
+def timed_rounds(ways: Mapping[str, Call], order: Sequence[str], limit: float) -> dict[str, list[float]]:
     """Return the seconds of one call in each round, by side; `limit` is for how many seconds that goes on."""
     counts = block_sizes(ways)
     warm_up(ways, counts, limit)
@@ -289,7 +285,7 @@ def turns(order: Sequence[str], turn: int, ways: Mapping[str, object]) -> Iterat
     yield from (side for side in ways if side not in order)
 
 
-def block_sizes(ways: Mapping[str, Callable[[int], float]]) -> dict[str, int]:
+def block_sizes(ways: Mapping[str, Call]) -> dict[str, int]:
     """Return how many calls of each side take about as long as a block, or as one call of the slower side."""
     seconds = {}
     for side, way in ways.items():
@@ -299,7 +295,7 @@ def block_sizes(ways: Mapping[str, Callable[[int], float]]) -> dict[str, int]:
     return {side: min(max(1, round(block / each)), MOST_CALLS) for side, each in seconds.items()}
 
 
-def warm_up(ways: Mapping[str, Callable[[int], float]], counts: Mapping[str, int], limit: float) -> None:
+def warm_up(ways: Mapping[str, Call], counts: Mapping[str, int], limit: float) -> None:
     """Call until four rounds are no faster than the four before them, or for as long as is measured."""
     rounds: list[float] = []
     end = time.perf_counter() + limit

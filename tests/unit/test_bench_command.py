@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.exports import SOURCE, Workshop, files_of
+from support.exports import SOURCE, Workshop, files_of, settings_of
 
 from hatch_lower.bench import gate, timed
 from hatch_lower.bench.figures import Subject
 from hatch_lower.cli import main
+from hatch_lower.config.settings import Recipe
 from hatch_lower.format.manifest import Manifest, write_manifest
 
 pytestmark = pytest.mark.torch
@@ -55,6 +56,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
             for model in ("net", "other") if name == "one" else ("net",):
                 title = name if model == "net" else "other"
                 found[title] = write_wheel(shop.folder / title, model, report.manifest, files_of(report))
+        settings = settings_of(Recipe("portable", imports=("colorsys",)))
+        report, _ = shop.build(shop.capture(), settings)
+        found["importing"] = write_wheel(shop.folder / "importing", "net", report.manifest, files_of(report))
     return found
 
 
@@ -281,6 +285,20 @@ def test_other_check_inputs_are_told_and_errors_of_them_not_compared(wheels: Map
     assert "the check inputs of net differ: both sides are timed with those of A" in done.stdout
     verdicts = json.loads(Path("b.json").read_text())["hatch_lower"]["verdicts"]
     assert {row["outcome"] for row in verdicts if row["metric"] == "error"} == {""}
+
+
+def test_modules_that_the_project_names_are_imported(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    root = project(tmp_path / "project", "")
+    text = (root / "pyproject.toml").read_text().replace("backends = []", 'backends = []\nimports = ["colorsys"]')
+    (root / "pyproject.toml").write_text(text)
+    options = ("--tier", "exact", "--json", "b.json")
+    refused = bench(wheels["importing"], *options)
+    assert refused.exit_code == 2
+    assert "run `import colorsys` before loading" in refused.stderr
+    done = bench(wheels["importing"], *options, "--root", root)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(Path("b.json").read_text())["hatch_lower"]["figures"]
+    assert [row["figures"]["A"]["error"] for row in rows if row["method"]] == [0.0, 0.0]
 
 
 def test_limits_of_what_does_not_exist_are_refused(wheels: Mapping[str, Path], tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def answered(folder: PackagedFolder, tmp_path: Path) -> Callable[[list[str]], tu
 
         request = {
             "installed": False,
+            "imports": [],
             "model": "digits",
             "recipe": "portable",
             "parts": parts,
@@ -347,7 +348,10 @@ def test_a_call_that_fails_leaves_the_counter_as_it_was(folder: PackagedFolder, 
 
     counter, failing = Noting(), functools.partial(int, "none")
     run = Run(
-        {"parts": [], "installed": False, "model": "", "recipe": ""}, folder.path, counter, Answer(tmp_path / "a")
+        {"parts": [], "installed": False, "imports": [], "model": "", "recipe": ""},
+        folder.path,
+        counter,
+        Answer(tmp_path / "a"),
     )
     with pytest.raises(ValueError, match="none"):
         run._range(FORWARD, failing)
@@ -392,7 +396,7 @@ sys.exit(child.returncode or told.count(b"enable") != told.count(b"disable"))
 
 def test_the_child_switches_perf_around_each_call(tmp_path: Path, folder: PackagedFolder) -> None:
     perf = write_program(tmp_path / "bin", "perf", CONTROLLED.format(python=sys.executable))
-    request = {"installed": False, "model": "digits", "recipe": "portable"}
+    request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable"}
     counts = count_parts(Counter("perf", str(perf)), folder.path, request, [FORWARD], os.environ, 120.0)
     assert counts == ({FORWARD: 1000.0}, {})
 
@@ -403,7 +407,7 @@ def test_what_counts_ends_with_who_asked_for_it_and_its_folder_goes(
     # without a perf that answers, the child waits for ever
     script = f'echo $$ > {tmp_path}/pid; while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
     perf = write_program(tmp_path / "bin", "perf", f"#!/bin/sh\n{script}\n")
-    request = {"installed": False, "model": "digits", "recipe": "portable"}
+    request = {"installed": False, "imports": [], "model": "digits", "recipe": "portable"}
     code = (
         "import os; from pathlib import Path; from hatch_lower.bench.counted import Counter, count_parts\n"
         f"counter, folder = Counter('perf', {str(perf)!r}), Path({str(folder.path)!r})\n"
