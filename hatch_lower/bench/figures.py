@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 # `build`: numbers of the build that was made for this, which depend on what the cache had
@@ -25,6 +25,15 @@ class Subject:
         path = "/".join(part for part in (self.model, self.recipe, self.method) if part)
         way = ", ".join(part for part in (self.size, f"threads={self.threads}" if self.threads else "") if part)
         return f"{path or 'wheel'}{f'[{way}]' if way else ''}"
+
+    def called(self, sizes: Mapping[str, int], threads: int) -> Subject:
+        """Return the method called with some sizes of dynamic dimensions, and a number of threads."""
+        return replace(self, size=", ".join(f"{name}={value}" for name, value in sizes.items()), threads=threads)
+
+    def parts(self) -> tuple[Subject, Subject, Subject, Subject]:
+        """Return the method, its recipe, its model and the wheel, however it is called."""
+        method = Subject(self.model, self.recipe, self.method)
+        return method, Subject(self.model, self.recipe), Subject(self.model), Subject()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from hatch_lower.bench.builds import METRICS as BUILD_METRICS
 from hatch_lower.bench.builds import measure_builds
+from hatch_lower.bench.command import Tell
 from hatch_lower.bench.counted import count, find_counter
 from hatch_lower.bench.equality import contents_of, have_other_inputs, runs_equal
 from hatch_lower.bench.errors import measure_errors
@@ -26,8 +27,6 @@ from hatch_lower.format.plan import MethodPlan
 OWN = ("greatest", "least", "ratio to eager")  # kinds of limits that need no B
 OF_INPUTS = ("error", "call-instructions")  # metrics that depend on the packaged check inputs
 OTHER_INPUTS = "both sides are timed with those of A, and errors and instructions are not compared"
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ def exact_rows(
     task: Task, methods: Sequence[Subject], figures: Mapping[str, Figures], differing: Sequence[str]
 ) -> Iterator[Row]:
     """Yield a row for each figure that is a number and nothing else, of what both sides have."""
-    kept = {part for subject in methods for part in parts_of(subject)}
+    kept = {part for subject in methods for part in subject.parts()}
     first, second = figures["A"], figures.get("B", {})
     for subject in sorted(kept & first.keys()):
         for metric in METRICS:
@@ -195,12 +194,6 @@ def exact_rows(
             yield exact_row(subject, metric, value, other, limits_at(task.table, subject, metric))
 
 
-def parts_of(subject: Subject) -> tuple[Subject, ...]:
-    """Return a method, its recipe, its model and the wheel."""
-    recipe = replace(subject, method="")
-    return subject, recipe, Subject(subject.model), Subject()
-
-
 def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) -> Iterator[Work]:
     """Yield what the timed tier measures: nothing of a recipe that is equal byte by byte."""
     calls: dict[tuple[str, str, int], list[tuple[Subject, Mapping[str, int]]]] = {}
@@ -209,8 +202,7 @@ def works_of(task: Task, plans: Mapping[Subject, MethodPlan], notes: list[str]) 
             notes.append(f"{subject.model}/{subject.recipe} is equal byte by byte, and not timed")
             continue
         for sizes, threads in ways(task.table, subject, [symbol.name for symbol in dimensions_of(plan)]):
-            size = ", ".join(f"{name}={value}" for name, value in sizes.items())
-            way = replace(subject, size=size, threads=threads)
+            way = subject.called(sizes, threads)
             calls.setdefault((subject.model, subject.recipe, threads), []).append((way, sizes))
     for (model, recipe, threads), ways_ in calls.items():
         folders = {name: side.folders[model].path for name, side in task.sides.items()}
@@ -245,7 +237,7 @@ def names_of(side: Side) -> dict[str, Names]:
 def unjudged_limits(task: Task, methods: Sequence[Subject], rows: Sequence[Row], notes: list[str]) -> Iterator[str]:
     """Yield what is to be said of limits that somebody set and that no figure could be compared with."""
     judged = {limit.setting for row in rows for limit in row.judged}
-    for subject in sorted({part for method in methods for part in parts_of(method)}):
+    for subject in sorted({part for method in methods for part in method.parts()}):
         for limit in limits_for(task.table, subject):
             if limit.setting == "default" or limit.setting in judged or not concerns(task, methods, limit):
                 continue
@@ -267,6 +259,6 @@ def concerns(task: Task, methods: Sequence[Subject], limit: Limit) -> bool:
 
 def is_timed(task: Task, subject: Subject) -> bool:
     """Return whether calls and loads of a method are measured: not if it is equal, and no limit is about A alone."""
-    limits = [limit for part in parts_of(subject)[:2] for limit in limits_for(task.table, part)]
+    limits = [limit for part in subject.parts()[:2] for limit in limits_for(task.table, part)]
     own = any(limit.kind in OWN and METRICS[limit.metric].tier == "timed" for limit in limits)
     return own or task.time_equal or not task.is_equal(subject)

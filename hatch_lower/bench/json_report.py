@@ -131,9 +131,7 @@ def entry_of(series: TimedSeries, side: ReportedSide | None) -> dict[str, Any]:
 
 def exact_of(figures: Figures, subject: Subject) -> dict[str, float]:
     """Return the exact figures of a method, and of the recipe, the model and the wheel that it is in."""
-    model, recipe, method = subject.model, subject.recipe, subject.method
-    around = dict.fromkeys((Subject(), Subject(model), Subject(model, recipe), Subject(model, recipe, method)))
-    found = {metric: value for each in around for metric, value in figures.get(each, {}).items()}
+    found = {metric: value for each in reversed(subject.parts()) for metric, value in figures.get(each, {}).items()}
     return {metric: value for metric, value in found.items() if METRICS[metric].tier == "exact"}
 
 

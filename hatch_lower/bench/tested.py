@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_lower.bench.errors import Errors, measure_errors
 from hatch_lower.bench.exact import exact_figures
 from hatch_lower.bench.figures import METRICS, Figures, Subject
-from hatch_lower.bench.gate import Task, common_methods, names_of, parts_of, plan_of
+from hatch_lower.bench.gate import Task, common_methods, names_of, plan_of
 from hatch_lower.bench.json_report import exact_of
 from hatch_lower.bench.limits import LIMITS, Limit, check_names, dimensions_of, limits_for, ways
 from hatch_lower.bench.project import PROJECT_FILE, built_project
@@ -128,7 +128,7 @@ class LoweredModels:
         plans = {subject: plan_of(side, subject) for subject in common_methods(task, [])}
         check_names(task.table, names_of(side), task.table_path)
         cases = [
-            Case(replace(subject, size=size_text(sizes), threads=threads), sizes)
+            Case(subject.called(sizes, threads), sizes)
             for subject, plan in plans.items()
             for sizes, threads in ways(task.table, subject, [symbol.name for symbol in dimensions_of(plan)])
         ]
@@ -185,7 +185,7 @@ class LoweredModels:
             name: Limit(name, JUDGED[name], LIMITS[name].kind, value, f"{MARKER}.{name}")
             for name, value in marked.items()
         }
-        found = {part: dict(self._figures.get(part, {})) for part in parts_of(case.method)}
+        found = {part: dict(self._figures.get(part, {})) for part in case.method.parts()}
         if any(limit.metric == "error" for limit in limits.values()):
             found[case.method] |= self._errors.figures.get(case.method, {})
         if rounds:
@@ -210,10 +210,6 @@ class LoweredModels:
     def _errors(self) -> Errors:
         imports = sorted({module for modules in self._imports.values() for module in modules})
         return measure_errors(self._side.folders, self._side.title, max(self._table.budget, SHORTEST), imports)
-
-
-def size_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
 def open_models(root: Path, is_asked: bool, wheel: Path | None, run: str, stack: ExitStack) -> LoweredModels:

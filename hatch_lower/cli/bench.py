@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from hatch_lower.cli.output import printable, show, show_error
 from hatch_lower.errors import ConfigError, LowerError, PackageError
 
 if TYPE_CHECKING:
+    from hatch_lower.bench.command import Tell
     from hatch_lower.bench.gate import Result, Task
     from hatch_lower.bench.side import Side
     from hatch_lower.hatch.project import Project
 
-    Tell = Callable[[str], None]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 BROKEN, UNMEASURED = 1, 2  # exit statuses
