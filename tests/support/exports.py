@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import types
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from hatch_lower.cache.key import ExportKey
 from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.events import Event
+from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
 from hatch_lower.pipeline.eager import example_tensors
@@ -147,3 +151,52 @@ def key_of(source: CapturedModel, settings: Settings | None = None) -> ExportKey
 def files_of(report: ModelReport) -> dict[str, bytes]:
     """Return the contents of a report's files by path; each is what the report says."""
     return {file.path: file.source.read_bytes() for file in report.files}
+
+
+def packaged(
+    shop: Workshop, source: str = SOURCE, settings: Settings | None = None, *, name: str = "net"
+) -> dict[str, bytes]:
+    """Return the files of a `_lowered` folder with what a source exports, as a model of a name; nothing is cached."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HATCH_LOWER_CACHE", "off")
+        report, _ = shop.build(shop.capture(source), settings)
+    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {name: report.manifest})
+    return {"manifest.json": write_manifest(manifest), **files_of(report)}
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def write_wheel(path: Path, files: Mapping[str, bytes], **metadata: str) -> Path:
+    """Write a wheel with a `_lowered` folder, and metadata by the names of their files (`entry_points_txt`)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(f"net/_lowered/{name}", data)
+        for name, text in metadata.items():
+            archive.writestr(f"net-1.0.dist-info/{name.replace('_txt', '.txt')}", text)
+    return path
+
+
+NET_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "net"
+version = "1.0"
+
+[project.entry-points."hatch_lower.models"]
+net = "net.model:export"
+
+[tool.hatch.build.targets.wheel.hooks.lower.recipes.portable]
+backends = []
+
+[tool.hatch.build.targets.wheel.hooks.lower.bench]
+"""
+"""A project with the model of `SOURCE`, to which settings of benchmarks can be added."""

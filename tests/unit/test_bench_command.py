@@ -6,72 +6,39 @@ import json
 import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.exports import SOURCE, Workshop, files_of, settings_of
+from support.exports import NET_PROJECT, SOURCE, Workshop, packaged, settings_of, write_wheel
 
 from hatch_lower.bench import gate, timed
 from hatch_lower.bench.figures import Subject
 from hatch_lower.cli import main
 from hatch_lower.config.settings import Recipe
-from hatch_lower.format.manifest import Manifest, write_manifest
 
 pytestmark = pytest.mark.torch
 
 LONGER = SOURCE.replace("self.block(image).sum(1)", "self.block(image).sum(1).exp().neg()")
 EXAMPLES = SOURCE.replace("torch.linspace(0, 1, 12).reshape(3, 4)", "torch.linspace(0, 1, 40).reshape(10, 4)")
 SLOW = SOURCE.replace("self.block(image).sum(1)", f"self.block(image).sum(1){'.sin()' * 40}")
-PROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "net"
-version = "1.0"
-
-[project.entry-points."hatch_lower.models"]
-net = "net.model:export"
-
-[tool.hatch.build.targets.wheel.hooks.lower.recipes.portable]
-backends = []
-
-"""
-BENCH = "[tool.hatch.build.targets.wheel.hooks.lower.bench]\n"
+BENCH = "[tool.hatch.build.targets.wheel.hooks.lower.bench]"
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Wheels of a model: `one`; `more` and `slow`, whose `embed` has 2 and 40 operations more; `other` has another."""
     shop = Workshop(tmp_path_factory.mktemp("shop"))
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_LOWER_CACHE", "off")
-        for name, source in {"one": SOURCE, "more": LONGER, "slow": SLOW, "examples": EXAMPLES}.items():
-            report, _ = shop.build(shop.capture(source))
-            for model in ("net", "other") if name == "one" else ("net",):
-                title = name if model == "net" else "other"
-                found[title] = write_wheel(shop.folder / title, model, report.manifest, files_of(report))
-        settings = settings_of(Recipe("portable", imports=("colorsys",)))
-        report, _ = shop.build(shop.capture(), settings)
-        found["importing"] = write_wheel(shop.folder / "importing", "net", report.manifest, files_of(report))
-    return found
-
-
-def write_wheel(folder: Path, model: str, entry: object, files: Mapping[str, bytes]) -> Path:
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {model: entry})
-    folder.mkdir()
-    path = folder / "net-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("net/_lowered/manifest.json", write_manifest(manifest))
-        for name, data in files.items():
-            archive.writestr(f"net/_lowered/{name}", data)
-        archive.writestr("net-1.0.dist-info/METADATA", "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n")
-    return path
+    sources = {"one": SOURCE, "more": LONGER, "slow": SLOW, "examples": EXAMPLES}
+    made = {name: packaged(shop, source) for name, source in sources.items()}
+    made["other"] = packaged(shop, name="other")
+    made["importing"] = packaged(shop, settings=settings_of(Recipe("portable", imports=("colorsys",))))
+    metadata = "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n"
+    return {
+        name: write_wheel(shop.folder / name / "net-1.0-py3-none-any.whl", files, METADATA=metadata)
+        for name, files in made.items()
+    }
 
 
 def project(folder: Path, table: str) -> Path:
@@ -79,7 +46,7 @@ def project(folder: Path, table: str) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "model.py").write_text(SOURCE)
-    (folder / "pyproject.toml").write_text(PROJECT + BENCH + table)
+    (folder / "pyproject.toml").write_text(NET_PROJECT + table)
     return folder
 
 
@@ -302,7 +269,7 @@ def test_modules_that_the_project_names_are_imported(wheels: Mapping[str, Path],
 
 
 def test_limits_of_what_does_not_exist_are_refused(wheels: Mapping[str, Path], tmp_path: Path) -> None:
-    table = f"[{BENCH.strip()[1:-1]}.models.net.methods.forward_]\nmax-call-ratio = 1.1\n"
+    table = f"[{BENCH[1:-1]}.models.net.methods.forward_]\nmax-call-ratio = 1.1\n"
     done = bench(wheels["one"], "--tier", "exact", "--root", project(tmp_path / "project", table))
     assert done.exit_code == 2
     assert "did you mean `forward`?" in done.stderr

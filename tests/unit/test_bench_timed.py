@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 from click.testing import CliRunner
-from support.exports import Workshop, files_of
+from support.exports import Workshop, packaged, write_folder
 from support.processes import is_running, wait_for
 
 from hatch_lower.bench import worker
@@ -26,7 +26,6 @@ from hatch_lower.bench.statistics import FEWEST, Interval, interval_of
 from hatch_lower.bench.timed import Observations, Work, has_enough, measure
 from hatch_lower.cli import main
 from hatch_lower.errors import LowerError, ProcessError, ProgramError
-from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.format.plan import read_plan
 
 FORWARD = Subject("net", "default", "forward", "", 1)
@@ -61,15 +60,7 @@ def export():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `_lowered` folder with the recipes `default` (of the reference backend) and `portable`, and its source."""
     shop = Workshop(tmp_path_factory.mktemp("shop"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_LOWER_CACHE", "off")
-        report, _ = shop.build(shop.capture(SOURCE))
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
-    target = shop.folder / "_lowered"
-    for path, data in {"manifest.json": write_manifest(manifest), **files_of(report)}.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (target / path).write_bytes(data)
-    return target
+    return write_folder(shop.folder / "_lowered", packaged(shop, SOURCE))
 
 
 @pytest.fixture(scope="module")

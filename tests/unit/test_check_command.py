@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from support.exports import SOURCE, Events, Workshop, files_of, settings_of
+from support.exports import Events, Workshop, files_of, packaged, settings_of, write_folder, write_wheel
 from support.installed import update_entries
 from support.lowered import install
 from support.quantised import mlp, quantised
@@ -74,13 +73,6 @@ def export():
 """
 
 
-def packaged(shop: Workshop, source: str = SOURCE, *, check: bool = True) -> dict[str, bytes]:
-    """Return the `_lowered` folder of a model, for the recipes `default` (of the reference backend) and `portable`."""
-    report, _ = shop.build(shop.capture(source), settings_of(check=check))
-    manifest = Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})
-    return {"manifest.json": write_manifest(manifest), **files_of(report)}
-
-
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("shop"))
@@ -88,32 +80,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.fixture(scope="module")
 def net(shop: Workshop) -> Mapping[str, bytes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_LOWER_CACHE", "off")
-        return packaged(shop)
+    return packaged(shop)
 
 
 @pytest.fixture(scope="module")
 def kinds(shop: Workshop) -> Mapping[str, bytes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_LOWER_CACHE", "off")
-        return packaged(shop, KINDS)
-
-
-def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return folder
-
-
-def write_wheel(path: Path, files: Mapping[str, bytes], **metadata: str) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(f"net/_lowered/{name}", data)
-        for name, text in metadata.items():
-            archive.writestr(f"net-1.0.dist-info/{name.replace('_txt', '.txt')}", text)
-    return path
+    return packaged(shop, KINDS)
 
 
 def with_manifest(files: Mapping[str, bytes], change: Callable[[dict[str, Any]], None]) -> dict[str, bytes]:
@@ -325,7 +297,7 @@ def check_rows(folder: Path, files: Mapping[str, bytes], recipe: str | None = No
 
 def test_a_model_without_check_inputs(shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
-    folder = write_folder(tmp_path, packaged(shop, check=False))
+    folder = write_folder(tmp_path, packaged(shop, settings=settings_of(check=False)))
     done = run(folder)
     assert done.exit_code == 0
     assert {(row["status"], row["detail"]) for row in rows_of(folder)} == {

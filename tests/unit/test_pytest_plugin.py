@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from support.exports import Workshop, files_of
+from support.exports import NET_PROJECT, Workshop, packaged, write_wheel
 
 # a run in this process forgets what it has imported, and torch cannot be imported twice
 import hatch_lower.runtime.check
@@ -21,7 +20,6 @@ from hatch_lower.bench import exact, inputs, tested, worker  # noqa: F401
 from hatch_lower.bench.side import Side, open_wheel
 from hatch_lower.bench.temporary import shared_folder
 from hatch_lower.errors import ProcessError
-from hatch_lower.format.manifest import Manifest, write_manifest
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ["pytester"]
@@ -34,23 +32,6 @@ def test_speed(benchmark, lowered_model, example_inputs):
         benchmark(lowered_model, *example_inputs.args, **example_inputs.kwargs)
 """
 METHODS = [f"net/{recipe}/{method}" for recipe in ("default", "portable") for method in ("embed", "forward")]
-PROJECT = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "net"
-version = "1.0"
-
-[project.entry-points."hatch_lower.models"]
-net = "net.model:export"
-
-[tool.hatch.build.targets.wheel.hooks.lower.recipes.portable]
-backends = []
-
-[tool.hatch.build.targets.wheel.hooks.lower.bench]
-"""
 BRIEF = ("--benchmark-max-time=0.01", "--benchmark-min-rounds=1")
 Run = Callable[..., pytest.RunResult]
 
@@ -58,24 +39,8 @@ Run = Callable[..., pytest.RunResult]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shop = Workshop(tmp_path_factory.mktemp("shop"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HATCH_LOWER_CACHE", "off")
-        report, _ = shop.build(shop.capture())
-    return write_wheel(
-        shop.folder,
-        write_manifest(Manifest("net", "1.0", "0.1.0", "2.13.0", {}, {"net": report.manifest})),
-        files_of(report),
-    )
-
-
-def write_wheel(folder: Path, manifest: bytes, files: Mapping[str, bytes]) -> Path:
-    path = folder / "net-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("net/_lowered/manifest.json", manifest)
-        for name, data in files.items():
-            archive.writestr(f"net/_lowered/{name}", data)
-        archive.writestr("net-1.0.dist-info/METADATA", "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n")
-    return path
+    metadata = "Metadata-Version: 2.4\nName: net\nVersion: 1.0\n"
+    return write_wheel(shop.folder / "net-1.0-py3-none-any.whl", packaged(shop), METADATA=metadata)
 
 
 @pytest.fixture
@@ -104,7 +69,7 @@ def make_project(root: Path, table: str) -> None:
     (root / "net").mkdir()
     (root / "net" / "__init__.py").write_text("")
     (root / "net" / "model.py").write_text("def export(): ...\n")
-    (root / "pyproject.toml").write_text(PROJECT + table)
+    (root / "pyproject.toml").write_text(NET_PROJECT + table)
 
 
 def test_what_is_timed_is_the_very_function_of_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
