@@ -186,7 +186,7 @@ class LoweredModels:
             for name, value in marked.items()
         }
         found = {part: dict(self._figures.get(part, {})) for part in case.method.parts()}
-        if any(limit.metric == "error" for limit in limits.values()):
+        if any(limit.metric == "error" and limit.setting != "default" for limit in limits.values()):
             found[case.method] |= self._errors.figures.get(case.method, {})
         if rounds:
             found[case.subject] = {"call-seconds": undisturbed(rounds)}

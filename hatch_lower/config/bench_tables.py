@@ -12,6 +12,7 @@ from dataclasses import field
 from hatch_lower.frozen import Frozen
 
 SHARE = {"minimum": 0, "maximum": 1}
+ANY_FINITE = 1e300
 GROWTH = {
     "pattern": r"[0-9]+(\.[0-9]+)?(%| ?(B|kB|MB|GB|KiB|MiB|GiB))",
     "words": "a share such as `5%`, or a size such as `200 kB` or `1.5 MiB`",
@@ -38,8 +39,9 @@ class MethodLimits(Frozen):
     """The share of A's operations that are in delegates, from 0 to 1."""
     max_kernels: int | None = field(default=None, metadata={"minimum": 0})
     """Kernels in A's native code."""
-    max_error: float | None = field(default=None, metadata={"minimum": 0})
-    """The largest absolute difference between A's outputs and eager's."""
+    max_error: float | None = field(default=None, metadata={"minimum": 0, "default": ANY_FINITE})
+    """The largest absolute difference between A's outputs and eager's. The default lets any finite one pass: outputs of
+    another shape or dtype, or with NaN where eager's have none, are beyond every limit."""
     max_call_seconds: float | None = field(default=None, metadata={"minimum": 0})
     """Time of a call of A: it depends on the machine, as a ratio does not."""
     sizes: tuple[Mapping[str, int], ...] | None = field(default=None, metadata={"minimum": 1})

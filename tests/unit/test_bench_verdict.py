@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def test_an_exact_figure_is_better_if_its_metric_says_so(
         ("delegated", 0.9, 0.96, {}, "6 percentage points less than B's, where max-delegated-loss = 0.05 (default)"),
         ("delegated", 0.9, None, {"min_delegated": 0.95}, "90 %, where min-delegated = 0.95 (bench)"),
         ("error", 1e-3, None, {"max_error": 1e-4}, "0.001, where max-error = 0.0001 (bench)"),
+        ("error", math.inf, None, {}, "infinite, where max-error = 1e+300 (default)"),
         ("call-instructions", 1100, 1000, {}, "1.100 times B's, where max-instructions-ratio = 1.02 (default)"),
     ],
 )

@@ -42,7 +42,7 @@ def test_every_limit_of_the_tables_judges_metrics() -> None:
     assert {metric for judged in LIMITS.values() for metric in judged.metrics} <= set(METRICS)
 
 
-def test_without_settings_there_are_defaults_against_b_alone() -> None:
+def test_without_settings_there_are_defaults_against_b_and_for_what_differs_in_kind() -> None:
     limits = limits_for(BenchTable(), WHEEL)
     assert {each.name: each.value for each in limits} == {
         "max-call-ratio": 1.05,
@@ -51,6 +51,7 @@ def test_without_settings_there_are_defaults_against_b_alone() -> None:
         "max-instructions-ratio": 1.02,
         "max-wheel-growth": "5%",
         "max-delegated-loss": 0.05,
+        "max-error": 1e300,
     }
     assert {each.setting for each in limits} == {"default"}
     assert [each.metric for each in limits if each.name == "max-instructions-ratio"] == [
