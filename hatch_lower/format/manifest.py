@@ -52,6 +52,7 @@ class ModelEntry(Frozen):
     recipes: Mapping[Text, RecipeEntry]
     # files that the project packages with it, by the names that they have for the user
     assets: Mapping[RelativePath, FileEntry] = field(default_factory=dict)
+    weights: FileEntry | None = None  # says where weights are that `constants` lacks
 
     def validate(self) -> None:
         # what an audit exports has no recipes; a packaged model has

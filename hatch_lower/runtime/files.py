@@ -184,7 +184,7 @@ class PackagedFolder(Frozen):
 
 
 def files_of(model: ModelEntry) -> tuple[FileEntry, ...]:
-    files = [entry for entry in (model.constants, model.check) if entry is not None]
+    files = [entry for entry in (model.constants, model.check, model.weights) if entry is not None]
     for recipe in model.recipes.values():
         files += [recipe.plan, recipe.debug, *recipe.delegates]
     files += model.assets.values()

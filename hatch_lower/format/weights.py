@@ -1,0 +1,109 @@
+"""`weights.json`: storages whose bytes are not in the wheel, and in which files of others they are.
+
+```text
+sources   files, each by URL, size and digest; one without a scheme is a name: whoever installs says where it is
+spans     by the key of a storage: which source has its bytes, from where to where, and their digest
+```
+
+A storage of a plan is either in the constants file or here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from hatch_lower.canonical import canonical_json
+from hatch_lower.format.codec import Damage, decode_file, encode, refuse, within
+from hatch_lower.format.constants import Storage, content_key
+from hatch_lower.format.values import DTYPES, Digest, Natural, read_text
+from hatch_lower.frozen import Frozen
+from hatch_lower.urls import url_fault
+
+WEIGHTS_SCHEMA = 1
+WEIGHTS = "weights.json"
+
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+
+
+def read_url(value: object) -> str:
+    text = read_text(value)
+    fault = "" if FILE_NAME.fullmatch(text) else url_fault(text)
+    if fault:
+        raise Damage(f"{text!r:.120} instead of a URL of weights: {fault}")
+    return text
+
+
+class Source(Frozen):
+    """A safetensors file outside the wheel."""
+
+    url: Annotated[str, read_url]
+    size: Natural  # bytes
+    sha256: Digest  # of the whole file
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the URL says where the file is; else it is a name below a place that is given when it is fetched."""
+        return "://" in self.url
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a source."""
+
+    source: Natural  # index
+    begin: Natural  # in the file
+    end: Natural
+    sha256: Digest  # of these bytes
+
+
+class Weights(Frozen):
+    sources: tuple[Source, ...]
+    spans: Mapping[Digest, Span]  # by the key of a storage
+
+    def validate(self) -> None:
+        urls = [source.url for source in self.sources]
+        if len(set(urls)) != len(urls):
+            raise Damage("a source that is listed twice", ".sources")
+        for key, span in self.spans.items():
+            with within(f".spans['{key}']"):
+                if span.source >= len(self.sources):
+                    raise Damage(f"source {span.source} of {len(self.sources)}")
+                size = self.sources[span.source].size
+                if not span.begin <= span.end <= size:
+                    raise Damage(f"the bytes {span.begin} to {span.end} of {size}")
+
+
+def read_weights(data: bytes, where: str) -> Weights:
+    return decode_file(Weights, data, WEIGHTS_SCHEMA, where)
+
+
+def write_weights(weights: Weights) -> bytes:
+    return canonical_json({"schema": WEIGHTS_SCHEMA, **encode(weights, packaged=True)})
+
+
+def spans_outside(storages: Sequence[Storage], weights: Weights, where: str) -> dict[int, Span]:
+    """Return the spans of those of a plan's storages that are outside, by their positions in it.
+
+    Raises:
+        ProgramError: if a span is not of the bytes that the plan asks for.
+    """
+    found: dict[int, Span] = {}
+    for index, storage in enumerate(storages):
+        span = weights.spans.get(storage.key)
+        if span is None:
+            continue
+        if span.end - span.begin != storage.length * DTYPES[storage.dtype].size:
+            refuse(
+                f"{where}: {storage.key}",
+                f"{span.end - span.begin} bytes for {storage.length} elements of {storage.dtype}",
+            )
+        if content_key(storage.dtype, span.sha256) != storage.key:
+            refuse(f"{where}: {storage.key}", "another sha256 than that of the storage's bytes")
+        found[index] = span
+    return found
+
+
+def is_aligned(storage: Storage, span: Span) -> bool:
+    """Return whether a span can be used where it is mapped; else it is copied to where its elements are aligned."""
+    return span.begin % DTYPES[storage.dtype].size == 0
