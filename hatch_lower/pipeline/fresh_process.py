@@ -31,6 +31,7 @@ from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.torch_arrays import span_tensor, stored_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ def load_written(path: Path, constants: Path | None, folder: Path) -> tuple[Plan
     """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
     file = ConstantsFile(constants, constants.name) if constants is not None else None
-    spans, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
+    contents, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
+    spans = tuple(map(span_tensor, plan.storages, contents))
     kinds = DelegateKinds()
     delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
     return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
@@ -173,7 +175,8 @@ def problem_of(packaged: Packaged) -> str:
         for name in packaged.imports:
             importlib.import_module(name)
         plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder)
-        tensors = ConstantsFile(packaged.examples, packaged.examples.name).tensors()
+        examples = ConstantsFile(packaged.examples, packaged.examples.name)
+        tensors = stored_tensors(examples.contents(), packaged.examples.name)
         for name, tolerance in packaged.tolerances.items():
             status, detail, _ = check_method(executor, plan, name, tensors, tolerance)
             if status not in ("ok", "skipped"):

@@ -27,6 +27,7 @@ from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
 from hatch_lower.runtime.refusals import describe_value
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
+from hatch_lower.runtime.torch_arrays import stored_tensors
 
 
 def rounding_mark(method: str) -> str:
@@ -112,7 +113,7 @@ def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tens
     if entry.check is None:
         return {}
     path = folder.locate(entry.check)
-    return ConstantsFile(path, str(path)).tensors()
+    return stored_tensors(ConstantsFile(path, str(path)).contents(), str(path))
 
 
 def check_method(

@@ -20,7 +20,8 @@ from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
-from hatch_lower.runtime.mapped import data_layouts, data_places, map_data, view_constant
+from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
+from hatch_lower.runtime.torch_arrays import view_constant
 
 
 class Runnable(Protocol):

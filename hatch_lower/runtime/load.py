@@ -24,6 +24,7 @@ from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+from hatch_lower.runtime.torch_arrays import span_tensor
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
@@ -162,11 +163,11 @@ def load_recipe(
     check_delegates(folder, plan, files)
     if plan.storages and constants is None:
         refuse(where, f"no constants file, and the plan of recipe `{chosen}` needs one")
-    spans = constants.spans(plan.storages) if constants is not None else ()
+    contents = constants.spans(plan.storages) if constants is not None else ()
     backends = dict.fromkeys(entry.backend for entry in plan.delegates)
     executor = execute_plan(
         plan,
-        spans,
+        tuple(map(span_tensor, plan.storages, contents)),
         {backend: kinds.load(backend) for backend in backends},
         folder.path,
         places=constants.places(plan.storages) if constants is not None else (),

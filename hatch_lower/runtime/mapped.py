@@ -14,17 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json, refuse
 from hatch_lower.format.constants import (
     DATA_MAP_BYTES,
-    Constant,
     Storage,
     TensorEntry,
     content_key,
@@ -39,8 +35,20 @@ LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000  # safetensors' own limit
 
 
+class Stored(NamedTuple):
+    """A tensor of a safetensors file, its elements in the order of its dimensions."""
+
+    dtype: str  # torch's name of it
+    shape: tuple[int, ...]
+    content: memoryview  # bytes
+
+
 class ConstantsFile:
-    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here."""
+    """A safetensors file of one-dimensional tensors, mapped copy-on-write: what writes into it stays here.
+
+    What it gives are bytes: `torch_arrays` and `numpy_arrays` make tensors of them. The mapping lives as long as a view
+    of it.
+    """
 
     # `where` names it in messages; all before the data must have the digest `header_sha256`, if there is one
 
@@ -52,60 +60,52 @@ class ConstantsFile:
                 if not stat.S_ISREG(path.stat().st_mode):
                     refuse(where, "no regular file")
                 # private and writable: torch warns about read-only memory, and a write would end the process
-                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._mapping = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         except (OSError, ValueError) as error:
             raise ProgramError(
                 "a packaged program file cannot be read", where=where, found=str(error), hint="install it again"
             ) from error
         size = len(self._mapping)
-        header = tensors_begin(self._mapping[:DATA_MAP_BYTES]) + LENGTH_BYTES
+        header = tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])) + LENGTH_BYTES
         length = int.from_bytes(self._mapping[header - LENGTH_BYTES : header], "little")
         if size < header or length > min(size - header, HEADER_LIMIT):
             refuse(where, f"a safetensors header that does not fit into {size} bytes")
         self._begin = header + length
         if header_sha256 and sha256_bytes(self._mapping[: self._begin]) != header_sha256:
             refuse(where, "a header with another sha256 than the manifest says")
-        text = self._mapping[header : self._begin]
+        text = bytes(self._mapping[header : self._begin])
         self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(text, where), where)
 
-    def spans(self, storages: Sequence[Storage]) -> tuple[Tensor, ...]:
+    def spans(self, storages: Sequence[Storage]) -> tuple[memoryview, ...]:
         return tuple(self._whole_span(storage) for storage in storages)
 
     def places(self, storages: Sequence[Storage]) -> tuple[Place, ...]:
         found = (self._entry(storage.key).data_offsets for storage in storages)
         return tuple(Place(self._path, self._begin + begin, end - begin) for begin, end in found)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def contents(self) -> dict[str, Stored]:
         """Return every tensor of the file in its own shape, over the mapped memory."""
-        return {key: self._tensor(key) for key in self._header if key != "__metadata__"}
+        return {key: self._stored(key) for key in self._header if key != "__metadata__"}
 
-    def _tensor(self, key: str) -> Tensor:
-        where = f"{self._where}: {key!r:.80}"
+    def _stored(self, key: str) -> Stored:
         entry = self._entry(key)
         names = [name for name, stored in DTYPES.items() if stored.safetensors and stored.safetensors == entry.dtype]
         if not names:
-            refuse(where, f"the dtype {entry.dtype!r:.40}")
-        try:
-            storage = Storage(key, names[0], math.prod(entry.shape))
-            return self._span(storage, entry.shape).reshape(entry.shape)
-        except RuntimeError as error:
-            refuse(where, f"sizes that no tensor has ({error})")
+            refuse(f"{self._where}: {key!r:.80}", f"the dtype {entry.dtype!r:.40}")
+        storage = Storage(key, names[0], math.prod(entry.shape))
+        return Stored(names[0], entry.shape, self._span(storage, entry.shape))
 
-    def _whole_span(self, storage: Storage) -> Tensor:
+    def _whole_span(self, storage: Storage) -> memoryview:
         span = self._span(storage, (storage.length,))
-        if storage.may_hold_indices:
-            begin, end = self._entry(storage.key).data_offsets
-            with memoryview(self._mapping) as content:
-                sha256 = sha256_bytes(content[self._begin + begin : self._begin + end])
-            if content_key(storage.dtype, sha256) != storage.key:
-                refuse(f"{self._where}: {storage.key!r:.80}", "other integers than were packaged")
+        if storage.may_hold_indices and content_key(storage.dtype, sha256_bytes(span)) != storage.key:
+            refuse(f"{self._where}: {storage.key!r:.80}", "other integers than were packaged")
         return span
 
     def _entry(self, key: str) -> TensorEntry:
         entry: TensorEntry = decode(TensorEntry, self._header[key], f"{self._where}: {key!r:.80}")
         return entry
 
-    def _span(self, storage: Storage, shape: tuple[int, ...]) -> Tensor:
+    def _span(self, storage: Storage, shape: tuple[int, ...]) -> memoryview:
         where = f"{self._where}: {storage.key!r:.80}"
         if storage.key not in self._header or storage.key == "__metadata__":
             refuse(where, "no such tensor")
@@ -118,22 +118,7 @@ class ConstantsFile:
             refuse(where, f"the bytes {begin} to {end} of {limit}")
         if end - begin != storage.length * DTYPES[storage.dtype].size:
             refuse(where, f"{end - begin} bytes for {storage.length} elements of {storage.dtype}")
-        dtype = getattr(torch, storage.dtype)
-        if storage.length == 0:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._mapping, dtype=dtype, count=storage.length, offset=self._begin + begin)
-
-
-def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
-    # its bounds were checked when the plan was read
-    span = spans[constant.storage]
-    dtype = getattr(torch, constant.dtype)
-    try:
-        if span.dtype is not dtype:
-            span = span.view(dtype)
-        return span.as_strided(constant.shape, constant.stride, constant.offset)
-    except (RuntimeError, TypeError, ValueError) as error:
-        refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")
+        return self._mapping[self._begin + begin : self._begin + end]
 
 
 # the mapping does not need the file to stay open, and a program may have more data than files may be open

@@ -332,9 +332,10 @@ def test_inputs_are_the_packaged_ones_unless_another_size_is_asked_for(folder: P
     import torch
 
     from hatch_lower.runtime.mapped import ConstantsFile
+    from hatch_lower.runtime.torch_arrays import stored_tensors
 
     plan = read_plan((folder / "net" / "default.json").read_bytes(), "net/default.json")
-    tensors = ConstantsFile(folder / "net" / "check.safetensors", "check").tensors()
+    tensors = stored_tensors(ConstantsFile(folder / "net" / "check.safetensors", "check").contents(), "check")
     method = plan.methods["forward"]
     x, at = input_values("forward", method, tensors, {})
     assert isinstance(x, torch.Tensor)

@@ -28,6 +28,7 @@ from hatch_lower.runtime.check import check_model, rounding_mark
 from hatch_lower.runtime.files import open_folder
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.runtime.torch_arrays import stored_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -117,7 +118,7 @@ def edited(files: Mapping[str, bytes], folder: Path, changes: Mapping[str, Any])
     """Return the files with other tensors in the check data, by name; `None` leaves one out."""
     path = folder / "check.safetensors"
     path.write_bytes(files[CHECK])
-    tensors = ConstantsFile(path, "check").tensors()
+    tensors = stored_tensors(ConstantsFile(path, "check").contents(), "check")
     for key, change in changes.items():
         assert key in tensors
         if change is None:
