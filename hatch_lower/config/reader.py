@@ -11,8 +11,18 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hatch_lower.config.tables import RESERVED_KEYS, Author, BackendChoice, Dataset, HookTable, quote_key, toml_key
+from hatch_lower.config.tables import (
+    IN_A_FILE,
+    RESERVED_KEYS,
+    Author,
+    BackendChoice,
+    Dataset,
+    HookTable,
+    quote_key,
+    toml_key,
+)
 from hatch_lower.errors import nearest
+from hatch_lower.urls import ALLOWED, url_fault
 
 Table = TypeVar("Table")
 
@@ -44,8 +54,11 @@ def read_value(hint: object, value: object, path: str, problems: list[str], limi
     if origin in (Union, types.UnionType):  # `T | None`: only T can be written
         return read_value(arguments[0], value, path, problems, limits)
     if origin is tuple:
+        if "single" in limits and isinstance(value, str):
+            alone = read_value(arguments[0], value, path, problems, limits)
+            return None if alone is None else (alone,)
         if not isinstance(value, list):
-            return refuse(f"`{path}` must be an array", value, problems)
+            return refuse(f"`{path}` must be an array{' or a string' if 'single' in limits else ''}", value, problems)
         return tuple(read_item(arguments[0], item, f"{path}[{i}]", problems, limits) for i, item in enumerate(value))
     if origin is Mapping:
         kind = arguments[1]
@@ -118,6 +131,9 @@ def read_scalar(hint: Any, value: object, path: str, problems: list[str], limits
         good = math.isfinite(value) and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
     if good and isinstance(value, str) and "pattern" in limits:
         good = re.fullmatch(limits["pattern"], value) is not None
+    if good and isinstance(value, str) and "weights" in limits and value != IN_A_FILE:
+        fault = url_fault(value)
+        words, good = f'"{IN_A_FILE}" or {ALLOWED} ({fault})', not fault
     if good and isinstance(value, str) and "spdx" in limits:
         value, good = canonical_license(value)
     return value if good else refuse(f"`{path}` must be {words}", value, problems)

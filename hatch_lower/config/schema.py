@@ -137,7 +137,9 @@ def value_schema(hint: Any, limits: Mapping[str, object]) -> dict[str, object]:
     if origin in (Union, types.UnionType):
         return value_schema(arguments[0], limits)
     if origin is tuple:
-        return {"type": "array", "items": value_schema(arguments[0], limits)}
+        item = value_schema(arguments[0], limits)
+        array: dict[str, object] = {"type": "array", "items": item}
+        return {"anyOf": [item, array]} if "single" in limits else array
     if origin is Mapping:
         return {"type": "object", "additionalProperties": value_schema(arguments[1], limits)}
     if origin is Literal:
@@ -163,7 +165,8 @@ def type_words(hint: object, limits: Mapping[str, object]) -> str:
         return type_words(arguments[0], limits)
     if origin is tuple:
         kinds = {BackendChoice: "backends", Author: "authors", Dataset: "datasets", int: "integers", str: "strings"}
-        return f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
+        array = f"array of {kinds.get(arguments[0], 'tables of integers')}{least}"
+        return f"string, or {array}" if "single" in limits else array
     if origin is Mapping:
         return "table of tables, described below"
     if origin is Literal:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
-from hatch_lower.config.tables import BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
+from hatch_lower.config.tables import IN_A_FILE, BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
 
@@ -51,6 +51,7 @@ class ModelSettings(Frozen):
     recipes: tuple[str, ...]
     assets: tuple[str, ...] = ()  # globs of files that are packaged beside it; they are in no key
     card: Card = field(default_factory=Card)  # for the SBOM; it is in no key
+    weights: tuple[str, ...] = ()  # URLs of files that have its weights, or `file` alone
 
 
 class Settings(Frozen):
@@ -108,6 +109,9 @@ def read_settings(
         for i, pattern in enumerate(patterns)
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
     ]
+    problems += weights_problems(given.weights, f"{path}.weights")
+    for name, model in given.models.items():
+        problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(name)}.weights")
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"
@@ -205,6 +209,14 @@ def name_problems(names: Sequence[str], known: Mapping[str, object], path: str, 
             yield f"`{path}[{i}]` names the {noun} `{name}` again"
 
 
+def weights_problems(urls: Sequence[str], path: str) -> Iterator[str]:
+    if IN_A_FILE in urls and len(urls) > 1:
+        yield f'`{path}` must be `"{IN_A_FILE}"` alone, or URLs: a file is written of what no other one holds'
+    for i, url in enumerate(urls):
+        if url and url in urls[:i]:
+            yield f"`{path}[{i}]` names `{url}` again"
+
+
 def unknown_limits(
     bench: BenchTable, path: str, recipes: Collection[str], models: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
@@ -270,7 +282,8 @@ def resolve_models(
         if package is not None and len(problems) == found:
             ordered = tuple(recipe for recipe in order if recipe in recipes)
             reference = f"{match['module']}:{match['attribute']}"
-            yield ModelSettings(name, reference, package, ordered, override.assets, override.card)
+            weights = given.weights if override.weights is None else override.weights
+            yield ModelSettings(name, reference, package, ordered, override.assets, override.card, weights)
 
 
 def resolve_package(

@@ -32,6 +32,8 @@ LINK = {
     r"(#([^\s<>\"{}|\\^`\[\]%#]|%[0-9A-Fa-f]{2})*)?",
     "words": "a URL such as `https://example.org/data`, without a user name or password",
 }
+IN_A_FILE = "file"  # what `weights` says where the build is to write a file beside the wheel
+WEIGHTS = {"single": True, "weights": True}
 RESERVED_KEYS = {
     "dependencies": "Read by hatchling: more build dependencies of the hook.",
     "enable-by-default": "Read by hatchling: whether the hook runs unless it is enabled by environment variable.",
@@ -133,6 +135,9 @@ class ModelTable(Frozen):
     """Globs, relative to the project, of files that belong to the model: a tokenizer, labels. They are packaged beside
     it, and a loaded model has their paths: `model.assets["vocab.json"]` is that of `tokenizer/vocab.json` for
     `assets = ["tokenizer/*"]`. A change of one lowers nothing."""
+    weights: tuple[str, ...] | None = field(default=None, metadata=WEIGHTS)
+    """Where this model's weights are, if the wheel is not to hold them; `[]` packages them. Default: the `weights` at
+    the top."""
     card: Card = field(default_factory=Card)
     """What is known of the model beside its code, described below: licence, training data, limits."""
 
@@ -185,6 +190,12 @@ class HookTable(Frozen):
     """Modules that `load` imports first, because they register operators that the programs call: `["torchao"]`. The
     wheel then requires their distributions. torch's own modules need not be named. From a folder, which may come from
     anywhere, `load` imports nothing: whoever loads one imports them."""
+    weights: tuple[str, ...] = field(default=(), metadata=WEIGHTS)
+    """URLs of published safetensors files whose bytes the wheel need not hold: `https://…`, `s3://…`, any other that
+    fsspec reads, or `hf://org/name@<commit>/model.safetensors` with the 40 digits of a commit. A tensor of a program
+    whose bytes stand in one of them is mapped from there, whatever its name; what they lack stays in the wheel, and the
+    build says how much and why. `"file"` alone: what the wheel does not hold is written into a file beside it, to be
+    uploaded. No URL holds credentials: those come from the environment of whoever downloads."""
     check: bool = True
     """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
     checked."""

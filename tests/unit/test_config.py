@@ -112,7 +112,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
         "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, `editable`, "
         "`imports`, `inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
-        "`runtime-requirements`, `seed`, `strict`, `timeout`, `verify`\n"
+        "`runtime-requirements`, `seed`, `strict`, `timeout`, `verify`, `weights`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
 
@@ -508,3 +508,39 @@ def test_recipes_default_may_hold_what_the_top_does_not() -> None:
     assert settings.recipes == (Recipe("default", (BackendChoice("null"),), verify=False),)
     settings = read({"recipes": {"default": {"backends": ["null"]}}})
     assert settings.recipes == (Recipe("default", (BackendChoice("null"),)),)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+URL = f"hf://org/name@{COMMIT}/model.safetensors"
+
+
+@pytest.mark.parametrize(("value", "weights"), [(URL, (URL,)), ([URL], (URL,)), ("file", ("file",)), ([], ())])
+def test_weights_are_a_url_or_several_or_a_file(value: object, weights: tuple[str, ...]) -> None:
+    (model,) = read({"weights": value}).models
+    assert model.weights == weights
+
+
+def test_weights_of_a_model_come_before_those_at_the_top() -> None:
+    models = {"digits": {"weights": []}, "teacher": {"export": "tools.export:teacher"}}
+    digits, teacher = read({"weights": URL, "models": models}).models
+    assert (digits.weights, teacher.weights) == ((), (URL,))
+
+
+def test_every_problem_of_weights_is_reported_with_the_others() -> None:
+    allowed = (
+        '"file" or `https://example.org/model.safetensors`, `hf://org/name@<commit>/model.safetensors`,'
+        " `s3://bucket/model.safetensors`, or another URL that fsspec reads"
+    )
+    branch = "hf://org/name@main/model.safetensors"
+    table = {"weights": ["weights.safetensors", branch], "models": {"digits": {"weights": 1}}, "jobs": 0}
+    assert problems(table) == [
+        f'`{LOWER}.weights[0]` must be {allowed} (it is no URL), found the string "weights.safetensors"',
+        f"`{LOWER}.weights[1]` must be {allowed} (`main` may become another commit: write the 40 hexadecimal digits of"
+        f' one behind the `@`, which the page of the repository shows), found the string "{branch}"',
+        f"`{LOWER}.models.digits.weights` must be an array or a string, found the number 1",
+        f"`{LOWER}.jobs` must be an integer of at least 1, found the number 0",
+    ]
+    assert problems({"weights": [URL, URL]}) == [f"`{LOWER}.weights[1]` names `{URL}` again"]
+    assert problems({"models": {"digits": {"weights": ["file", URL]}}}) == [
+        f'`{LOWER}.models.digits.weights` must be `"file"` alone, or URLs: a file is written of what no other one holds'
+    ]
