@@ -1,0 +1,292 @@
+"""Operators of ATen that a plan may call on NumPy's arrays: views, copies, questions for sizes, assertions.
+
+Each function takes what the overload of its name takes, in the same order and by the same names, and means the same by
+it. A memory format is given as the plan's `Special`. What torch refuses is refused with its classes of errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from hatch_lower.format.arguments import Special
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# orders of dimensions in memory, from the outermost to the innermost
+MEMORY_ORDERS = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
+
+
+class NumpyOperator(NamedTuple):
+    function: Callable[..., Any]
+    may_alias: bool = False  # whether what it returns may share memory with its first argument
+
+
+def view(self: Array, size: Sequence[int]) -> Array:
+    found = reshape(self, size)
+    if found.size and not self.flags.c_contiguous and not np.may_share_memory(found, self):
+        msg = f"view of sizes {list(size)} is not possible over sizes {self.shape} and strides {self.strides}"
+        raise RuntimeError(msg)
+    return found
+
+
+def reshape(self: Array, shape: Sequence[int]) -> Array:
+    if any(extent < -1 for extent in shape):  # NumPy takes any negative size for the one that is to be inferred
+        msg = f"invalid shape dimension in {list(shape)}"
+        raise RuntimeError(msg)
+    found: Array = self.reshape(tuple(shape))
+    return found
+
+
+def permute(self: Array, dims: Sequence[int]) -> Array:
+    return np.transpose(self, tuple(dims))
+
+
+def transpose(self: Array, dim0: int, dim1: int) -> Array:
+    one, other = place(self, dim0), place(self, dim1)
+    return self.swapaxes(one, other) if self.ndim else self
+
+
+def t(self: Array) -> Array:
+    if self.ndim > 2:
+        msg = f"t() takes at most two dimensions, and is given {self.ndim}"
+        raise RuntimeError(msg)
+    turned: Array = self.T
+    return turned
+
+
+def unsqueeze(self: Array, dim: int) -> Array:
+    return np.expand_dims(self, dim)
+
+
+def squeeze(self: Array) -> Array:
+    found: Array = self.squeeze()
+    return found
+
+
+def squeeze_dim(self: Array, dim: int) -> Array:
+    return squeeze_dims(self, (dim,))
+
+
+def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
+    places = [place(self, each) for each in dim]
+    if len(set(places)) != len(places):
+        msg = f"a dimension appears twice in {list(dim)}"
+        raise RuntimeError(msg)
+    found: Array = self.squeeze(tuple(each for each in places if self.ndim and self.shape[each] == 1))
+    return found
+
+
+def expand(self: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
+    new = len(size) - self.ndim
+    if new < 0 or any(extent < 0 for extent in size[:new]) or any(extent < -1 for extent in size):
+        msg = f"sizes {self.shape} cannot be expanded to {list(size)}"
+        raise RuntimeError(msg)
+    shape, strides = list(size[:new]), [0] * new
+    for extent, own, step in zip(size[new:], self.shape, self.strides, strict=True):
+        if extent not in (-1, own) and own != 1:
+            msg = f"sizes {self.shape} cannot be expanded to {list(size)}"
+            raise RuntimeError(msg)
+        shape.append(own if extent == -1 else extent)
+        strides.append(step if extent in (-1, own) else 0)
+    # `broadcast_to` would make it read-only
+    return as_strided(self, shape, strides)
+
+
+def slice_tensor(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    if step <= 0:
+        msg = f"slice step must be positive, not {step}"
+        raise RuntimeError(msg)
+    part: Array = self[(slice(None),) * dimension(self, dim) + (slice(start, end, step),)]
+    return part
+
+
+def select(self: Array, dim: int, index: int) -> Array:
+    # with the ellipsis NumPy returns an array of no dimensions, and no scalar
+    part: Array = self[(slice(None),) * dimension(self, dim) + (index, ...)]
+    return part
+
+
+def split(self: Array, split_size: int, dim: int = 0) -> list[Array]:
+    extent = self.shape[dimension(self, dim)]
+    if split_size < 0 or (split_size == 0 and extent):
+        msg = f"split_size {split_size} for a dimension of {extent}"
+        raise RuntimeError(msg)
+    starts = range(0, extent, split_size) if extent else range(1)
+    return [slice_tensor(self, dim, start, start + split_size) for start in starts]
+
+
+def split_with_sizes(self: Array, split_sizes: Sequence[int], dim: int = 0) -> list[Array]:
+    extent = self.shape[dimension(self, dim)]
+    if sum(split_sizes) != extent or any(size < 0 for size in split_sizes):
+        msg = f"split_sizes {list(split_sizes)} for a dimension of {extent}"
+        raise RuntimeError(msg)
+    parts, start = [], 0
+    for size in split_sizes:
+        parts.append(slice_tensor(self, dim, start, start + size))
+        start += size
+    return parts
+
+
+def unbind(self: Array, dim: int = 0) -> list[Array]:
+    return [select(self, dim, index) for index in range(self.shape[dimension(self, dim)])]
+
+
+def alias(self: Array) -> Array:
+    return self
+
+
+def clone(self: Array, *, memory_format: Special | None = None) -> Array:
+    name = "preserve_format" if memory_format is None else memory_format.name
+    if name == "contiguous_format":
+        return copy_in_order(self, range(self.ndim))
+    if name == "preserve_format":
+        return copy_in_order(self, dense_order(self))
+    if self.ndim != len(MEMORY_ORDERS[name]):
+        msg = f"{name} of {self.ndim} dimensions"
+        raise RuntimeError(msg)
+    return copy_in_order(self, MEMORY_ORDERS[name])
+
+
+def sym_size(self: Array, dim: int) -> int:
+    size: int = self.shape[place(self, dim)]
+    return size
+
+
+def sym_stride(self: Array, dim: int) -> int:
+    step: int = self.strides[place(self, dim)]
+    return step // self.itemsize
+
+
+def sym_numel(self: Array) -> int:
+    return self.size
+
+
+def item(self: Array) -> Any:
+    if self.size != 1:
+        msg = f"an array of {self.size} elements is no number"
+        raise RuntimeError(msg)
+    return self.item()
+
+
+def assert_scalar(self: Any, assert_msg: str) -> None:
+    if not self:
+        raise RuntimeError(assert_msg)
+
+
+def assert_array(self: Array, assert_msg: str = "Expected Tensor with single nonzero value, but got zero") -> None:
+    assert_scalar(item(self), assert_msg)
+
+
+def check_range(size: int, *, min: int | None = None, max: int | None = None) -> None:
+    if (min is not None and size < min) or (max is not None and size > max):
+        msg = f"{size} is not between {min} and {max}"
+        raise RuntimeError(msg)
+
+
+def check_size(size: int, *, min: int | None = None, max: int | None = None) -> None:
+    check_range(size, min=0 if min is None else min, max=max)
+
+
+def place(array: Array, dim: int) -> int:
+    """Return a dimension from 0 on; an array of no dimensions counts as one of one here, as torch has it."""
+    count = max(1, array.ndim)
+    if not -count <= dim < count:
+        msg = f"dimension {dim} of {array.ndim}"
+        raise IndexError(msg)
+    return dim % count
+
+
+def dimension(array: Array, dim: int) -> int:
+    if not array.ndim:
+        msg = f"dimension {dim} of 0"
+        raise IndexError(msg)
+    return place(array, dim)
+
+
+def dense_order(array: Array) -> list[int]:
+    """Return the dimensions, the outermost first, in which torch lays out a copy that preserves the format."""
+    shape, strides = array.shape, array.strides
+    inward = list(range(array.ndim - 1, -1, -1))
+    if array.flags.c_contiguous:
+        return inward[::-1]
+    dense = sorted((each for each in inward if shape[each] != 1), key=lambda each: (strides[each], shape[each]))
+    steps = itertools.accumulate((shape[each] for each in dense), operator.mul, initial=array.itemsize)
+    if array.size and all(strides[each] == step for each, step in zip(dense, steps, strict=False)):
+        return [*(each for each in range(array.ndim) if shape[each] == 1), *reversed(dense)]
+    # with gaps or overlaps: sorted by strides, where a dimension of stride 0 stays where it is
+    for index in range(1, array.ndim):
+        current = index
+        for other in range(index - 1, -1, -1):
+            inner, outer = inward[other], inward[current]
+            if strides[inner] == 0 or strides[outer] == 0:
+                continue
+            if strides[inner] < strides[outer]:
+                break
+            if strides[inner] > strides[outer] or shape[inner] > shape[outer]:
+                inward[other], inward[current] = outer, inner
+                current = other
+    return inward[::-1]
+
+
+def copy_in_order(array: Array, order: Sequence[int]) -> Array:
+    back = sorted(range(len(order)), key=order.__getitem__)
+    copy: Array = array.transpose(order).copy(order="C")
+    return np.transpose(copy, back)
+
+
+def copied(function: Callable[..., Any]) -> Callable[..., Any]:
+    def copy(self: Array, *args: Any, **kwargs: Any) -> Any:
+        found = function(self, *args, **kwargs)
+        return [each.copy(order="C") for each in found] if isinstance(found, list) else found.copy(order="C")
+
+    return copy
+
+
+# those that have a twin which returns copies: `permute`, `permute_copy`
+VIEWS: Mapping[str, Callable[..., Any]] = {
+    "alias.default": alias,
+    "detach.default": alias,
+    "expand.default": expand,
+    "permute.default": permute,
+    "select.int": select,
+    "slice.Tensor": slice_tensor,
+    "split.Tensor": split,
+    "split_with_sizes.default": split_with_sizes,
+    "squeeze.default": squeeze,
+    "squeeze.dim": squeeze_dim,
+    "squeeze.dims": squeeze_dims,
+    "t.default": t,
+    "transpose.int": transpose,
+    "unbind.int": unbind,
+    "unsqueeze.default": unsqueeze,
+}
+
+NUMPY_OPERATORS: Mapping[str, NumpyOperator] = MappingProxyType(
+    {
+        **{f"aten.{name}": NumpyOperator(function, may_alias=True) for name, function in VIEWS.items()},
+        **{f"aten.{name.replace('.', '_copy.')}": NumpyOperator(copied(function)) for name, function in VIEWS.items()},
+        "aten._assert_async.default": NumpyOperator(assert_array),
+        "aten._assert_async.msg": NumpyOperator(assert_array),
+        "aten._assert_scalar.default": NumpyOperator(assert_scalar),
+        "aten._local_scalar_dense.default": NumpyOperator(item),
+        "aten._unsafe_view.default": NumpyOperator(view, may_alias=True),
+        "aten.clone.default": NumpyOperator(clone),
+        "aten.lift_fresh.default": NumpyOperator(alias, may_alias=True),
+        "aten.lift_fresh_copy.default": NumpyOperator(copied(alias)),
+        "aten.reshape.default": NumpyOperator(reshape, may_alias=True),
+        "aten.sym_constrain_range.default": NumpyOperator(check_range),
+        "aten.sym_constrain_range_for_size.default": NumpyOperator(check_size),
+        "aten.sym_numel.default": NumpyOperator(sym_numel),
+        "aten.sym_size.int": NumpyOperator(sym_size),
+        "aten.sym_stride.int": NumpyOperator(sym_stride),
+        "aten.view.default": NumpyOperator(view, may_alias=True),
+        "aten.view_copy.default": NumpyOperator(copied(reshape)),
+    }
+)

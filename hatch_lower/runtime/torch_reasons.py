@@ -1,0 +1,123 @@
+"""What of a plan needs torch: all but delegates that take NumPy's arrays, and what NumPy can do between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from hatch_lower.format.arguments import Argument, ConstantName, Special, literal_text, references_in
+from hatch_lower.format.graph import (
+    Cond,
+    DelegateCall,
+    Graph,
+    Instruction,
+    Map,
+    OpCall,
+    Scan,
+    While,
+    arguments_of,
+    nested_graphs,
+)
+from hatch_lower.format.inputs import Input, LiteralInput, TensorInput
+from hatch_lower.format.plan import MethodPlan, Plan
+from hatch_lower.format.tree import leaf_paths
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS
+
+NUMPY = "numpy>=1.26"
+ML_DTYPES = "ml_dtypes>=0.5"  # the first with all of torch's types of 8 bits
+TORCH = "torch>=2.13"
+
+UNKNOWN = "complex32"  # torch's only dtype that neither NumPy nor `ml_dtypes` has
+OF_ML_DTYPES = ("bfloat16", "float8_")  # how the names begin of those that only `ml_dtypes` has
+
+# parts of control flow, as debug maps name them
+PARTS: Mapping[type, Sequence[str]] = {Cond: ("true", "false"), While: ("condition", "body")}
+
+
+class TorchReason(Frozen):
+    method: str  # empty where the recipe itself needs torch
+    path: str  # of the instruction, as in a debug map; empty where no instruction is the reason
+    what: str
+
+
+def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequence[str] = ()) -> tuple[TorchReason, ...]:
+    """Return why a program cannot run without torch; nothing where it can.
+
+    Args:
+        numpy_delegates: the backends whose run halves take and return NumPy's arrays.
+        imports: the modules that the recipe imports, which register operators with torch.
+    """
+    reasons = [TorchReason("", "", f"the module `{module}`, which registers what torch calls") for module in imports]
+    for name, method in plan.methods.items():
+        reasons += [TorchReason(name, "", what) for what in reasons_of_inputs(method)]
+        reasons += [
+            TorchReason(name, path, what)
+            for path, instruction in walk(method.graph)
+            for what in reasons_of_instruction(instruction, plan, numpy_delegates)
+        ]
+    return tuple(reasons)
+
+
+def reasons_of_inputs(method: MethodPlan) -> Iterator[str]:
+    paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
+    for path, entry in zip(paths, method.inputs, strict=True):
+        if isinstance(entry, LiteralInput) and isinstance(entry.value, Special):
+            yield f"the input `{path}`, which is {literal_text(entry.value)}"
+        if isinstance(entry, TensorInput) and entry.dtype == UNKNOWN:
+            yield f"the input `{path}` of dtype {UNKNOWN}"
+
+
+def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates: Collection[str]) -> Iterator[str]:
+    match instruction:
+        case OpCall():
+            if instruction.op not in NUMPY_OPERATORS:
+                yield f"`{instruction.op}`"
+        case DelegateCall():
+            backend = plan.delegates[instruction.delegate].backend
+            if backend not in numpy_delegates:
+                yield f"the delegate `{backend}`"
+            elif any(entry.dtype == UNKNOWN for entry in tensors_of(instruction)):
+                yield f"{UNKNOWN} in a call of the delegate `{backend}`"
+        case Map() | Scan():
+            yield f"a loop over rows (`{instruction.kind}`)"
+    if any(plan.constants[name].dtype == UNKNOWN for name in constants_in(arguments_of(instruction))):
+        yield f"a constant of dtype {UNKNOWN}"
+
+
+def array_requirements(plan: Plan, numpy_delegates: Collection[str], *, needs_torch: bool) -> tuple[str, ...]:
+    """Return what a program requires besides its delegates' libraries: torch, or NumPy, and what adds dtypes to it."""
+    # beside torch nothing but a delegate's own library calls NumPy, and requires it
+    calls = [
+        instruction
+        for method in plan.methods.values()
+        for _, instruction in walk(method.graph)
+        if isinstance(instruction, DelegateCall) and plan.delegates[instruction.delegate].backend in numpy_delegates
+    ]
+    dtypes = {entry.dtype for call in calls for entry in tensors_of(call)}
+    if not needs_torch:
+        for method in plan.methods.values():
+            arguments = [argument for _, instruction in walk(method.graph) for argument in arguments_of(instruction)]
+            named = constants_in([*arguments, *method.graph.outputs])
+            dtypes |= {entry.dtype for entry in method.inputs if isinstance(entry, TensorInput)}
+            dtypes |= {plan.constants[name].dtype for name in named}
+    extra = (ML_DTYPES,) if any(dtype.startswith(OF_ML_DTYPES) for dtype in dtypes) else ()
+    return (*extra, TORCH if needs_torch else NUMPY)
+
+
+def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
+    """Yield every instruction, at any depth, with its path in a debug map."""
+    for index, instruction in enumerate(graph.instructions):
+        yield f"{path}{index}", instruction
+        parts = PARTS.get(type(instruction), ("body",))
+        for part, nested in zip(parts, nested_graphs(instruction), strict=False):
+            yield from walk(nested, f"{path}{index}.{part}.")
+
+
+def tensors_of(call: DelegateCall) -> Iterator[TensorInput]:
+    entries: Iterable[Input | None] = (*call.inputs, *call.outputs)
+    return (entry for entry in entries if isinstance(entry, TensorInput))
+
+
+def constants_in(arguments: Iterable[Argument]) -> Iterator[str]:
+    for argument in arguments:
+        yield from (each.name for each in references_in(argument) if isinstance(each, ConstantName))
