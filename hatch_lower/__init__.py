@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DebugError,
         EdgeError,
         EntryPointError,
+        FetchError,
         InputError,
         LowerError,
         PackageError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from hatch_lower.model import Method, Model
+    from hatch_lower.runtime.fetch import fetch
     from hatch_lower.runtime.load import load
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ __all__ = [
     "DebugError",
     "EdgeError",
     "EntryPointError",
+    "FetchError",
     "InputError",
     "LowerError",
     "Method",
@@ -54,6 +57,7 @@ __all__ = [
     "ProgramError",
     "VerificationError",
     "__version__",
+    "fetch",
     "load",
 ]
 
@@ -62,7 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    home = {"Method": "model", "Model": "model", "load": "runtime.load"}.get(name, "errors")
+    homes = {"Method": "model", "Model": "model", "fetch": "runtime.fetch", "load": "runtime.load"}
+    home = homes.get(name, "errors")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

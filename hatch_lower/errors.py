@@ -18,6 +18,7 @@ __all__ = [
     "DebugError",
     "EdgeError",
     "EntryPointError",
+    "FetchError",
     "InputError",
     "LowerError",
     "PackageError",
@@ -144,6 +145,12 @@ class ProgramError(LowerError):
     """A packaged program is missing, damaged, from a newer version, or cannot run on this machine."""
 
     stage = "load"
+
+
+class FetchError(LowerError):
+    """Weights outside the wheel cannot be fetched: not there, not those, no connection, no space."""
+
+    stage = "fetch"
 
 
 class InputError(LowerError, TypeError):

@@ -11,6 +11,7 @@ from hatch_lower.cli.check import check
 from hatch_lower.cli.debug import debug
 from hatch_lower.cli.diff import diff
 from hatch_lower.cli.explain import explain
+from hatch_lower.cli.fetch import fetch
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
@@ -46,5 +47,5 @@ def schema(markdown: bool) -> None:
     show_text(reference_markdown() if markdown else schema_text())
 
 
-for command in (init, list_models, inspect, diff, debug, check, explain, reproduce, bench, cache, new_backend):
+for command in (init, list_models, inspect, diff, debug, check, fetch, explain, reproduce, bench, cache, new_backend):
     main.add_command(command)

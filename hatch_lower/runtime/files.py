@@ -201,6 +201,31 @@ def open_folder(path: Path, recorded: Recorded | None = None) -> PackagedFolder:
     return PackagedFolder(path, read_manifest(data, str(manifest)), recorded)
 
 
+def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
+    """Return the `_lowered` folder at a path; or the one that the model's folder at the path is in, and that model."""
+    inside = not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists()
+    folder = path.parent if inside else path
+    try:
+        return open_folder(folder), path.name if inside else None
+    except ProgramError:
+        if folder.name == FOLDER or is_written_here(folder):
+            raise
+    raise ProgramError(
+        "this is no folder of lowered models",
+        where=str(path),
+        found=f"no `{MANIFEST}` of hatch-lower" if path.exists() else "there is nothing",
+        hint=f"name the folder `{FOLDER}` of an unpacked wheel, or a model's folder in it",
+    )
+
+
+def is_written_here(folder: Path) -> bool:
+    # a manifest that cannot be read may still be ours: then the error is about what is wrong with it
+    try:
+        return b'"hatch_lower"' in read_bytes(folder / MANIFEST)
+    except ProgramError as error:
+        return not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+
+
 def read_bytes(path: Path) -> bytes:
     try:
         with open_file(path) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,24 +14,29 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.codec import refuse
-from hatch_lower.format.manifest import FileEntry, ModelEntry, RecipeEntry
+from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
+from hatch_lower.format.weights import WEIGHTS
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.editable import make_eager, warn_if_stale
 from hatch_lower.runtime.executor import execute_plan
-from hatch_lower.runtime.files import FOLDER, MANIFEST, PackagedFolder, open_folder, read_bytes
+from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
+from hatch_lower.runtime.outside import Find, OutsideWeights, read_packaged
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+from hatch_lower.runtime.sources import is_on, local_copy
 from hatch_lower.runtime.torch_arrays import span_tensor
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
 
 
-def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False) -> LoadedModel:
+def load(
+    name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False, fetch: bool = False
+) -> LoadedModel:
     """Load a lowered model.
 
     Args:
@@ -40,7 +46,9 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
             first is said in a `RuntimeWarning`.
         verify: first read every file of the model, of all its recipes, and compare it with its digest; those of an
             installed model with RECORD's digests, too. Without it the contents of tensors, and recipes that are not
-            loaded, are not read.
+            loaded, are not read. Weights outside the wheel are compared, too.
+        fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
+            default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Else no connection is ever opened.
 
     An editable install whose sources have changed since it was made is said in a `RuntimeWarning`.
 
@@ -48,11 +56,12 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
         ProgramError: if there is no such model or recipe, none can run here, or a file is missing, damaged, or from a
             newer hatch-lower; with `verify` also if RECORD and the files differ, or the model runs eagerly and has no
             files.
+        FetchError: if weights are to be fetched and cannot be.
         InputError: for anything but a text or a path.
     """
     if isinstance(name_or_path, os.PathLike):
         folder, model = folder_at(Path(name_or_path))
-        return load_model(folder, model, recipe, DelegateKinds(), verify)
+        return load_model(folder, model, recipe, DelegateKinds(), verify, fetch=fetch)
     if not isinstance(name_or_path, str):
         raise InputError(
             "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
@@ -61,32 +70,7 @@ def load(name_or_path: str | os.PathLike[str], *, recipe: str | None = None, ver
     if isinstance(found.source, EagerEntry):
         return load_eager(found, found.source, recipe, verify)
     warn_if_stale(found.source, found.model)
-    return load_model(found.source, found.model, recipe, DelegateKinds(), verify)
-
-
-def folder_at(path: Path) -> tuple[PackagedFolder, str | None]:
-    """Return the `_lowered` folder at a path; or the one that the model's folder at the path is in, and that model."""
-    inside = not (path / MANIFEST).exists() and (path.parent / MANIFEST).exists()
-    folder = path.parent if inside else path
-    try:
-        return open_folder(folder), path.name if inside else None
-    except ProgramError:
-        if folder.name == FOLDER or is_written_here(folder):
-            raise
-    raise ProgramError(
-        "this is no folder of lowered models",
-        where=str(path),
-        found=f"no `{MANIFEST}` of hatch-lower" if path.exists() else "there is nothing",
-        hint=f"name the folder `{FOLDER}` of an unpacked wheel, or a model's folder in it",
-    )
-
-
-def is_written_here(folder: Path) -> bool:
-    # a manifest that cannot be read may still be ours: then the error is about what is wrong with it
-    try:
-        return b'"hatch_lower"' in read_bytes(folder / MANIFEST)
-    except ProgramError as error:
-        return not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+    return load_model(found.source, found.model, recipe, DelegateKinds(), verify, fetch=fetch)
 
 
 def load_folder(
@@ -108,7 +92,13 @@ def load_folder(
 
 
 def load_model(
-    folder: PackagedFolder, model: str | None, recipe: str | None, kinds: DelegateKinds, verify: bool
+    folder: PackagedFolder,
+    model: str | None,
+    recipe: str | None,
+    kinds: DelegateKinds,
+    verify: bool,
+    *,
+    fetch: bool = False,
 ) -> LoadedModel:
     # `None` stands for the folder's only model
     models = folder.manifest.models
@@ -126,7 +116,10 @@ def load_model(
     if verify:
         for fault in folder.faults(model):
             raise fault
-    constants = open_constants(folder, entry)
+    constants = open_constants(folder, model, fetch=fetch)
+    if verify and isinstance(constants, OutsideWeights):
+        for fault in constants.faults():
+            raise fault
     with collection_paused():
         return load_recipe(folder, model, constants, kinds, recipe)
 
@@ -147,7 +140,7 @@ def collection_paused() -> Iterator[None]:
 def load_recipe(
     folder: PackagedFolder,
     model: str,
-    constants: ConstantsFile | None,
+    constants: ConstantsFile | OutsideWeights | None,
     kinds: DelegateKinds,
     recipe: str | None,
 ) -> LoadedModel:
@@ -200,11 +193,26 @@ def check_delegates(folder: PackagedFolder, plan: Plan, files: RecipeEntry) -> N
                 refuse(where, f"the delegate's file {path!r:.120}, which the manifest lacks")
 
 
-def open_constants(folder: PackagedFolder, entry: ModelEntry) -> ConstantsFile | None:
-    if entry.constants is None:
-        return None
-    path = folder.locate(entry.constants)
-    return ConstantsFile(path, str(path), entry.constants.header_sha256)
+def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -> ConstantsFile | OutsideWeights | None:
+    """Return what gives the storages of a model's plans, wherever they are."""
+    entry = folder.manifest.models[model]
+    constants = None
+    if entry.constants is not None:
+        path = folder.locate(entry.constants)
+        constants = ConstantsFile(path, str(path), entry.constants.header_sha256)
+    weights = read_packaged(folder, entry)
+    if weights is None:
+        return constants
+    find: Find = local_copy
+    if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
+        from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
+    return OutsideWeights(
+        constants,
+        weights,
+        str(folder.path / model / WEIGHTS),
+        f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
+        find,
+    )
 
 
 def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:

@@ -1,0 +1,79 @@
+"""`hatch-lower fetch`: weights that are not in the wheel, from where the wheel says that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from hatch_lower.build.contents import Contents, find_contents
+from hatch_lower.cli.arguments import json_option, path_option, target_of
+from hatch_lower.cli.output import Report, count, show_report
+from hatch_lower.errors import ProgramError, nearest, size_text
+from hatch_lower.format.weights import Source, read_weights
+from hatch_lower.hatch.terminal import table_lines
+
+
+@click.command()
+@click.argument("name", metavar="NAME|WHEEL|FOLDER")
+@path_option
+@click.option("--model", help="The model whose weights to fetch. Default: all.")
+@click.option(
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put the files into this folder instead of the cache: for another machine, or a layer of an image. `load`"
+    " finds them if `HATCH_LOWER_WEIGHTS` names it.",
+)
+@click.option(
+    "--from",
+    "origins",
+    multiple=True,
+    metavar="URL|PATH",
+    help="Another place that has the same bytes: a file, or with `/` at its end a folder of files. May be repeated.",
+)
+@json_option
+def fetch(
+    name: str, is_path: bool, model: str | None, to: Path | None, origins: tuple[str, ...], as_json: bool
+) -> None:
+    """Fetch weights that lie outside the wheel.
+
+    They are compared with the digests that the wheel has. What is here already is compared, too, and only fetched if it
+    is another file.
+    """
+    from hatch_lower.runtime.obtain import fetch_sources  # what opens connections takes long to import
+
+    sources = list(sources_of(find_contents(target_of(name, is_path)), model, name))
+    files = fetch_sources(sources, to, origins)
+    report = [{"url": file.url, "path": str(file.path), "size": file.size, "fetched": file.is_new} for file in files]
+    show_report(report, as_json, lambda rows: summary_lines(rows, to))
+
+
+def sources_of(folders: Sequence[Contents], model: str | None, name: str) -> Iterator[Source]:
+    known = sorted({each for contents in folders for each in contents.models})
+    if model is not None and model not in known:
+        raise ProgramError(
+            "there is no such model", where=name, found=nearest(model, known), hint="name one with `--model`"
+        )
+    for contents in folders:
+        for each in contents.models:
+            entry = contents.manifest.models[each].weights
+            if entry is not None and model in (None, each):
+                yield from read_weights(contents.read(entry), f"{contents.place}/{entry.path}").sources
+
+
+def summary_lines(files: Sequence[Report], to: Path | None) -> Iterator[str]:
+    if not files:
+        yield "nothing to fetch: all weights are in the wheel"
+        return
+    rows = [("weights", "size", "", "where")]
+    rows += [
+        (file["url"], size_text(file["size"]), "fetched" if file["fetched"] else "here already", file["path"])
+        for file in files
+    ]
+    yield from table_lines(rows, right=[1])
+    new = [file["size"] for file in files if file["fetched"]]
+    yield ""
+    yield f"{count(len(files), 'file')}, {count(len(new), 'file')} fetched ({size_text(sum(new))})"
+    if to is not None:
+        yield f"where the models run, set HATCH_LOWER_WEIGHTS to {to.absolute()}"

@@ -1,0 +1,256 @@
+"""A file by its digest: downloaded whole or not at all, by one process at a time, and resumed.
+
+What is unfinished is `<name>.part`, on which whoever downloads holds a lock of the system, so that no other file is
+left behind. It stays where a transfer ends too early: the next one goes on behind it. Its contents are believed as
+little as a server is: what is whole is compared with the digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from hatch_lower.canonical import PIECE, sha256_file
+from hatch_lower.errors import FetchError, size_text
+from hatch_lower.format.weights import Source
+from hatch_lower.runtime.origins import BrokenError, Limits, Origin, RefusedError
+
+if sys.platform != "win32":
+    import fcntl
+
+PART = ".part"
+FULL = ("ENOSPC", "EDQUOT", "EFBIG")
+UNLOCKED = ("ENOLCK", "ENOTSUP", "ENOSYS")
+
+Show = Callable[[int], None]  # is told how many bytes there are
+
+
+class Part(NamedTuple):
+    """A file that is not yet whole."""
+
+    path: Path
+    file: IO[bytes]
+
+
+def is_at(path: Path, source: Source) -> bool:
+    """Return whether a source's file is at a path; all of it is read."""
+    try:
+        return path.stat().st_size == source.size and sha256_file(path) == source.sha256
+    except OSError:
+        return False
+
+
+def download(source: Source, origin: Origin, target: Path, limits: Limits, show: Show) -> bool:
+    """Put a source's file at `target`; return `False` if another process has done so meanwhile.
+
+
+    Raises:
+        RefusedError: if the origin does not give these bytes.
+        BrokenError: if it ends too early each time.
+        OSError: if the file cannot be written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with held_part(target) as part:
+        # who held it before may have finished
+        if is_at(target, source):
+            part.path.unlink()
+            return False
+        try:
+            receive(source, origin, part, limits, show)
+            os.fsync(part.file.fileno())
+            os.replace(part.path, target)
+        except BaseException as error:
+            # a disk that is full does not stay so, and wrong bytes are of no use
+            if not isinstance(error, BrokenError | KeyboardInterrupt):
+                part.path.unlink()
+            raise
+    return True
+
+
+def receive(source: Source, origin: Origin, part: Part, limits: Limits, show: Show) -> None:
+    found = Received(part.file)
+    if found.size > source.size:
+        found.restart()
+    is_resumed = found.size > 0
+    free = shutil.disk_usage(part.path.parent).free
+    if source.size - found.size > free:
+        raise OSError(errno.ENOSPC, f"{size_text(source.size - found.size)} are missing, {size_text(free)} free")
+    complete(found, origin, source.size, limits, show)
+    if is_resumed and found.sha256() != source.sha256:  # what was there may have been wrong
+        found.restart()
+        complete(found, origin, source.size, limits, show)
+    if found.sha256() != source.sha256:
+        raise RefusedError(f"other contents: the sha256 {found.sha256()} instead of {source.sha256}")
+
+
+class Received:
+    """What has arrived of a file, on disk, and its digest so far."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._total = hashlib.sha256()
+        self.size = 0
+        while piece := file.read(PIECE):
+            self._total.update(piece)
+            self.size += len(piece)
+
+    def restart(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._total = hashlib.sha256()
+        self.size = 0
+
+    def append(self, piece: bytes) -> None:
+        self._file.write(piece)
+        self._total.update(piece)
+        self.size += len(piece)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sha256(self) -> str:
+        return self._total.hexdigest()
+
+
+def complete(found: Received, origin: Origin, size: int | None, limits: Limits, show: Show) -> str:
+    """Append what a file lacks, in as many tries as bring it further; return the stamp of its contents.
+
+    `None` stands for whatever size the origin says, or for all that it has.
+    """
+    failures, stamp = 0, ""
+    while True:
+        before = found.size
+        try:
+            return append_rest(found, origin, stamp, size, limits, show)
+        except BrokenError as error:
+            failures = 0 if found.size >= before + limits.progress else failures + 1
+            if failures >= limits.tries:
+                raise
+            stamp = error.stamp
+            time.sleep(limits.pause * failures)
+        finally:
+            found.flush()
+
+
+def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, limits: Limits, show: Show) -> str:
+    if found.size == size:
+        return stamp
+    stream = origin.open(found.size, stamp)
+    try:
+        wanted = stream.size if size is None else size
+        if stream.size not in (None, wanted):
+            raise RefusedError(f"a file of {stream.size} bytes instead of {wanted}")
+        if stream.begin != found.size:
+            found.restart()
+        for piece in steady(stream.pieces, limits):
+            if wanted is not None and found.size + len(piece) > wanted:
+                raise RefusedError(f"more bytes than the {wanted} of the file")
+            found.append(piece)
+            show(found.size)
+        if wanted is not None and found.size < wanted:
+            raise BrokenError(f"it ended after {found.size} of {wanted} bytes")
+    except BrokenError as error:
+        error.stamp = stream.stamp
+        raise
+    finally:
+        stream.pieces.close()
+    return stream.stamp
+
+
+def steady(pieces: Iterator[bytes], limits: Limits) -> Iterator[bytes]:
+    """Yield pieces, and give up where fewer bytes come than `Limits.rate` asks for."""
+    begin, count = time.monotonic(), 0
+    for piece in pieces:
+        yield piece
+        count += len(piece)
+        passed = time.monotonic() - begin
+        if passed > limits.silence:
+            if count < limits.rate * passed:
+                raise BrokenError(f"{count} bytes came in {passed:.0f} seconds, which is too slow")
+            begin, count = time.monotonic(), 0
+
+
+@contextlib.contextmanager
+def held_part(target: Path) -> Iterator[Part]:
+    """Give the unfinished file beside `target`, which one process has at a time.
+
+    Where the system has no locks it is one that nobody else knows, and that goes in any case.
+    """
+    path = target.with_name(target.name + PART)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
+            if not lock(file):
+                break
+            if is_same(file, path):  # else who held it has finished or removed it
+                yield Part(path, file)
+                return
+    with private_part(target) as part:
+        yield part
+
+
+@contextlib.contextmanager
+def private_part(target: Path) -> Iterator[Part]:
+    descriptor, name = tempfile.mkstemp(prefix=f"{target.name}.", suffix=PART, dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "r+b") as file:
+            yield Part(Path(name), file)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def lock(file: IO[bytes]) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if errno.errorcode.get(error.errno or 0) in UNLOCKED:
+            return False
+        raise
+    return True
+
+
+def is_same(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def errors_of(url: str, target: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file from a URL into an error for users."""
+    try:
+        yield
+    except BrokenError as error:
+        raise FetchError(
+            "a download of weights broke off",
+            where=url,
+            found=str(error),
+            hint="try again: it goes on where it ended",
+        ) from error
+    except RefusedError as error:
+        raise FetchError(
+            "the weights cannot be had from there",
+            where=url,
+            found=str(error),
+            hint="if the file has moved, name a place with the same bytes: `hatch-lower fetch … --from URL`",
+        ) from error
+    except OSError as error:
+        is_full = errno.errorcode.get(error.errno or 0) in FULL
+        raise FetchError(
+            "there is no space for a file of weights" if is_full else "a file of weights cannot be stored",
+            where=str(error.filename or target),
+            found=error.strerror or str(error),
+            hint="make room there, or name another folder in `HATCH_LOWER_WEIGHTS`",
+        ) from error

@@ -1,0 +1,204 @@
+"""Sources of weights, one by one: from where they lie to where `load` finds them, each compared with its digest.
+
+Huggingface's files go into its own cache, through its own library; all others into folders that know them by digest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import quote, unquote, urlsplit
+
+from hatch_lower.errors import FetchError, size_text
+from hatch_lower.format.weights import Source
+from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.download import download, errors_of, is_at
+from hatch_lower.runtime.origins import HttpOrigin, Limits, Origin, RefusedError, origin_of
+from hatch_lower.runtime.sources import (
+    HUB,
+    OFFLINE,
+    file_name,
+    hub_file,
+    hub_folder,
+    is_on,
+    local_copy,
+    places,
+    weights_folders,
+)
+
+PATIENCE = "HATCH_LOWER_FETCH_TIMEOUT"  # seconds
+EXTRA = 'pip install "hatch-lower[fetch]"'
+
+
+class Fetched(Frozen):
+    """A file of weights that is on this machine, with the contents that the wheel asks for."""
+
+    url: str
+    path: Path
+    size: int
+    is_new: bool  # else it was here already
+
+
+def fetched_copy(source: Source) -> Path:
+    """Return where a source's file is on this machine, after it was fetched if there is none of its size."""
+    return local_copy(source) or fetch_sources([source])[0].path
+
+
+def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: Sequence[str] = ()) -> list[Fetched]:
+    """Fetch sources into the cache or the folder `to`, from `origins` if there are any: see `hatch_lower.fetch`."""
+    unique = list({(source.url, source.sha256): source for source in sources}.values())
+    chosen = [choose_origin(source, unique, origins) for source in unique]
+    limits = limits_from(os.environ)
+    return [fetch_source(source, to, origin, limits) for source, origin in zip(unique, chosen, strict=True)]
+
+
+def limits_from(environment: Mapping[str, str]) -> Limits:
+    text = environment.get(PATIENCE) or "30"
+    if not text.isdecimal() or int(text) == 0:
+        raise FetchError(
+            "the patience with a server is a number of seconds",
+            where=f"environment variable `{PATIENCE}`",
+            found=f"`{text}`",
+            hint="give an integer from 1 on",
+        )
+    return Limits(silence=float(text))
+
+
+def choose_origin(source: Source, sources: Sequence[Source], origins: Sequence[str]) -> str:
+    """Return which of `origins` has a source, as a URL; empty where none are given."""
+    name = name_of(source.url)
+    for origin in map(as_url, origins):
+        if origin.endswith("/"):
+            return origin + quote(name)
+        if len(sources) == 1 or name_of(origin) == name:
+            return origin
+    if not origins:
+        return ""
+    raise FetchError(
+        "none of the given places has the name of a file of weights",
+        where=source.url,
+        found=", ".join(origins),
+        hint=f"name one that ends with `{name}`, or with `/` for a folder that has all files",
+    )
+
+
+def as_url(origin: str) -> str:
+    if "://" in origin:
+        return origin
+    path = Path(origin).absolute()
+    return path.as_uri() + ("/" if path.is_dir() else "")
+
+
+def name_of(url: str) -> str:
+    return unquote(urlsplit(url).path if "://" in url else url).rpartition("/")[2]
+
+
+def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -> Fetched:
+    folder = weights_folders()[0] if to is None else to
+    target = folder / file_name(source.sha256)
+    # a file that is here at its size may still have other contents
+    here = next((path for path in (target, *places(source)) if is_at(path, source)), None)
+    if here is not None and (to is None or here == target):
+        return Fetched(source.url, here, source.size, is_new=False)
+    url = here.absolute().as_uri() if here is not None else origin or source.url
+    if "://" not in url:
+        raise FetchError(
+            "the wheel does not say where its weights are",
+            where=url,
+            hint="name a place that has this file: `hatch-lower fetch … --from URL`",
+        )
+    refuse_offline(url)
+    with errors_of(url, target):
+        if url.startswith(HUB) and to is None and not origin:
+            return Fetched(source.url, fetch_from_hub(source), source.size, is_new=True)
+        with Progress(sys.stderr, name_of(url), source.size) as progress:
+            is_new = download(source, open_origin(url, limits), target, limits, progress.show)
+    return Fetched(source.url, target, source.size, is_new)
+
+
+def refuse_offline(url: str) -> None:
+    set_here = next((name for name in OFFLINE if is_on(os.environ, name)), None)
+    if set_here is not None and not url.startswith("file:"):
+        raise FetchError(
+            "weights are not on this machine, and no connection is to be opened",
+            where=url,
+            found=f"the environment variable `{set_here}`",
+            hint="fetch them where there is a network, `--to` a folder, and name that in `HATCH_LOWER_WEIGHTS` here",
+        )
+
+
+def open_origin(url: str, limits: Limits) -> Origin:
+    if not url.startswith(HUB):
+        return origin_of(url, limits)
+    hub, file = import_hub(), hub_file(url)
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    plain = hub.hf_hub_url(file.repository, file.path, revision=file.revision, endpoint=endpoint)
+    token = hub.get_token()
+    return HttpOrigin(plain, limits, {"Authorization": f"Bearer {token}"} if token else {})
+
+
+def fetch_from_hub(source: Source) -> Path:
+    for force in (False, True):  # what is there may be damaged
+        path = download_from_hub(source.url, force=force)
+        if is_at(path, source):
+            return path
+    raise RefusedError(f"other contents than {source.size} bytes with the sha256 {source.sha256}")
+
+
+def download_from_hub(url: str, *, force: bool = False) -> Path:
+    """Have huggingface's library fetch a file into its cache; return where it is."""
+    hub, file = import_hub(), hub_file(url)
+    try:
+        path = hub.hf_hub_download(
+            file.repository,
+            file.path,
+            revision=file.revision,
+            cache_dir=hub_folder(os.environ),
+            endpoint=os.environ.get("HF_ENDPOINT") or None,
+            force_download=force,
+        )
+    except Exception as error:  # of the library, of what it uses, and of the server
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise RefusedError(f"{type(error).__name__}: {error}") from error
+    return Path(path)
+
+
+def import_hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise RefusedError(f"{error}; {EXTRA}") from error
+    return huggingface_hub
+
+
+class Progress:
+    """One line on a terminal that says how much there is; nothing anywhere else."""
+
+    def __init__(self, stream: TextIO, name: str, size: int | None) -> None:
+        self._stream = stream
+        self._name = name
+        self._size = size
+        self._is_shown = stream.isatty()
+        self._drawn = 0.0
+
+    def __enter__(self) -> Progress:
+        self.show(0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_shown:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+
+    def show(self, count: int) -> None:
+        now = time.monotonic()
+        if self._is_shown and now - self._drawn >= 0.1:
+            self._drawn = now
+            whole = f" of {size_text(self._size)}" if self._size is not None else ""
+            self._stream.write(f"\r\x1b[2K  fetch  {self._name}: {size_text(count)}{whole}")
+            self._stream.flush()

@@ -1,0 +1,287 @@
+"""Where a file of weights is downloaded from: a web server, or whatever file system fsspec reaches.
+
+Each gives a file from some byte on, in pieces. None is believed: who stores the pieces compares size and digest.
+"""
+
+from __future__ import annotations
+
+import http.client
+import netrc
+import re
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from hatch_lower import __version__
+from hatch_lower.frozen import Frozen
+
+PIECE = 1 << 20
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+Result = TypeVar("Result")
+
+
+class RefusedError(Exception):
+    """A file cannot be had; the text says why, in a few words."""
+
+
+class BrokenError(Exception):
+    """A transfer ended too early; another try may go on where it did."""
+
+    stamp = ""  # of the contents that came so far
+
+
+class Limits(Frozen):
+    """How much patience a download is worth."""
+
+    silence: float = 30.0  # seconds until a connection stands, an answer begins, or the next byte comes
+    rate: float = 1024.0  # bytes each second below which a transfer is given up
+    tries: int = 4  # of which none brings `progress` bytes
+    progress: int = 1 << 20
+    pause: float = 1.0  # seconds before the second try; each next one waits longer
+
+
+class Stream(NamedTuple):
+    """A file from some byte on."""
+
+    begin: int  # the byte that the first piece begins with; 0 where the origin gives whole files only
+    size: int | None  # of the whole file, if the origin says it
+    stamp: str  # equal for equal contents; empty if the origin has none
+    pieces: Generator[bytes]
+
+
+class Origin(Protocol):
+    def open(self, begin: int, stamp: str) -> Stream:
+        """Return the file from a byte on; `stamp` is that of what came before it, if anything did.
+
+        Raises:
+            RefusedError: if the file cannot be had.
+            BrokenError: if another try may have it; the pieces raise the same.
+        """
+
+
+def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Origin:
+    scheme = urlsplit(url).scheme
+    if scheme in ("http", "https"):
+        return HttpOrigin(url, limits, headers)
+    return LocalOrigin(local_path(url)) if scheme == "file" else FilesOrigin(url, limits)
+
+
+def local_path(url: str) -> Path:
+    """Return the path that a `file:` URL means."""
+    return Path(unquote(urlsplit(url).path))
+
+
+class LocalOrigin:
+    """A file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self, begin: int, stamp: str) -> Stream:
+        try:
+            if not self._path.is_file():
+                raise RefusedError("it is no file" if self._path.exists() else "there is no such file")
+            file = self._path.open("rb")
+            size = file.seek(0, 2)
+            file.seek(begin)
+        except OSError as error:
+            raise RefusedError(f"it cannot be read: {error.strerror or error}") from error
+        return Stream(begin, size, "", pieces_of(file))
+
+
+class HttpOrigin:
+    """A web server. Proxies are those of the environment, credentials those of `.netrc`."""
+
+    def __init__(self, url: str, limits: Limits, headers: Mapping[str, str] = {}) -> None:
+        self._url = url
+        self._limits = limits
+        self._own = {**netrc_headers(url), **headers}  # for this host alone: a redirect does not get them
+
+    def open(self, begin: int, stamp: str) -> Stream:
+        try:
+            return self._answer(self._request(begin, stamp), begin, stamp)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and begin:
+                return self.open(0, "")  # the file has become shorter
+            text = f"the answer was {error.code} {error.reason}".strip()
+            raise (BrokenError if error.code in BUSY else RefusedError)(text) from error
+
+    def _request(self, begin: int, stamp: str) -> Any:
+        # the contents as they are, so that bytes of a range are bytes of the file
+        headers = {"Accept-Encoding": "identity", "User-Agent": f"hatch-lower/{__version__}"}
+        if begin:
+            headers["Range"] = f"bytes={begin}-"
+        if begin and stamp:
+            headers["If-Range"] = stamp
+        try:
+            request = urllib.request.Request(self._url, headers=headers)
+            for name, value in self._own.items():
+                request.add_unredirected_header(name, value)
+            opener = make_opener()
+            patience = self._limits.silence
+            return within_seconds(2 * patience, lambda: opener.open(request, timeout=patience))
+        except urllib.error.HTTPError:
+            raise
+        except TimeoutError as error:
+            raise BrokenError("no answer came for too long") from error
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError | ConnectionResetError):
+                raise BrokenError(f"no connection: {error.reason}") from error
+            raise RefusedError(f"no connection: {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
+        except ValueError as error:  # a URL that no request can be made of
+            raise RefusedError(str(error)) from error
+
+    def _answer(self, response: Any, begin: int, stamp: str) -> Stream:
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise RefusedError(f"the answer is encoded: {encoding}")
+        found = response.headers.get("ETag", "")
+        if not found or found.startswith("W/"):
+            found = response.headers.get("Last-Modified", "")
+        length = response.headers.get("Content-Length", "")
+        whole = int(length) if length.isdecimal() else None
+        if response.status == 200:
+            return Stream(0, whole, found, self._pieces(response, whole))
+        place = RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if response.status != 206 or place is None or int(place[1]) != begin:
+            raise RefusedError(f"the answer {response.status} has other bytes than were asked for")
+        if stamp and found and stamp != found:
+            response.close()
+            return self.open(0, "")  # it has changed, and the server ignores `If-Range`
+        size = None if place[2] == "*" else int(place[2])
+        return Stream(begin, size, found, self._pieces(response, None if size is None else size - begin))
+
+    def _pieces(self, response: Any, length: int | None) -> Generator[bytes]:
+        left = length
+        with response:
+            try:
+                while piece := response.read1(PIECE):
+                    yield piece
+                    left = None if left is None else left - len(piece)
+            except TimeoutError as error:
+                raise BrokenError("no byte came for too long") from error
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
+        if left:
+            raise BrokenError(f"the connection ended {left} bytes too early")
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise RefusedError(f"a redirect away from https, to {newurl[:200]}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    # not `build_opener`, which follows a redirect to `ftp:` as well
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        Redirects(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def netrc_headers(url: str) -> Mapping[str, str]:
+    import base64
+
+    host = urlsplit(url).hostname
+    with suppress(OSError, netrc.NetrcParseError):
+        found = netrc.netrc().authenticators(host) if host and url.startswith("https:") else None
+        if found:
+            text = base64.b64encode(f"{found[0]}:{found[2]}".encode()).decode()
+            return {"Authorization": f"Basic {text}"}
+    return {}
+
+
+def within_seconds(seconds: float, call: Callable[[], Result]) -> Result:
+    """Return what a call returns, or raise `TimeoutError`; the call goes on in a thread that nobody waits for."""
+    # a timeout of a socket begins anew with each byte, of a header too
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
+
+
+class FilesOrigin:
+    """A file that fsspec opens: `s3://bucket/path`, `gs://…`, `az://…`."""
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        self._url = url
+        self._options: dict[str, Any] = {}
+        if urlsplit(url).scheme in ("s3", "s3a"):
+            timeouts = {"connect_timeout": limits.silence, "read_timeout": limits.silence}
+            self._options["config_kwargs"] = {**timeouts, "retries": {"max_attempts": 1}}
+
+    def open(self, begin: int, stamp: str) -> Stream:
+        try:
+            from fsspec.core import url_to_fs
+
+            system, path = url_to_fs(self._url, **self._options, skip_instance_cache=True, use_listings_cache=False)
+            file = system.open(path, "rb", block_size=4 * PIECE)
+            details = getattr(file, "details", None) or {}
+            found = str(details.get("ETag") or details.get("etag") or "")
+            file.seek(begin if not stamp or stamp == found else 0)
+            return Stream(file.tell(), file.size, found, fsspec_pieces(file))
+        except ImportError as error:
+            raise RefusedError(f"{error}; {self._extra()}") from error
+        except FileNotFoundError as error:
+            raise RefusedError("there is no such file") from error
+        except PermissionError as error:
+            raise RefusedError(f"access is denied: {error}") from error
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+        except Exception as error:  # each kind of file system has exceptions of its own
+            raise BrokenError(f"{type(error).__name__}: {error}") from error
+
+    def _extra(self) -> str:
+        return 'pip install "hatch-lower[s3]"' if self._url.startswith("s3") else "install what fsspec needs for it"
+
+
+def fsspec_pieces(file: Any) -> Generator[bytes]:
+    with file:
+        try:
+            while piece := file.read(PIECE):
+                yield piece
+        except Exception as error:
+            raise BrokenError(f"{type(error).__name__}: {error}") from error
+
+
+def pieces_of(file: IO[bytes]) -> Generator[bytes]:
+    with file:
+        try:
+            while piece := file.read(PIECE):
+                yield piece
+        except OSError as error:
+            raise RefusedError(f"it cannot be read: {error.strerror or error}") from error

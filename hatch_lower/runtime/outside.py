@@ -1,0 +1,155 @@
+"""The storages of a model of which some lie outside the wheel: mapped from where their files are on this machine."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import refuse
+from hatch_lower.format.constants import Storage
+from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.weights import Source, Span, Weights, is_aligned, read_weights, spans_outside
+from hatch_lower.runtime.delegates import Place
+from hatch_lower.runtime.files import PackagedFolder
+from hatch_lower.runtime.mapped import KEEP_CLOSED, ConstantsFile
+from hatch_lower.runtime.sources import local_copy, places
+
+Find = Callable[[Source], Path | None]
+
+
+class OutsideWeights:
+    """What stands in the place of the constants file where a model has weights outside the wheel.
+
+    Files are looked for, and mapped, when a recipe needs them.
+    """
+
+    # `where` is the path of `weights.json`; `name` is what the command `fetch` is given for the model; `find` returns
+    # where a file is on this machine
+
+    def __init__(
+        self,
+        constants: ConstantsFile | None,
+        weights: Weights,
+        where: str,
+        name: str,
+        find: Find = local_copy,
+    ) -> None:
+        self._constants = constants
+        self._weights = weights
+        self._where = where
+        self._name = name
+        self._find = find
+        self._mapped: dict[int, tuple[Path, memoryview]] = {}  # by the source's position
+
+    def spans(self, storages: Sequence[Storage]) -> tuple[memoryview, ...]:
+        outside = self._outside(storages)
+        constants, inside = self._inside(storages, outside)
+        packed = iter(constants.spans(inside) if constants is not None else ())
+        return tuple(
+            self._content(storage, outside[index]) if index in outside else next(packed)
+            for index, storage in enumerate(storages)
+        )
+
+    def places(self, storages: Sequence[Storage]) -> tuple[Place, ...]:
+        outside = self._outside(storages)
+        constants, inside = self._inside(storages, outside)
+        packed = iter(constants.places(inside) if constants is not None else ())
+        return tuple(
+            self._place(outside[index]) if index in outside else next(packed) for index in range(len(storages))
+        )
+
+    def faults(self) -> Iterator[ProgramError]:
+        """Yield what is wrong with each file outside; all bytes of it that the model uses are read."""
+        for position, source in enumerate(self._weights.sources):
+            try:
+                self._map([position])
+            except ProgramError as error:
+                yield error
+                continue
+            path, content = self._mapped[position]
+            for span in self._weights.spans.values():
+                if span.source == position and sha256_bytes(content[span.begin : span.end]) != span.sha256:
+                    yield self._other(source, path, f"other contents in the bytes {span.begin} to {span.end}")
+                    break
+
+    def _outside(self, storages: Sequence[Storage]) -> Mapping[int, Span]:
+        outside = spans_outside(storages, self._weights, self._where)
+        self._map(sorted({span.source for span in outside.values()}))
+        return outside
+
+    def _inside(
+        self, storages: Sequence[Storage], outside: Mapping[int, Span]
+    ) -> tuple[ConstantsFile | None, list[Storage]]:
+        inside = [storage for index, storage in enumerate(storages) if index not in outside]
+        if inside and self._constants is None:
+            refuse(f"{self._where}: {inside[0].key}", "no such storage, and the model has no constants file")
+        return self._constants, inside
+
+    def _content(self, storage: Storage, span: Span) -> memoryview:
+        path, mapped = self._mapped[span.source]
+        content = mapped[span.begin : span.end]
+        if storage.may_hold_indices and sha256_bytes(content) != span.sha256:
+            raise self._other(self._weights.sources[span.source], path, "other integers than were packaged")
+        return content if is_aligned(storage, span) else memoryview(bytearray(content))
+
+    def _place(self, span: Span) -> Place:
+        path, _ = self._mapped[span.source]
+        return Place(path, span.begin, span.end - span.begin)
+
+    def _map(self, positions: Collection[int]) -> None:
+        for position in positions:
+            if position not in self._mapped:
+                source = self._weights.sources[position]
+                path = self._find(source)
+                if path is None:
+                    raise self._missing(source)
+                self._mapped[position] = path, map_copy(path, source.size)
+
+    def _missing(self, source: Source) -> ProgramError:
+        looked = "\n".join(map(str, places(source)))
+        origin = "" if source.has_place else " --from URL"
+        return ProgramError(
+            "weights of the model are not on this machine",
+            where=source.url,
+            found=f"none of these is a file of {source.size} bytes:\n{looked}",
+            hint=f"run `hatch-lower fetch {self._name}{origin}`; `HATCH_LOWER_WEIGHTS` names the folders to look into",
+        )
+
+    def _other(self, source: Source, path: Path, found: str) -> ProgramError:
+        return ProgramError(
+            "a file of weights is not the one that the wheel was built with",
+            where=str(path),
+            found=found,
+            hint=f"run `hatch-lower fetch {self._name}`, which replaces it from {source.url}",
+        )
+
+
+def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
+    """Return what a model's `weights.json` says, or `None` if all of its weights are in the wheel."""
+    if entry.weights is None:
+        return None
+    return read_weights(folder.read(entry.weights), str(folder.path / entry.weights.path))
+
+
+def map_copy(path: Path, size: int) -> memoryview:
+    """Return a file's bytes, mapped copy-on-write as the constants file is."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                raise ValueError(f"{found.st_size} bytes instead of {size}")
+            # an empty file cannot be mapped
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, **KEEP_CLOSED) if size else bytearray()
+    except (OSError, ValueError) as error:
+        raise ProgramError(
+            "a file of weights cannot be read",
+            where=str(path),
+            found=str(error),
+            hint="fetch the weights again with `hatch-lower fetch`",
+        ) from error
+    return memoryview(content)

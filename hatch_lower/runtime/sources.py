@@ -1,0 +1,88 @@
+"""Where files of weights are on this machine: in folders that know them by digest, and in huggingface's cache.
+
+Nothing here opens a connection, reads contents or imports what downloads.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hatch_lower.format.weights import Source
+
+FOLDERS = "HATCH_LOWER_WEIGHTS"  # folders, separated as those of `PATH` are; downloads go into the first
+OFFLINE = ("HATCH_LOWER_OFFLINE", "HF_HUB_OFFLINE")  # which say that no connection is to be opened
+SUFFIX = ".safetensors"
+HUB = "hf://"
+
+
+class HubFile(NamedTuple):
+    """A file in a repository of huggingface's hub."""
+
+    repository: str
+    revision: str
+    path: str
+
+
+def local_copy(source: Source, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where a source's file is on this machine, if there is one of its size."""
+    return next((path for path in places(source, environment) if size_of(path) == source.size), None)
+
+
+def places(source: Source, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """Yield the paths at which a source's file may be, in the order in which they are looked at."""
+    for folder in weights_folders(environment):
+        yield folder / file_name(source.sha256)
+    if source.url.startswith(HUB):
+        yield hub_path(hub_file(source.url), environment)
+
+
+def weights_folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    named = [Path(text) for text in environment.get(FOLDERS, "").split(os.pathsep) if text]
+    if named:
+        return named
+    import platformdirs
+
+    return [Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False)) / "weights"]
+
+
+def file_name(sha256: str) -> str:
+    return sha256 + SUFFIX
+
+
+def size_of(path: Path) -> int | None:
+    """Return the size of a regular file; `None` for anything else, and for what is not there."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def hub_file(url: str) -> HubFile:
+    """Return what `hf://org/name@revision/path` means."""
+    repository, _, rest = url.removeprefix(HUB).partition("@")
+    revision, _, path = rest.partition("/")
+    return HubFile(repository, revision, path)
+
+
+def hub_path(file: HubFile, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where huggingface's cache has a file, of which the revision is a commit."""
+    repository = f"models--{file.repository.replace('/', '--')}"
+    return hub_folder(environment) / repository / "snapshots" / file.revision / file.path
+
+
+def hub_folder(environment: Mapping[str, str]) -> Path:
+    # as huggingface_hub finds it, which takes long to import
+    home = environment.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = environment.get("HF_HOME") or os.path.join(home, "huggingface")
+    hub = environment.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(environment.get("HF_HUB_CACHE") or hub)))
+
+
+def is_on(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() in ("1", "on", "yes", "true")
