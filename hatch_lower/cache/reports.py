@@ -16,7 +16,7 @@ from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
-REPORT_SCHEMA = 3
+REPORT_SCHEMA = 4
 
 
 def report_value(store: Store, report: ModelReport) -> dict[str, object] | None:
@@ -27,24 +27,28 @@ def report_value(store: Store, report: ModelReport) -> dict[str, object] | None:
     from hatch_lower.format.codec import encode
     from hatch_lower.format.manifest import model_json
 
-    files = []
-    for file in report.files:
+    for file in (*report.files, *report.beside):
         path = store.blob_path(file.sha256)
         if file.source != path and store.put_blob(file.source.read_bytes()) != file.sha256:
             return None
         if not path.is_file():
             return None
-        files.append({"path": file.path, "size": file.size, "sha256": file.sha256})
+    files, beside = ([file_value(file) for file in listed] for listed in (report.files, report.beside))
     paths = {file.source: file.path for file in report.files}
     native = sorted(paths[source] for source in report.native)
-    value: dict[str, object] = encode(replace(report, files=(), native=()))
+    value: dict[str, object] = encode(replace(report, files=(), native=(), beside=()))
     manifest = model_json(report.manifest)
-    return {**value, "manifest": manifest, "files": files, "native": native, "schema": REPORT_SCHEMA}
+    stored = {"files": files, "native": native, "beside": beside}
+    return {**value, "manifest": manifest, **stored, "schema": REPORT_SCHEMA}
+
+
+def file_value(file: PayloadFile) -> dict[str, object]:
+    return {"path": file.path, "size": file.size, "sha256": file.sha256}
 
 
 def report_blobs(value: Mapping[str, Any]) -> list[str]:
     forms = [method["form"] for method in value["methods"].values()]
-    return list(dict.fromkeys([*(file["sha256"] for file in value["files"]), *forms]))
+    return list(dict.fromkeys([*(file["sha256"] for file in (*value["files"], *value["beside"])), *forms]))
 
 
 def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelResult | None:
@@ -53,14 +57,17 @@ def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
         if value["schema"] != REPORT_SCHEMA:
             return None
         model: str = value["model"]
-        files = {
-            file["path"]: PayloadFile(file["path"], store.blob_path(file["sha256"]), file["size"], file["sha256"])
-            for file in value["files"]
-        }
+        files, beside = (
+            {
+                file["path"]: PayloadFile(file["path"], store.blob_path(file["sha256"]), file["size"], file["sha256"])
+                for file in value[name]
+            }
+            for name in ("files", "beside")
+        )
         # another machine may have written it: a path must not lead elsewhere on any system
-        if not all(
-            lies_within(path, model) and file.source.stat().st_size == file.size for path, file in files.items()
-        ):
+        if not all(lies_within(path, model) for path in files) or not all(is_file_name(path) for path in beside):
+            return None
+        if not all(file.source.stat().st_size == file.size for file in (*files.values(), *beside.values())):
             return None
         return ModelResult(
             model=model,
@@ -74,6 +81,8 @@ def read_result(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
             tools=value["tools"],
             torch=value["torch"],
             origin={"architecture": value["architecture"], "backends": value["backends"]},
+            outside=value["outside"],
+            beside=tuple(beside.values()),
         )
     except (KeyError, TypeError, AttributeError, OSError, LowerError):
         return None
@@ -84,11 +93,15 @@ def lies_within(path: str, folder: str) -> bool:
     return first == folder and bool(rest) and not {"", ".", ".."} & set(rest) and not {"\\", "\0", ":"} & set(path)
 
 
+def is_file_name(path: str) -> bool:
+    return lies_within(f"_/{path}", "_") and "/" not in path
+
+
 def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> ModelReport | None:
     """Return all of a stored report, which takes longer than `read_result`; `None` also if it could not be packaged."""
     from hatch_lower.format.codec import decode
     from hatch_lower.format.manifest import ModelEntry
-    from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport
+    from hatch_lower.format.record import Architecture, BackendRecord, MethodRecord, ModelReport, WeightsRecord
 
     result = read_result(store, value, level)
     if result is None:
@@ -109,6 +122,8 @@ def read_report(store: Store, value: Mapping[str, Any], level: int = 1) -> Model
             key=value["key"],
             architecture=decode(Architecture, value["architecture"], "a report"),
             backends=decode(tuple[BackendRecord, ...], value["backends"], "a report"),
+            outside=decode(WeightsRecord | None, value["outside"], "a report"),
+            beside=result.beside,
         )
     except (KeyError, TypeError, ValueError, AttributeError, LowerError):
         return None

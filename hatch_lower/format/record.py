@@ -45,6 +45,16 @@ class BackendRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """How much of a model's weights is outside its wheel, in bytes."""
+
+    files: int  # that hold it
+    outside: int
+    copied: int  # of that, at each load, for elements that are not aligned where they lie
+    kept: Mapping[str, int]  # in the wheel, by the reason why
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What lowering one model for all of its recipes came to."""
 
@@ -59,3 +69,5 @@ class ModelReport:
     key: Mapping[str, object] = field(default_factory=dict)  # components of the `ExportKey`; empty where it has none
     architecture: Architecture = field(default_factory=Architecture)  # for the SBOM
     backends: tuple[BackendRecord, ...] = ()  # of its recipes, by name; for the SBOM
+    outside: WeightsRecord | None = None  # `None` where the wheel is to hold all weights
+    beside: tuple[PayloadFile, ...] = ()  # files of weights to be written beside the wheel, under these names

@@ -58,6 +58,8 @@ class ModelResult(Frozen):
     tools: Mapping[str, str]  # versions of what shaped the programs beside torch
     torch: str  # version
     origin: Mapping[str, Any] = field(default_factory=dict)  # `architecture` and `backends` of its report, as JSON
+    outside: Mapping[str, Any] | None = None  # `outside` of its report, as JSON
+    beside: tuple[PayloadFile, ...] = ()  # files of weights that go beside the wheel, under these names
 
 
 class BuildResult(Frozen):
@@ -68,6 +70,11 @@ class BuildResult(Frozen):
     requirements: tuple[str, ...]  # PEP 508, of all programs, sorted
     native: tuple[Path, ...]  # files with native code
     models: tuple[ModelResult, ...] = ()  # in the order of the settings
+
+    @property
+    def beside(self) -> tuple[PayloadFile, ...]:
+        """Files of weights that go beside the wheel."""
+        return tuple(file for model in self.models for file in model.beside)
 
 
 def package_manifest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hatch_lower.cache.reports import REPORT_SCHEMA
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Event, Reporter
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.registry import backend_record, code_digest, code_of, find_backend
@@ -29,7 +30,9 @@ from hatch_lower.format.manifest import ModelEntry
 from hatch_lower.format.plan import PLAN_SCHEMA
 from hatch_lower.format.record import FORMS, BackendRecord, MethodRecord, ModelReport
 from hatch_lower.format.results import MANIFEST_SCHEMA
+from hatch_lower.format.weights import WEIGHTS_SCHEMA
 from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.anchors import source_lines
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.sources import SourceRoots
@@ -37,7 +40,7 @@ from hatch_lower.pipeline.graph_key import constants_of, describe_method, form_b
 from hatch_lower.pipeline.package import CONSTANTS_SCHEMA
 from hatch_lower.pipeline.sandbox import backend_guard
 
-SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA)
+SCHEMA = (PLAN_SCHEMA, DEBUG_SCHEMA, MANIFEST_SCHEMA, CONSTANTS_SCHEMA, REPORT_SCHEMA, WEIGHTS_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,11 @@ def describe_export(
     store: Store,
     digests: SpanDigests,
     examples: tuple[Mapping[str, torch.Tensor], str] | None,
+    weights: Sequence[LocalSource] = (),
 ) -> Export:
     """Return what is known of an exported model; `examples` is `None` if nothing asks for eager's outputs.
+
+    `weights` are files that may have its weights.
 
     Raises:
         NoKeyError: if something about the model has no digest.
@@ -109,6 +115,11 @@ def describe_export(
         recipes=tuple(encode(recipe) for recipe in recipes),
         order=tuple(name for name in settings.recipe_order if name in model.recipes),
         check=settings.check,
+        weights=(
+            ((IN_A_FILE, settings.name),)
+            if model.weights == (IN_A_FILE,)
+            else tuple((file.url, file.sha256) for file in weights)
+        ),
         seed=settings.seed,
         tools=tuple(code_versions(recipes)),
         torch=torch.__version__,

@@ -26,10 +26,13 @@ from hatch_lower.config.requirements import distributions_required
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.weights import read_weights
+from hatch_lower.pipeline.checkpoint import OutsideFiles
 from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.runtime.outside import OutsideWeights
 from hatch_lower.runtime.selection import DelegateKinds
 from hatch_lower.runtime.torch_arrays import span_tensor, stored_tensors
 
@@ -44,6 +47,7 @@ class Packaged:
     imports: tuple[str, ...]
     examples: Path  # a file of the example inputs and eager's outputs, named as in `check.safetensors`
     tolerances: Mapping[str, Tolerance]
+    outside: OutsideFiles | None = None
     # what the wheel requires: nothing else that is installed can be imported; `None` if that is not known
     requirements: tuple[str, ...] | None = None
 
@@ -156,15 +160,27 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
             )
 
 
-def load_written(path: Path, constants: Path | None, folder: Path) -> tuple[Plan, Executor]:
+def load_written(
+    path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None
+) -> tuple[Plan, Executor]:
     """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
-    file = ConstantsFile(constants, constants.name) if constants is not None else None
+    file = open_written(constants, outside)
     contents, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
     spans = tuple(map(span_tensor, plan.storages, contents))
     kinds = DelegateKinds()
     delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
     return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
+
+
+def open_written(constants: Path | None, outside: OutsideFiles | None) -> ConstantsFile | OutsideWeights | None:
+    file = ConstantsFile(constants, constants.name) if constants is not None else None
+    if outside is None:
+        return file
+    where = outside.weights.name
+    weights = read_weights(outside.weights.read_bytes(), where)
+    paths = {source.url: path for source, path in zip(weights.sources, outside.sources, strict=True)}
+    return OutsideWeights(file, weights, where, "", find=lambda source: paths[source.url])
 
 
 def problem_of(packaged: Packaged) -> str:
@@ -174,7 +190,7 @@ def problem_of(packaged: Packaged) -> str:
             sys.meta_path.insert(0, finder)
         for name in packaged.imports:
             importlib.import_module(name)
-        plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder)
+        plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside)
         examples = ConstantsFile(packaged.examples, packaged.examples.name)
         tensors = stored_tensors(examples.contents(), packaged.examples.name)
         for name, tolerance in packaged.tolerances.items():

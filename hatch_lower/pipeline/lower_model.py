@@ -18,6 +18,7 @@ import torch
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
+from hatch_lower.config.tables import IN_A_FILE
 from hatch_lower.events import Reporter, stage
 from hatch_lower.exir.backend.backend_api import Lowered, merged_keys
 from hatch_lower.exir.backend.registry import tools_named
@@ -25,15 +26,18 @@ from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.program._program import lowered_modules
 from hatch_lower.format.manifest import FileEntry, MethodEntry, ModelEntry
-from hatch_lower.format.record import ModelReport
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.record import ModelReport, WeightsRecord
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.architecture import architecture_of
 from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import eager_factory, example_tensors, limited
 from hatch_lower.pipeline.emit.constants import SpanDigests, merge_storages
-from hatch_lower.pipeline.emit.constants_file import constants_bytes
+from hatch_lower.pipeline.emit.constants_file import NamedStorage, constants_bytes
 from hatch_lower.pipeline.emit.delegates import bytes_in_own_layout, names_in_constants
 from hatch_lower.pipeline.emit.emit import EmittedProgram, LoweredMethod, emit_program
+from hatch_lower.pipeline.emit.outside import find_outside, kept_bytes
 from hatch_lower.pipeline.emit.traces import machine_words, traces_of
 from hatch_lower.pipeline.export_key import backend_records, plain_constants, used_backends
 from hatch_lower.pipeline.fresh_process import FreshProcess
@@ -53,10 +57,12 @@ def lower_model(
     reporter: Reporter,
     store: Store,
     fresh: FreshProcess | None = None,
+    sources: Sequence[LocalSource] = (),
 ) -> ModelReport:
     """Lower a captured model for each of its recipes, write its files below `folder`, and verify them.
 
-    Without `fresh`, a process that has not run the model's code, the programs are run in this one only.
+    Without `fresh`, a process that has not run the model's code, the programs are run in this one only. Weights that
+    are in `sources` are left out.
 
     Raises:
         LowerError: whatever goes wrong; what other models have finished stays in the cache.
@@ -73,7 +79,19 @@ def lower_model(
         examples = example_tensors(source) if compared else None
     packager = Packager(folder, model.name, store)
     build = ModelBuild(
-        settings, model, source, recipes, partitioners, store, folder, packager, digests, examples, reporter, fresh
+        settings,
+        model,
+        source,
+        recipes,
+        partitioners,
+        store,
+        folder,
+        packager,
+        digests,
+        examples,
+        reporter,
+        fresh,
+        tuple(sources),
     )
     return reused_or_lowered(build, lower_recipes, verify_recipes)
 
@@ -85,16 +103,17 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
     recipes = [lower_recipe(build, recipe) for recipe in build.recipes]
     plans = [lowered.emitted.plan for lowered in recipes]
     with stage(build.reporter, "constants", model.name) as describe:
-        constants = build.packager.write_storages(
-            merge_storages(lowered.emitted.storages for lowered in recipes),
-            names_in_constants((lowered.emitted.plan, lowered.emitted.storages) for lowered in recipes),
-        )
-        describe(constants_text(constants, bytes_in_own_layout(plans)))
+        storages = merge_storages(lowered.emitted.storages for lowered in recipes)
+        names = names_in_constants((lowered.emitted.plan, lowered.emitted.storages) for lowered in recipes)
+        weights, inside, outside = write_outside(build, plans, storages, names)
+        constants = build.packager.write_storages(inside, names)
+        describe(constants_text(constants, bytes_in_own_layout(plans), outside))
     entry = ModelEntry(
         order=tuple(name for name in build.settings.recipe_order if name in model.recipes),
         constants=constants,
         check=write_check_data(build),
         recipes={lowered.recipe.name: recipe_entry(lowered, build.settings.name) for lowered in recipes},
+        weights=weights,
     )
     used = [backend for lowered in recipes for backend in lowered.used]
     backends = backend_records(build.recipes, used, f"model `{model.name}`")
@@ -108,15 +127,42 @@ def lower_recipes(build: ModelBuild) -> tuple[ModelReport, Sequence[LoweredRecip
         torch=torch.__version__,
         architecture=architecture_of(build.source),
         backends=backends,
+        outside=outside,
+        beside=build.packager.beside,
     )
     return report, recipes
 
 
-def constants_text(file: FileEntry | None, own: Mapping[str, int]) -> str:
-    if file is None:
-        return "none"
+def write_outside(
+    build: ModelBuild,
+    plans: Sequence[Plan],
+    storages: Mapping[str, torch.Tensor],
+    names: Mapping[str, NamedStorage],
+) -> tuple[FileEntry | None, Mapping[str, torch.Tensor], WeightsRecord | None]:
+    """Write which storages are outside the wheel; return that file, the storages that are inside, and how much is."""
+    if not build.model.weights:
+        return None, storages, None
+    read_there = {named.key for named in names.values()}
+    movable = {key: tensor for key, tensor in storages.items() if key not in read_there}
+    sources, in_a_file = build.sources, build.model.weights == (IN_A_FILE,)
+    if in_a_file:
+        sources = (build.packager.write_beside(movable, build.settings.name),) if movable else ()
+    found = find_outside(movable, sources)
+    inside = {key: tensor for key, tensor in storages.items() if key not in found.weights.spans}
+    record = WeightsRecord(
+        files=len(found.weights.sources),
+        outside=sum(span.end - span.begin for span in found.weights.spans.values()),
+        copied=found.copied,
+        kept=kept_bytes(inside, plans, () if in_a_file else sources),
+    )
+    return build.packager.write_weights(found.weights, sources), inside, record
+
+
+def constants_text(file: FileEntry | None, own: Mapping[str, int], outside: WeightsRecord | None) -> str:
     more = [f"{count:,} only for `{backend}`, which lays them out its own way" for backend, count in own.items()]
-    return "; ".join([f"{file.size:,} bytes", *more])
+    if outside is not None:
+        more.append(f"{outside.outside:,} outside the wheel")
+    return "; ".join(["none" if file is None else f"{file.size:,} bytes", *more])
 
 
 def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:

@@ -15,6 +15,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.format.manifest import MethodEntry
 from hatch_lower.format.results import MethodRow
 from hatch_lower.pipeline.capture import CapturedModel
+from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 from hatch_lower.pipeline.export_key import UsedBackend
@@ -40,6 +41,7 @@ class ModelBuild:
     examples: tuple[Mapping[str, torch.Tensor], str] | None
     reporter: Reporter
     fresh: FreshProcess | None  # a process that has not run the model's code
+    sources: tuple[LocalSource, ...] = ()  # files that may have weights, so that the wheel need not
 
     def warn(self, line: str) -> None:
         self.reporter.report(Event("cache", "note", self.model.name, detail=line))

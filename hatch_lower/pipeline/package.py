@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +21,16 @@ from hatch_lower.format.delegates import data_name
 from hatch_lower.format.manifest import FileEntry
 from hatch_lower.format.plan import write_plan
 from hatch_lower.format.results import PayloadFile
+from hatch_lower.format.weights import WEIGHTS, Weights, write_weights
+from hatch_lower.pipeline.checkpoint import LocalSource, OutsideFiles
 from hatch_lower.pipeline.emit.constants_file import NamedStorage, WrittenConstants, write_constants
 from hatch_lower.pipeline.emit.delegates import delegate_file
 from hatch_lower.pipeline.emit.emit import EmittedProgram
 
 CONSTANTS_SCHEMA = 2
+
+BESIDE, SUFFIX = "weights.safetensors", ".safetensors"
+DIGITS = 16  # of the sha256 in the name of a file beside the wheel
 
 UNFINISHED = "constants-"  # prefix of the store's files that are being written
 
@@ -49,6 +54,8 @@ class Packager:
         self._store = store
         self._files: dict[str, PayloadFile] = {}
         self.constants: Path | None = None  # the constants file, as soon as it is there
+        self.outside: OutsideFiles | None = None  # and what the wheel says of other files
+        self.beside: tuple[PayloadFile, ...] = ()
 
     def files(self) -> tuple[PayloadFile, ...]:
         return tuple(self._files[path] for path in sorted(self._files))
@@ -104,11 +111,26 @@ class Packager:
 
         `names` are those by which delegates find storages in it.
         """
-        # Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
-        # its contents are checked against its digest when they are put into the wheel.
         if not storages:
             return None
         path = f"{self._model}/{CONSTANTS_WITH_MAP if names else CONSTANTS}"
+        written, source = self._constants_file(path, storages, names)
+        self._files[path], self.constants = PayloadFile(path, source, written.size, written.sha256), source
+        return FileEntry(path, written.size, written.sha256, written.header_sha256)
+
+    def write_beside(self, storages: Mapping[str, torch.Tensor], distribution: str) -> LocalSource:
+        """Write a file like the constants file, which does not go into the wheel; its name says what it holds."""
+        # without the version: a release that changes no weights needs no other file
+        written, source = self._constants_file(f"{self._model}/{BESIDE}", storages, {})
+        name = f"{distribution}-{self._model}-{written.sha256[:DIGITS]}{SUFFIX}"
+        self.beside = (PayloadFile(name, source, written.size, written.sha256),)
+        return LocalSource(name, written.size, written.sha256, source)
+
+    def _constants_file(
+        self, path: str, storages: Mapping[str, torch.Tensor], names: Mapping[str, NamedStorage]
+    ) -> tuple[WrittenConstants, Path]:
+        # Storage keys are digests of contents, so the keys say what the file holds. A stored file is taken by its size;
+        # its contents are checked against its digest when they are put into the wheel.
         described = [[key, str(tensor.dtype), tensor.numel()] for key, tensor in sorted(storages.items())]
         named = {name: asdict(storage) for name, storage in names.items()}
         key = digest_of(["constants", CONSTANTS_SCHEMA, described, named])
@@ -116,8 +138,16 @@ class Packager:
         written, source = stored or self._write_constants(path, storages, names)
         if stored is None:
             self._store.put(key, {"constants": len(described)}, asdict(written), [written.sha256], shared=False)
-        self._files[path], self.constants = PayloadFile(path, source, written.size, written.sha256), source
-        return FileEntry(path, written.size, written.sha256, written.header_sha256)
+        return written, source
+
+    def write_weights(self, weights: Weights, sources: Iterable[LocalSource]) -> FileEntry | None:
+        """Write which storages lie in which of the sources; none where there are no such storages."""
+        if not weights.spans:
+            return None
+        entry = self.write(WEIGHTS, write_weights(weights))
+        paths = {source.url: source.path for source in sources}
+        self.outside = OutsideFiles(self.source(entry.path), tuple(paths[source.url] for source in weights.sources))
+        return entry
 
     def _stored_constants(self, key: str) -> tuple[WrittenConstants, Path] | None:
         known = self._store.find(key, shared=False)

@@ -35,7 +35,9 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
     store, model = build.store, build.model.name
     try:
         with stage(build.reporter, "known", model) as describe:
-            export = describe_export(build.settings, build.model, build.source, store, build.digests, build.examples)
+            export = describe_export(
+                build.settings, build.model, build.source, store, build.digests, build.examples, build.sources
+            )
             report = find_report(store, export, build.packager)
             describe("nothing to lower" if report is not None else "not yet")
     except NoKeyError as error:

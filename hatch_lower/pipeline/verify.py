@@ -52,6 +52,7 @@ def verify_afresh(build: ModelBuild, lowered: LoweredRecipe) -> None:
             folder=packager.folder,
             plan=packager.source(lowered.files.plan.path),
             constants=constants_of(build, lowered),
+            outside=build.packager.outside,
             imports=recipe.imports,
             examples=examples,
             tolerances={method.name: tolerance_of(method, tolerance) for method in source.methods},
@@ -105,7 +106,7 @@ def load_program(build: ModelBuild, lowered: LoweredRecipe) -> tuple[Plan, Execu
     packager = build.packager
     try:
         plan = packager.source(lowered.files.plan.path)
-        return load_written(plan, constants_of(build, lowered), packager.folder)
+        return load_written(plan, constants_of(build, lowered), packager.folder, packager.outside)
     except BaseException as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error

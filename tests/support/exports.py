@@ -6,7 +6,7 @@ import os
 import sys
 import types
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hatch_lower.events import Event
 from hatch_lower.format.manifest import Manifest, write_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.capture import CapturedModel, capture_model
+from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.eager import example_tensors
 from hatch_lower.pipeline.emit.constants import SpanDigests
 from hatch_lower.pipeline.export_key import describe_export
@@ -93,12 +94,17 @@ class Events:
 
 
 def settings_of(
-    *recipes: Recipe, name: str = "net", check: bool = True, seed: int = 0, order: tuple[str, ...] | None = None
+    *recipes: Recipe,
+    name: str = "net",
+    check: bool = True,
+    seed: int = 0,
+    order: tuple[str, ...] | None = None,
+    weights: tuple[str, ...] = (),
 ) -> Settings:
     """Return settings with one model; without recipes it has one for the `reference` backend, and a portable one."""
     given = recipes or (Recipe("default", (BackendChoice("reference"),)), Recipe("portable"))
     names = tuple(recipe.name for recipe in given)
-    model = ModelSettings(name, "net:export", "net", names)
+    model = ModelSettings(name, "net:export", "net", names, weights=weights)
     return Settings(Path("/nowhere"), "net", "1.0", (model,), given, order or names, check=check, seed=seed)
 
 
@@ -128,7 +134,9 @@ class Workshop:
         finally:
             del sys.modules["net"]
 
-    def build(self, source: CapturedModel, settings: Settings | None = None) -> tuple[ModelReport, Events]:
+    def build(
+        self, source: CapturedModel, settings: Settings | None = None, sources: Sequence[LocalSource] = ()
+    ) -> tuple[ModelReport, Events]:
         """Lower a captured model; the cache is in the folder that `HATCH_LOWER_CACHE_DIR` names."""
         self.count += 1
         events = Events()
@@ -136,16 +144,16 @@ class Workshop:
         folder = self.folder / f"build-{self.count}"
         folder.mkdir()
         store = open_store(os.environ, lambda line: events.report(Event("cache", "note", source.name, detail=line)))
-        return lower_model(used, used.models[0], source, folder, events, store), events
+        return lower_model(used, used.models[0], source, folder, events, store, None, sources), events
 
 
-def key_of(source: CapturedModel, settings: Settings | None = None) -> ExportKey:
+def key_of(source: CapturedModel, settings: Settings | None = None, sources: Sequence[LocalSource] = ()) -> ExportKey:
     """Return the key of a captured model; nothing is stored."""
     used = settings or settings_of()
     store = Store(Path("/nowhere"), "off", print)
     compared = used.check or any(recipe.verify for recipe in used.recipes)
     examples = example_tensors(source) if compared else None
-    return describe_export(used, used.models[0], source, store, SpanDigests(), examples).key
+    return describe_export(used, used.models[0], source, store, SpanDigests(), examples, sources).key
 
 
 def files_of(report: ModelReport) -> dict[str, bytes]:

@@ -33,6 +33,7 @@ from hatch_lower.exir.lowering.preprocess import Request
 from hatch_lower.exir.lowering.preprocess import key_of as key_of_partition
 from hatch_lower.model import Method, Model
 from hatch_lower.pipeline.capture import CapturedMethod, CapturedModel, capture_model
+from hatch_lower.pipeline.checkpoint import LocalSource
 
 pytestmark = pytest.mark.torch
 
@@ -172,6 +173,7 @@ EXPORT_CASES: dict[str, Case] = {
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, verify=True))),
         lambda: quiet(Clamped(), settings=settings_of(replace(PORTABLE, verify=True), check=False)),
     ),
+    "weights": two(lambda: outside("a" * 64), lambda: outside("b" * 64)),
     "seed": two(
         lambda: quiet(Clamped()), lambda: quiet(Clamped(), settings=settings_of(PORTABLE, check=False, seed=1))
     ),
@@ -182,6 +184,18 @@ EXPORT_CASES: dict[str, Case] = {
     "code": other_code,
     "schema": patched(sys.modules["hatch_lower.pipeline.export_key"], "SCHEMA", (0,), lambda: quiet(Clamped())),
 }
+
+
+def outside(sha256: str) -> ExportKey:
+    source = LocalSource("https://example.org/model.safetensors", 9, sha256, Path("model.safetensors"))
+    return key_of(exported(Clamped()), settings_of(PORTABLE, check=False, weights=(source.url,)), [source])
+
+
+def test_the_name_of_a_file_beside_the_wheel_is_in_the_key() -> None:
+    settings = settings_of(PORTABLE, check=False, weights=("file",))
+    renamed = replace(settings, name="other")
+    keys = [key_of(exported(Clamped()), used) for used in (QUIET, settings, renamed)]
+    assert len({key.digest() for key in keys}) == 3
 
 
 def tables(*, shared: bool) -> ExportKey:
@@ -279,7 +293,7 @@ IN_KEY: dict[type, dict[str, str]] = {
     },
     Recipe: dict.fromkeys(("name", "backends", "verify", "rtol", "atol", "imports"), "recipes"),
     BackendChoice: {"name": "recipes", "options": "recipes"},
-    ModelSettings: {"name": "model", "recipes": "recipes"},
+    ModelSettings: {"name": "model", "recipes": "recipes", "weights": "weights"},
     Settings: {"recipes": "recipes", "recipe_order": "order", "check": "check", "seed": "seed"},
 }
 """Class to attribute to the field of the key that it is in."""
@@ -293,7 +307,7 @@ NOT_IN_KEY: dict[type, dict[str, str]] = {
     },
     Settings: {
         "root": "files are named relative to it, in debug maps that are always made anew",
-        "name": "is in the manifest, which the parent writes",
+        "name": "is in the manifest, which the parent writes, and in `weights` where a file is called by it",
         "version": "is in the manifest, which the parent writes",
         "models": "each is a `ModelSettings`",
         "runtime_requirements": "the parent compares requirements",

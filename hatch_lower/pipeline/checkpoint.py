@@ -1,0 +1,116 @@
+"""Published files of weights, as they lie on this machine: what tensors a safetensors file holds, and where."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.errors import LowerError, PackageError
+from hatch_lower.format.codec import decode, parse_json
+from hatch_lower.format.constants import TensorEntry
+from hatch_lower.format.values import DTYPES
+from hatch_lower.format.weights import Source
+
+LENGTH_BYTES = 8
+HEADER_LIMIT = 100_000_000  # safetensors' own limit
+SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored.safetensors is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """A source of weights, and where its file is on this machine."""
+
+    url: str
+    size: int  # bytes
+    sha256: str
+    path: Path
+
+    def source(self) -> Source:
+        return Source(self.url, self.size, self.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFiles:
+    """What says which weights are outside the wheel, and where its sources are on this machine, in its order."""
+
+    weights: Path
+    sources: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTensor:
+    name: str
+    dtype: str  # safetensors' word for it
+    shape: tuple[int, ...]
+    begin: int  # bytes in the file
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    content: memoryview  # of the whole file, mapped copy-on-write
+    tensors: tuple[CheckpointTensor, ...]  # in the order of their bytes
+
+
+def read_checkpoint(local: LocalSource) -> Checkpoint:
+    """Return the tensors of a source's file; those of a dtype that programs do not have are left out.
+
+    Raises:
+        PackageError: if it is no safetensors file, or not the one that it was.
+    """
+    try:
+        with local.path.open("rb") as file:
+            # as the runtime maps it, so that no library is given read-only memory; nothing writes into it
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    except (OSError, ValueError) as error:
+        raise unusable(local, f"{type(error).__name__}: {error}", "see that it is a file that can be read") from error
+    if len(content) != local.size:
+        raise unusable(local, f"{len(content)} bytes instead of {local.size}", "build again: it has just been changed")
+    return Checkpoint(content, read_tensors(local, content))
+
+
+def read_tensors(local: LocalSource, content: memoryview) -> tuple[CheckpointTensor, ...]:
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    if len(content) < LENGTH_BYTES or length > min(len(content) - LENGTH_BYTES, HEADER_LIMIT):
+        raise no_safetensors(local, "no header of safetensors at its beginning")
+    data = LENGTH_BYTES + length
+    try:
+        header: Mapping[str, object] = decode(
+            Mapping[str, Any], parse_json(bytes(content[LENGTH_BYTES:data]), "header"), "header"
+        )
+        entries: dict[str, TensorEntry] = {
+            name: decode(TensorEntry, value, f"{name!r:.80}")
+            for name, value in header.items()
+            if name != "__metadata__"
+        }
+    except LowerError as error:
+        raise no_safetensors(local, f"{error.where}: {error.found}") from error
+    found = []
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        if not begin <= end <= len(content) - data:
+            raise no_safetensors(local, f"{name!r:.80}: the bytes {begin} to {end} of {len(content) - data}")
+        if entry.dtype not in SIZES:
+            continue
+        if end - begin != math.prod(entry.shape) * SIZES[entry.dtype]:
+            raise no_safetensors(local, f"{name!r:.80}: {end - begin} bytes for {entry.dtype}{list(entry.shape)}")
+        found.append(CheckpointTensor(name, entry.dtype, entry.shape, data + begin, data + end))
+    return tuple(sorted(found, key=lambda tensor: (tensor.begin, tensor.end, tensor.name)))
+
+
+def no_safetensors(local: LocalSource, found: str) -> PackageError:
+    return unusable(
+        local,
+        found,
+        "name safetensors files, each shard of a checkpoint, not its index; of weights in another format, or on no"
+        f" server, `weights = {json.dumps('file')}` writes one",
+    )
+
+
+def unusable(local: LocalSource, found: str, hint: str) -> PackageError:
+    return PackageError("a source of weights is no safetensors file", where=local.url, found=found, hint=hint)

@@ -1,0 +1,216 @@
+"""Which storages of a model have their bytes in published files, and so need not be in the wheel.
+
+Names say nothing: a storage is found by its dtype and its bytes, as a whole tensor of a file or as a run inside one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from hatch_lower.canonical import sha256_bytes
+from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.format.constants import Storage, content_key
+from hatch_lower.format.plan import Plan
+from hatch_lower.format.values import DTYPES
+from hatch_lower.format.weights import Span, Weights, is_aligned
+from hatch_lower.pipeline.checkpoint import Checkpoint, CheckpointTensor, LocalSource, read_checkpoint
+
+SMALLEST_RUN = 1024  # bytes of a storage that is looked for inside a tensor; smaller ones are there by chance
+PIECE = 1 << 22  # elements of a tensor that are looked at together
+SAMPLE = 4096  # elements of a storage of which the rarest is looked for
+PREFIX = 64  # elements that are compared first
+MOST_TRIES = 4096  # places at which a storage may begin, that are compared with it
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+OTHER_DTYPE = "of another dtype there"
+OTHER_VALUES = "with other values there"
+ABSENT = "not there: folded, or made by the export"
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The weights of a model that are not in its wheel."""
+
+    weights: Weights
+    copied: int  # bytes that each load copies, since they are not aligned where they lie
+
+
+def find_outside(storages: Mapping[str, torch.Tensor], sources: Sequence[LocalSource]) -> Outside:
+    """Return where storages lie in the files; sources with none of them are left out."""
+    checkpoints = [read_checkpoint(source) for source in sources]
+    described = {key: describe(key, tensor) for key, tensor in storages.items() if tensor.numel()}
+    spans = whole_tensors(described, checkpoints)
+    rest = {key: storages[key] for key in described if key not in spans}
+    for position, checkpoint in enumerate(checkpoints):
+        for key, begin, end in find_runs(rest, checkpoint):
+            sha256 = sha256_bytes(checkpoint.content[begin:end])
+            if content_key(described[key].dtype, sha256) == key:
+                spans[key] = Span(position, begin, end, sha256)
+                del rest[key]
+    return Outside(
+        used_only(spans, sources),
+        sum(span.end - span.begin for key, span in spans.items() if not is_aligned(described[key], span)),
+    )
+
+
+def describe(key: str, tensor: torch.Tensor) -> Storage:
+    return Storage(key, dtype_name(tensor.dtype), tensor.numel())
+
+
+def used_only(spans: Mapping[str, Span], sources: Sequence[LocalSource]) -> Weights:
+    used = sorted({span.source for span in spans.values()})
+    numbers = {position: number for number, position in enumerate(used)}
+    renumbered = {
+        key: Span(numbers[span.source], span.begin, span.end, span.sha256) for key, span in sorted(spans.items())
+    }
+    return Weights(tuple(sources[position].source() for position in used), renumbered)
+
+
+def whole_tensors(storages: Mapping[str, Storage], checkpoints: Sequence[Checkpoint]) -> dict[str, Span]:
+    """Return the spans of storages that are a whole tensor of a file: the first that is aligned, or else the first."""
+    kinds = {(DTYPES[storage.dtype].safetensors, size_of(storage)): storage.dtype for storage in storages.values()}
+    tensors = [
+        (position, checkpoint.content, tensor)
+        for position, checkpoint in enumerate(checkpoints)
+        for tensor in checkpoint.tensors
+        if (tensor.dtype, tensor.end - tensor.begin) in kinds
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        digests = list(pool.map(lambda found: sha256_bytes(found[1][found[2].begin : found[2].end]), tensors))
+    spans: dict[str, Span] = {}
+    for (position, _, tensor), sha256 in zip(tensors, digests, strict=True):
+        key = content_key(kinds[tensor.dtype, tensor.end - tensor.begin], sha256)
+        span = Span(position, tensor.begin, tensor.end, sha256)
+        if key in storages and (
+            key not in spans or (is_aligned(storages[key], span) and not is_aligned(storages[key], spans[key]))
+        ):
+            spans[key] = span
+    return spans
+
+
+def size_of(storage: Storage) -> int:
+    return storage.length * DTYPES[storage.dtype].size
+
+
+def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
+    """Yield storages that are part of a tensor of a file, and where they begin and end in the file."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in storages.values()):
+        probes = [
+            probe
+            for key, tensor in storages.items()
+            if tensor.dtype is dtype and tensor.numel() * tensor.element_size() >= SMALLEST_RUN
+            if (probe := probe_of(key, tensor)) is not None
+        ]
+        name = DTYPES[dtype_name(dtype)].safetensors
+        for tensor in checkpoint.tensors:
+            length = math.prod(tensor.shape)
+            longer = [probe for probe in probes if len(probe.values) < length]
+            if tensor.dtype == name and longer:
+                values = torch.frombuffer(checkpoint.content[tensor.begin : tensor.end], dtype=longer[0].values.dtype)
+                found = dict(search(longer, values))
+                for probe in longer:
+                    if probe.key in found:
+                        begin = tensor.begin + found[probe.key] * values.element_size()
+                        yield probe.key, begin, begin + len(probe.values) * values.element_size()
+                probes = [probe for probe in probes if probe.key not in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A storage to look for, by one element of it."""
+
+    key: str
+    values: torch.Tensor  # read as integers
+    value: int  # of the element
+    position: int  # of the element
+
+
+def probe_of(key: str, tensor: torch.Tensor) -> Probe | None:
+    values = tensor.view(INTEGERS[tensor.element_size()])
+    sample = values[:SAMPLE]
+    distinct, counts = torch.unique(sample, return_counts=True)
+    if len(distinct) < 2:  # it would be found wherever there is anything like it
+        return None
+    value = distinct[counts.argmin()]
+    return Probe(key, values, int(value), int((sample == value).nonzero()[0, 0]))
+
+
+def search(probes: Sequence[Probe], values: torch.Tensor) -> Iterator[tuple[str, int]]:
+    """Yield which storages are in a tensor of a file, read as integers, and at which element they begin."""
+    wanted = torch.tensor(sorted({probe.value for probe in probes})).to(values.dtype)
+    tries = dict.fromkeys((probe.key for probe in probes), 0)
+    found = set()
+    for first in range(0, len(values), PIECE):
+        piece = values[first : first + PIECE]
+        at = torch.searchsorted(wanted, piece).clamp_(max=len(wanted) - 1)
+        hits = (wanted[at] == piece).nonzero()[:, 0]
+        for probe in probes:
+            if probe.key in found or tries[probe.key] > MOST_TRIES:
+                continue
+            for hit in hits[piece[hits] == probe.value].tolist():
+                begin = first + hit - probe.position
+                tries[probe.key] += 1
+                if begin >= 0 and all(
+                    torch.equal(values[begin : begin + length], probe.values[:length])
+                    for length in (PREFIX, len(probe.values))
+                ):
+                    found.add(probe.key)
+                    yield probe.key, begin
+                    break
+                if tries[probe.key] > MOST_TRIES:
+                    break
+
+
+# what stays in the wheel, and why
+
+
+def kept_bytes(
+    storages: Mapping[str, torch.Tensor], plans: Iterable[Plan], sources: Sequence[LocalSource]
+) -> dict[str, int]:
+    """Return how many bytes of storages stay in the wheel, by the reason why, the greatest number first."""
+    tensors = [tensor for source in sources for tensor in read_checkpoint(source).tensors]
+    known: dict[str, CheckpointTensor | None] = {}
+    for tensor in tensors:
+        for name in endings(tensor.name):
+            # a name that ends several ones says nothing
+            known[name] = tensor if name not in known or known[name] == tensor else None
+    known |= {tensor.name: tensor for tensor in tensors}
+    names: dict[str, list[str]] = {}
+    owners: dict[str, str] = {}
+    for plan in plans:
+        for name, constant in plan.constants.items():
+            names.setdefault(plan.storages[constant.storage].key, []).append(name)
+        for entry in plan.delegates:
+            owners |= {plan.storages[data.storage].key: entry.backend for data in entry.named.values()}
+    kept: dict[str, int] = {}
+    for key, storage in storages.items():
+        if not storage.numel():
+            continue
+        reason = f"`{owners[key]}` reads them from its own file" if key in owners else ABSENT
+        if key not in owners and (namesake := find_namesake(names.get(key, ()), known)) is not None:
+            is_same = namesake.dtype == DTYPES[dtype_name(storage.dtype)].safetensors
+            reason = OTHER_VALUES if is_same else OTHER_DTYPE
+        kept[reason] = kept.get(reason, 0) + storage.numel() * storage.element_size()
+    return dict(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
+
+
+def find_namesake(names: Iterable[str], known: Mapping[str, CheckpointTensor | None]) -> CheckpointTensor | None:
+    # a model may be part of the one that was saved, or hold it
+    for name in names:
+        for ending in endings(name):
+            if (tensor := known.get(ending)) is not None:
+                return tensor
+    return None
+
+
+def endings(name: str) -> Iterator[str]:
+    """Yield `encoder.0.weight` and `0.weight` of a dotted name, the whole first; no single word."""
+    parts = name.split(".")
+    for begin in range(max(len(parts) - 1, 1)):
+        yield ".".join(parts[begin:])
