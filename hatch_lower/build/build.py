@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatch_lower import __version__
 from hatch_lower.build.assets import find_assets, with_assets
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.distributions import marks_of_project
 from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
+from hatch_lower.build.sources import urls_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest, payload_folder
+
+if TYPE_CHECKING:
+    from hatch_lower.pipeline.checkpoint import LocalSource
 
 
 def build(context: BuildContext) -> BuildResult:
@@ -27,6 +32,15 @@ def build(context: BuildContext) -> BuildResult:
     known = look_up(context)
     results = {name: lookup.result for name, lookup in known.items() if lookup.result is not None}
     missing = [model for model in settings.models if model.name not in results]
+    sources: Mapping[str, LocalSource] = {}
+    if urls := urls_of(missing):
+        from hatch_lower.build.obtain import obtain_sources
+
+        sources = obtain_sources(context, urls)
+        # by the digests that are known now
+        known = look_up(context)
+        results = {name: lookup.result for name, lookup in known.items() if lookup.result is not None}
+        missing = [model for model in settings.models if model.name not in results]
     # a project that was copied or moved has no history here yet, and `explain` is to know it
     moved = store.writes and not history_path(store.directory, settings.root).exists()
     if missing or moved:
@@ -35,7 +49,7 @@ def build(context: BuildContext) -> BuildResult:
             record_results,
         )  # a build of what is known starts no process
 
-        answers = export_models(context, missing, known) if missing else []
+        answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
     return result_of(settings, results, assets, context.work)
 

@@ -26,6 +26,7 @@ from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
 from hatch_lower.format.manifest import model_json
 from hatch_lower.format.results import ModelResult
+from hatch_lower.pipeline.checkpoint import LocalSource
 
 SHOWN = 3  # reasons of a method that the summary of a build names
 # How long the end of a build waits for the cache to be trimmed; most take longer than that by themselves
@@ -37,8 +38,12 @@ def export_models(
     models: Sequence[ModelSettings],
     known: Mapping[str, LookupResult],
     mode: Mode = "lower",
+    sources: Mapping[str, LocalSource] = {},
 ) -> list[Answer]:
-    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to."""
+    """Run a child process for each model; meanwhile the cache is trimmed, if it is time to.
+
+    `sources` are the files of the URLs in `weights`.
+    """
     settings, store, work = context.settings, context.store, context.work
     path = write_site(context.view, work, settings.root)
     (work / "temporary").mkdir()
@@ -63,6 +68,7 @@ def export_models(
             log=None if library is None else log,
             variables={} if library is None else preload_environment(library, log, context.environment),
             project=marks_of_project(settings.name, settings.version, context.view.metadata),
+            sources=tuple(sources[url] for url in model.weights if url in sources),
         )
         requests.append(request)
     trimming = threading.Thread(target=maybe_trim, args=(store, limits_of(settings.cache)), name="trim", daemon=True)
@@ -113,6 +119,8 @@ def record_results(
             report.tools,
             report.torch,
             {"architecture": encode(report.architecture), "backends": encode(report.backends)},
+            encode(report.outside),
+            report.beside,
         )
     for name, lookup in known.items():
         if (held := lookup.report) is not None:

@@ -29,6 +29,7 @@ from hatch_lower.build.inputs.record import RecordedInputs, received
 from hatch_lower.build.inputs.roots import Roots
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.project_view import ProjectView
+from hatch_lower.build.sources import known_digest
 from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.reports import read_report, read_result, report_blobs, report_value
 from hatch_lower.cache.stats import StatCache
@@ -41,7 +42,7 @@ from hatch_lower.frozen import Frozen
 if TYPE_CHECKING:
     from hatch_lower.format.record import ModelReport
 
-SCHEMA = 4
+SCHEMA = 5
 # Results that are kept of one model: between as many states of the project can be switched without an export
 MOST_ENTRIES = 16
 BACKEND_GROUPS = (BACKEND_GROUP.encode(), DELEGATE_GROUP.encode())
@@ -139,6 +140,7 @@ class ResultLookup:
             recipes=tuple(asdict(recipe) for recipe in recipes),
             order=tuple(name for name in settings.recipe_order if name in model.recipes),
             check=settings.check,
+            weights=tuple((url, known_digest(url, self._store, self._stats)) for url in model.weights),
             seed=settings.seed,
             inputs=settings.inputs,
             strict=settings.strict,

@@ -12,6 +12,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.errors import LowerError, ProcessError, error_from_json
 from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.checkpoint import LocalSource
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
@@ -42,6 +43,7 @@ class Request:
     variables: Mapping[str, str] = field(default_factory=dict)
     # what is recorded of the project's metadata where it is read
     project: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[LocalSource, ...] = ()  # files that may have the model's weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,9 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
     enter_folder(request.settings.root, model.name)
     if request.mode == "capture":
         return capture_report(request.settings, model, source, request.folder, reporter)
-    return pipeline.lower_model(request.settings, model, source, request.folder, reporter, store, fresh)
+    return pipeline.lower_model(
+        request.settings, model, source, request.folder, reporter, store, fresh, request.sources
+    )
 
 
 def enter_project(request: Request) -> None:

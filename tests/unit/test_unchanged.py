@@ -15,6 +15,7 @@ from hatch_lower.build.inputs.record import RecordedInputs, shareable
 from hatch_lower.build.inputs.variables import mark_of, secret
 from hatch_lower.build.lookup import ResultLookup, remember, roots_of
 from hatch_lower.build.project_view import ProjectView
+from hatch_lower.build.sources import KnownSource, keep_source
 from hatch_lower.cache.entry import RemoteCache
 from hatch_lower.cache.key import ManifestKey
 from hatch_lower.cache.remote import open_remote
@@ -258,6 +259,8 @@ def key_of(
         {"model": {"export": "digits.model:other"}},
         {"model": {"package": "other"}},
         {"model": {"recipes": ("default", "other")}},
+        {"model": {"weights": ("https://example.org/model.safetensors",)}},
+        {"model": {"weights": ("file",)}},
         {"settings": {"name": "other"}},
         {"settings": {"recipes": (Recipe("default", rtol=1.0), Recipe("other"))}},
         {"settings": {"recipes": (Recipe("default", (BackendChoice("null", {"a": 1}),)), Recipe("other"))}},
@@ -343,6 +346,24 @@ def test_another_backend_that_is_installed_counts(project: Project) -> None:
         information.mkdir(parents=True)
         (information / "entry_points.txt").write_text(f"[{group}]\na = b:c\n")
         assert (key_of(project).digest() != before) == (name == "lowering")
+
+
+def test_another_file_of_weights_has_its_own_results(project: Project) -> None:
+    path = project.folder / "model.safetensors"
+    digests = []
+    for content in (b"1", b"1", b"2", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        digests.append(key_of(project, {"weights": (path.as_uri(),)}).digest())
+    assert [digests.index(digest) for digest in digests] == [0, 0, 2, 3]
+
+
+def test_what_a_url_had_is_believed_until_it_is_known_to_have_something_else(project: Project) -> None:
+    url = "https://example.org/model.safetensors"
+    digests = []
+    for sha256 in ("a" * 64, "a" * 64, "b" * 64):
+        keep_source(url, KnownSource(1, sha256, "stamp"), project.store())
+        digests.append(key_of(project, {"weights": (url,)}).digest())
+    assert [digests.index(digest) for digest in digests] == [0, 0, 2]
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ManifestKey)])

@@ -50,7 +50,7 @@ def refuse_undeclared(request: Request, cache: Path) -> None:
     whole = [*READABLE_SYSTEM, Path(sys.base_prefix), Path(sys.prefix), request.work or request.folder, cache]
     whole += [Path(entry) for entry in sys.path if entry]
     allowed = [folder for folder in whole if not holds_project(folder, project)]
-    files = [*source_files(request), *declared_files(settings)]
+    files = [*source_files(request), *declared_files(settings), *(source.path for source in request.sources)]
     if not restrict_reads([*allowed, *files], listable=project):
         raise ProcessError(
             "undeclared reads cannot be refused here",

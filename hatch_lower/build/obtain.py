@@ -1,0 +1,142 @@
+"""Files whose weights the wheel need not hold, brought to this machine before models are lowered.
+
+Only a build that lowers something imports this. Downloads are where `load` finds them afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hatch_lower.build.context import BuildContext
+from hatch_lower.build.lookup import stats_path
+from hatch_lower.build.sources import FILE, KnownSource, file_path, keep_source, known_source
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.errors import CacheError, FetchError
+from hatch_lower.events import Event, stage
+from hatch_lower.format.weights import Source
+from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.runtime.download import Received, complete, errors_of, private_part
+from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_from, open_origin, refuse_offline
+from hatch_lower.runtime.origins import BrokenError, RefusedError
+from hatch_lower.runtime.sources import HUB, OFFLINE, file_name, is_on, local_copy, weights_folders
+
+WHERE = "`weights` of the build hook `lower`"
+
+
+def obtain_sources(context: BuildContext, urls: Iterable[str]) -> dict[str, LocalSource]:
+    """Return where the files of URLs are on this machine, after servers were asked whether they have changed.
+
+    Raises:
+        FetchError: if a file cannot be had.
+        CacheError: if the cache is frozen, and what a URL has is not known.
+    """
+
+    def note(line: str) -> None:
+        context.reporter.report(Event("weights", "note", context.settings.name, detail=line))
+
+    store = context.store
+    stats = StatCache(stats_path(store))
+    found = {}
+    for url in urls:
+        with stage(context.reporter, "weights", context.settings.name) as describe:
+            found[url] = obtain(url, store, stats, note)
+            describe(f"{url}: {found[url].size:,} bytes")
+    if store.writes:
+        stats.save()
+    return found
+
+
+def obtain(url: str, store: Store, stats: StatCache, note: Callable[[str], None]) -> LocalSource:
+    if url.startswith(FILE):
+        return take_file(url, stats)
+    known = known_source(url, store)
+    if store.mode == "frozen":
+        return take_known(url, known)
+    try:
+        if known is not None and (url.startswith(HUB) or is_unchanged(url, known, note)):
+            return LocalSource(url, known.size, known.sha256, copy_of(url, known, stats))
+        path, stamp = download_new(url)
+    except FetchError as error:
+        if isinstance(error.__cause__, RefusedError):  # its own hint is for who has a wheel
+            raise FetchError(error.what, where=error.where, found=error.found, hint=f"correct {WHERE}") from error
+        raise
+    size, sha256 = path.stat().st_size, stats.digest(path)
+    keep_source(url, KnownSource(size, sha256, stamp), store)
+    return LocalSource(url, size, sha256, path)
+
+
+def take_file(url: str, stats: StatCache) -> LocalSource:
+    path = file_path(url)
+    try:
+        return LocalSource(url, path.stat().st_size, stats.digest(path), path)
+    except OSError as error:
+        raise FetchError(
+            "a file of weights cannot be read",
+            where=url,
+            found=error.strerror or str(error),
+            hint=f"correct {WHERE}",
+        ) from error
+
+
+def take_known(url: str, known: KnownSource | None) -> LocalSource:
+    if known is None:
+        raise CacheError(
+            "the cache is frozen and does not know what a source of weights has",
+            where=url,
+            hint="build once with `HATCH_LOWER_CACHE=on`",
+        )
+    path = local_copy(Source(url, known.size, known.sha256))
+    return LocalSource(url, known.size, known.sha256, path or Path())
+
+
+def copy_of(url: str, known: KnownSource, stats: StatCache) -> Path:
+    source = Source(url, known.size, known.sha256)
+    path = local_copy(source)
+    if path is not None and stats.digest(path) == known.sha256:
+        return path
+    return fetch_sources([source])[0].path
+
+
+def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> bool:
+    """Return whether a server still has what it had; where it cannot be asked, that is noted and believed."""
+    offline = next((name for name in OFFLINE if is_on(os.environ, name)), None)
+    if offline is not None:
+        note(f"{url} was not asked whether it has changed: `{offline}` is set")
+        return True
+    if not known.stamp or not known.size:
+        return False
+    try:
+        # the last byte says as much as the whole file: with other contents the server would send it from the beginning
+        stream = open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)
+        try:
+            return stream.begin == known.size - 1 and stream.stamp == known.stamp and stream.size in (None, known.size)
+        finally:
+            stream.pieces.close()
+    except BrokenError as error:
+        note(f"{url} could not be asked whether it has changed: {error}")
+        return True
+    except RefusedError as error:
+        if not str(error).startswith("no connection"):
+            return False  # the download will say the same
+        note(f"{url} could not be asked whether it has changed: {error}")
+        return True
+
+
+def download_new(url: str) -> tuple[Path, str]:
+    """Download a file of which nothing is known; return where it is, and the server's stamp of it."""
+    refuse_offline(url)
+    folder, limits = weights_folders()[0], limits_from(os.environ)
+    with errors_of(url, folder):
+        if url.startswith(HUB):
+            return download_from_hub(url), ""
+        folder.mkdir(parents=True, exist_ok=True)
+        with private_part(folder / "new") as part:
+            found = Received(part.file)
+            stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
+            os.fsync(part.file.fileno())
+            target = folder / file_name(found.sha256())
+            os.replace(part.path, target)
+    return target, stamp

@@ -1,0 +1,66 @@
+"""Files whose weights the wheel need not hold, as far as a build knows them that opens no connection.
+
+What a URL had is kept in the cache. While nothing else has changed it is believed: a build of what is known downloads
+nothing and asks no server. A file of this machine is compared as inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hatch_lower.cache.stats import StatCache
+from hatch_lower.cache.store import Store
+from hatch_lower.canonical import digest_of
+from hatch_lower.config.settings import ModelSettings
+from hatch_lower.config.tables import IN_A_FILE
+from hatch_lower.frozen import Frozen
+
+FILE = "file://"
+
+
+class KnownSource(Frozen):
+    """What a URL had when it was last looked at."""
+
+    size: int  # bytes
+    sha256: str
+    stamp: str  # of the server's, equal for equal contents; empty where it gives none
+
+
+def urls_of(models: Iterable[ModelSettings]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(url for model in models for url in model.weights if url != IN_A_FILE))
+
+
+def file_path(url: str) -> Path:
+    from urllib.parse import unquote, urlsplit  # few projects have such a URL
+
+    return Path(unquote(urlsplit(url).path))
+
+
+def known_digest(url: str, store: Store, stats: StatCache) -> str:
+    """Return the sha256 of what a URL has, or had; empty if that is not known."""
+    if url.startswith(FILE):
+        try:
+            return stats.digest(file_path(url))
+        except OSError:
+            return ""
+    known = None if url == IN_A_FILE else known_source(url, store)
+    return "" if known is None else known.sha256
+
+
+def known_source(url: str, store: Store) -> KnownSource | None:
+    value: Any = store.find(record_key(url))
+    try:
+        return KnownSource(int(value["size"]), str(value["sha256"]), str(value["stamp"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def keep_source(url: str, known: KnownSource, store: Store) -> None:
+    value = {"size": known.size, "sha256": known.sha256, "stamp": known.stamp}
+    store.put(record_key(url), {"kind": "weights", "subject": url}, value)
+
+
+def record_key(url: str) -> str:
+    return digest_of(["weights", url])
