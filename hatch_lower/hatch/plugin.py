@@ -30,6 +30,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "lower"
 
     _payload: Sequence[PayloadFile] = ()
+    _beside: Sequence[PayloadFile] = ()
     _store: Store | None = None
     _lower_again: Callable[[], Sequence[PayloadFile]] = tuple
     _release: weakref.finalize[[Path, int | None], LowerBuildHook] | None = None
@@ -63,11 +64,20 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 if not all(file.source.exists() for file in self._payload):
                     self._replace_lost()
                 append_payload(Path(artifact_path), self._payload, self._store)
+                self._write_beside(Path(artifact_path))
             except BaseException:
                 Path(artifact_path).unlink(missing_ok=True)  # without its payload it must not stay
                 raise
             finally:
                 self._discard()
+
+    def _write_beside(self, wheel: Path) -> None:
+        if not self._beside:
+            return
+        from hatch_lower.hatch.beside import write_beside
+
+        for path in write_beside(wheel, self._beside):
+            self.app.display_info(f"hatch-lower: to be uploaded: {path}")
 
     def _carry_inputs(self, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import input_files
@@ -103,12 +113,15 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.cache.directory import history_path
         from hatch_lower.config.requirements import requirements_to_add
         from hatch_lower.events import SaidOnce
-        from hatch_lower.hatch.project import set_tag
+        from hatch_lower.hatch.project import set_tag, with_weights_inside
         from hatch_lower.hatch.sbom import add_sbom, check_hatchling
         from hatch_lower.hatch.tags import remembering, tag_of
-        from hatch_lower.hatch.terminal import reporter_for, summary_lines
+        from hatch_lower.hatch.terminal import reporter_for, summary_lines, weights_lines
 
-        if not editable:
+        if editable:
+            # what is being worked on has its weights, whatever a release leaves out
+            project = replace(project, settings=with_weights_inside(project.settings))
+        else:
             check_hatchling(build_data)
         notes = CacheNotes(project.settings.name)
         store = open_cache(project.settings, notes)
@@ -136,9 +149,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
             add_sbom(build_data, project.settings, result, work, self._store)
             for warning in (*project.pattern_warnings(), *project.repetition_warnings(result.payload)):
                 self.app.display_warning(f"hatch-lower: {warning}")
-        for line in summary_lines(result.rows):
+        for line in (*summary_lines(result.rows), *weights_lines(result.models)):
             self.app.display_info(line)
         if not editable:
+            self._beside = result.beside
             return result.payload
         from hatch_lower.events import NullReporter
         from hatch_lower.hatch.editable import write_sources
@@ -180,7 +194,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         self._unfinished = weakref.finalize(self, remove_unfinished, directory, project, wheels_in(directory), member)
 
     def _discard(self) -> None:
-        self._payload = ()
+        self._payload, self._beside = (), ()
         if self._release is not None:
             self._release()
             self._release = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,10 @@ def input_files(hook: Hook) -> list[Path]:
             hook.app.display_warning(f"hatch-lower: `{pattern}` in `{path}` matches no file")
         files.update(matches)
     return sorted(files)
+
+
+def with_weights_inside(settings: Settings) -> Settings:
+    return replace(settings, models=tuple(replace(model, weights=()) for model in settings.models))
 
 
 def set_tag(build_data: BuildData, tag: str) -> None:

@@ -13,7 +13,7 @@ from hatch_lower.events import CollapsedOutput, LineReporter, LiveReporter, Repo
 if TYPE_CHECKING:
     from hatchling.bridge.app import Application
 
-    from hatch_lower.format.results import MethodRow
+    from hatch_lower.format.results import MethodRow, ModelResult
 
 HEADINGS = ("model", "method", "recipe", "nodes", "delegated", "partitions", "bytes", "seconds", "")
 NUMBERS = range(3, 8)  # columns
@@ -34,6 +34,18 @@ def summary_lines(rows: Sequence[MethodRow]) -> list[str]:
     if not rows:
         return []
     return [*table_lines([HEADINGS, *map(cells_of, rows)], right=NUMBERS), *note_lines(rows)]
+
+
+def weights_lines(models: Sequence[ModelResult]) -> Iterator[str]:
+    """Yield a line for each model whose weights are to be outside the wheel: how much is, and what stays and why."""
+    for model in models:
+        if (record := model.outside) is None:
+            continue
+        files = f"{record['files']} file{'' if record['files'] == 1 else 's'}"
+        kept = "; ".join(f"{size:,} {reason}" for reason, size in record["kept"].items())
+        line = f"weights of {model.model}: {record['outside']:,} bytes in {files} outside the wheel"
+        copied = f", {record['copied']:,} of them copied at each load, since they are not aligned there"
+        yield line + (copied if record["copied"] else "") + f"; in the wheel {kept or 'none'}"
 
 
 def table_lines(rows: Sequence[Sequence[str]], indent: int = 0, right: Sequence[int] = ()) -> Iterator[str]:
