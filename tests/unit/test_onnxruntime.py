@@ -680,6 +680,25 @@ def test_constants_behind_links_are_found(net: Made, tmp_path: Path, file: str) 
     torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
 
 
+def test_constants_in_several_files_and_folders_are_bound_each(net: Made, tmp_path: Path) -> None:
+    x = torch.randn(2, 5, 32)
+    blob = net.blob(tmp_path)
+    places = []
+    for number, place in enumerate(blob.places):
+        if place is not None:
+            path = tmp_path / ("other" if number % 3 == 2 else "") / f"shard-{number % 3}"
+            path.parent.mkdir(exist_ok=True)
+            if not path.exists():
+                path.write_bytes(b"-" * number)
+            data, begin = path.read_bytes(), path.stat().st_size
+            path.write_bytes(data + place.path.read_bytes()[place.offset : place.offset + place.length])
+            place = Place(path, begin, place.length)
+        places.append(place)
+    assert len({place.path for place in places if place is not None}) == 3
+    given = OnnxruntimeDelegate.load(replace(blob, places=places), net.constants).run([x, 5])
+    torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
+
+
 def test_constants_in_no_file_are_bound_too(net: Made, tmp_path: Path) -> None:
     x = torch.randn(2, 5, 32)
     blob = replace(net.blob(tmp_path), places=[None] * len(net.constants))
@@ -709,11 +728,11 @@ def test_constants_of_every_dtype_and_layout_give_eagers_numbers(tmp_path: Path)
 def test_marks_of_other_constants_are_refused(offsets: dict[int, int]) -> None:
     model = f"{offset_mark(0)} {FILE_MARK}".encode()
     for name in ("odd", "even"):
-        offset, path = relocate(model, name, {0: 64}).split()
+        offset, path = relocate(model, {0: (name, 64)}).split()
         assert (offset, len(path)) == (b"00000000000000000064", NAME_BYTES)
         assert os.path.normpath(path) == name.encode()
     with pytest.raises(ValueError, match="marks of the constants"):
-        relocate(model, "odd", offsets)
+        relocate(model, {position: ("odd", offset) for position, offset in offsets.items()})
 
 
 def test_state_that_methods_share_is_bound_to_no_session(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ NAME_BYTES = 96  # of a file: also of the cache's blobs, over which a build veri
 FILE_MARK = "place-of-constants".ljust(NAME_BYTES, "-")
 DIGITS = 20
 FIRST = 10_000_000_000_000_000_000  # no offset that a file has
-OFFSET_MARK = re.compile(rb"1000000000000\d{7}")
+MARK = re.compile(re.escape(FILE_MARK.encode()) + rb"|1000000000000\d{7}")
 
 
 def offset_mark(number: int) -> int:
@@ -25,18 +25,28 @@ def fits(name: str) -> bool:
     return NAME_BYTES - len(name.encode()) >= 3
 
 
-def relocate(model: bytes, name: str, offsets: Mapping[int, int]) -> bytes:
-    """Return a model in which the name of a file and offsets in bytes stand in the places of their marks.
+def relocate(model: bytes, places: Mapping[int, tuple[str, int]]) -> bytes:
+    """Return a model in which names of files and offsets in bytes stand in the places of their marks.
 
     Raises:
         ValueError: if the model has marks of other constants, or one twice.
     """
-    marks = [int(mark) - FIRST for mark in OFFSET_MARK.findall(model)]
-    if sorted(marks) != sorted(offsets):
-        raise ValueError(f"marks of the constants {sorted(marks)} instead of {sorted(offsets)}")
-    model = OFFSET_MARK.sub(lambda mark: f"{offsets[int(mark[0]) - FIRST]:0{DIGITS}d}".encode(), model)
+    # those of one constant are neighbours
+    found = list(MARK.finditer(model))
+    pairs = [sorted(pair, key=lambda mark: len(mark[0])) for pair in zip(found[::2], found[1::2], strict=False)]
+    marks = [int(offset[0]) - FIRST for offset, name in pairs if len(offset[0]) < len(name[0])]
+    if 2 * len(marks) != len(found) or sorted(marks) != sorted(places):
+        raise ValueError(f"marks of the constants {sorted(marks)} instead of {sorted(places)}")
+    written: dict[int, bytes] = {}
+    for number, (offset, name) in zip(marks, pairs, strict=True):
+        path, begin = places[number]
+        written |= {offset.start(): f"{begin:0{DIGITS}d}".encode(), name.start(): path_of(path)}
+    return MARK.sub(lambda mark: written[mark.start()], model)
+
+
+def path_of(name: str) -> bytes:
     written = name.encode()
     missing = NAME_BYTES - len(written)
     # a path that leads nowhere else, of as many bytes
     begin = b".//" * (missing % 2) + b"./" * ((missing - 3 * (missing % 2)) // 2)
-    return model.replace(FILE_MARK.encode(), begin + written)
+    return begin + written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -119,22 +120,33 @@ def bind_constants(
 ) -> tuple[bytes, list[object]]:
     """Return the model with the places of its constants, and those in memory, which the session does not keep alive.
 
-    The session maps the constants file, and copies what it packs.
+    The session maps files of constants, all in one folder, and copies what it packs.
     """
-    # where the file really lies: ONNX Runtime follows no link out of the folder
-    file = next((place.path.resolve() for place in blob.places if place is not None), None)
-    places: Sequence[Place | None] = [None] * len(constants)
-    name = "none"
-    if file is not None and fits(file.name):
-        options.add_session_config_entry(FOLDER, str(file.parent))
-        places, name = blob.places, file.name
-    found = {position: places[position] for position in bound}
-    offsets = {position: place.offset if place is not None else 0 for position, place in found.items()}
-    model = relocate(blob.path.read_bytes(), name, offsets)
-    values = {f"w{position}": to_value(constants[position]) for position, place in found.items() if place is None}
+    folder, mapped = choose_folder(blob.places, bound)
+    if folder is not None:
+        options.add_session_config_entry(FOLDER, str(folder))
+    model = relocate(blob.path.read_bytes(), {position: mapped.get(position, ("none", 0)) for position in bound})
+    values = {f"w{position}": to_value(constants[position]) for position in bound if position not in mapped}
     if values:
         options.add_external_initializers(list(values), list(values.values()))
     return model, list(values.values())
+
+
+def choose_folder(
+    places: Sequence[Place | None], bound: Sequence[int]
+) -> tuple[Path | None, Mapping[int, tuple[str, int]]]:
+    """Return the folder with most of the constants' bytes, and by position file name and offset of those in it."""
+    # where files really lie: ONNX Runtime follows no link out of the folder
+    files = {place.path: place.path.resolve() for place in places if place is not None}
+    folders: dict[Path, dict[int, Place]] = {}
+    for position in bound:
+        place = places[position] if places else None
+        if place is not None and fits(files[place.path].name):
+            folders.setdefault(files[place.path].parent, {})[position] = place
+    if not folders:
+        return None, {}
+    folder = max(folders, key=lambda folder: sum(place.length for place in folders[folder].values()))
+    return folder, {position: (files[place.path].name, place.offset) for position, place in folders[folder].items()}
 
 
 def to_value(constant: Tensor) -> object:
