@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from hatch_lower.cli.main import main
+try:
+    from hatch_lower.cli.main import main
+except ModuleNotFoundError as error:  # programs run without it
+    if error.name != "click":
+        raise
+    from hatch_lower.cli.incomplete import main  # type: ignore[assignment]
 
 __all__ = ["main"]

@@ -12,6 +12,7 @@ from hatch_lower.cli.debug import debug
 from hatch_lower.cli.diff import diff
 from hatch_lower.cli.explain import explain
 from hatch_lower.cli.fetch import fetch
+from hatch_lower.cli.incomplete import EXTRAS, incomplete_error
 from hatch_lower.cli.init import init
 from hatch_lower.cli.inspect import inspect
 from hatch_lower.cli.installed import list_models
@@ -29,6 +30,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except LowerError as error:
             show_error(error)
+            ctx.exit(1)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            show_error(incomplete_error(package))
             ctx.exit(1)
 
 

@@ -55,9 +55,13 @@ def find_unmet(required: Sequence[str], declared: Sequence[str]) -> tuple[Unmet,
 
 
 def extras_required(dependency: Requirement) -> Iterator[Requirement]:
-    if not dependency.extras or canonicalize_name(dependency.name) != OWN_NAME or dependency.marker is not None:
-        return
-    markers = {f'extra == "{canonicalize_name(extra)}"' for extra in dependency.extras}
+    if dependency.extras and canonicalize_name(dependency.name) == OWN_NAME and dependency.marker is None:
+        yield from own_requirements(dependency.extras)
+
+
+def own_requirements(extras: Iterable[str]) -> Iterator[Requirement]:
+    """Yield what extras of hatch-lower consist of, as far as its metadata are installed."""
+    markers = {f'extra == "{canonicalize_name(extra)}"' for extra in extras}
     try:
         listed = importlib.metadata.requires(OWN_NAME) or []
     except importlib.metadata.PackageNotFoundError:
@@ -67,6 +71,23 @@ def extras_required(dependency: Requirement) -> Iterator[Requirement]:
         if str(requirement.marker) in markers:
             requirement.marker = None
             yield requirement
+
+
+def names_torch(requirement: str) -> bool:
+    return canonicalize_name(Requirement(requirement).name) == "torch"
+
+
+def missing_to_build() -> tuple[str, ...]:
+    """Return what a build needs of the extra `build` and is not installed, in any version."""
+    return tuple(str(each) for each in own_requirements(["build"]) if not is_installed(each.name))
+
+
+def is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def distributions_required(requirements: Iterable[str]) -> frozenset[str]:

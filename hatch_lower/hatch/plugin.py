@@ -36,6 +36,14 @@ class LowerBuildHook(BuildHookInterface[Any]):
     _release: weakref.finalize[[Path, int | None], LowerBuildHook] | None = None
     _unfinished: weakref.finalize[[Path, str, Mapping[str, tuple[int, int]], str], LowerBuildHook] | None = None
 
+    def dependencies(self) -> list[str]:
+        """Return what building wheels needs: frontends that isolate builds install it with what the project names."""
+        if self.target_name == "sdist":
+            return []
+        from hatch_lower.config.requirements import own_requirements
+
+        return [str(requirement) for requirement in own_requirements(["build"])]
+
     def clean(self, versions: list[str]) -> None:
         """Remove what a killed build has left beside the wheels; nothing of ours is anywhere else in the project."""
         from hatch_lower.hatch.wheel import remove_temporaries
@@ -88,6 +96,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
     def _prepare(self, version: str, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import read_project
 
+        refuse_incomplete()
         project = read_project(self, build_data)
         editable = version == "editable"
         if editable and project.settings.editable == "skip":
@@ -217,6 +226,19 @@ class LowerBuildHook(BuildHookInterface[Any]):
             ignore_interrupts()
             self._discard()
             self.app.abort("hatch-lower: interrupted", code=INTERRUPTED)
+
+
+def refuse_incomplete() -> None:
+    from hatch_lower.config.requirements import missing_to_build
+
+    if missing := missing_to_build():
+        from hatch_lower.errors import ConfigError
+
+        raise ConfigError(
+            "hatch-lower is installed without packages that it builds with",
+            found="\n".join(f"`{requirement}` is not installed" for requirement in missing),
+            hint="install `hatch-lower[build]`; a build in an isolated environment does so by itself",
+        )
 
 
 def release(work: Path, descriptor: int | None) -> None:

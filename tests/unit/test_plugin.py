@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
+import importlib.metadata
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
+from packaging.requirements import Requirement
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.project_view import ProjectView
@@ -366,9 +368,46 @@ def test_hatchlings_own_keys_are_no_concern_of_ours(make_project: MakeProject, l
     )
     root = make_project(hook, more='[project.optional-dependencies]\nextra = ["scipy"]')
     builder = WheelBuilder(str(root), plugin_manager=manager())
-    assert sorted(builder.config.dependencies) == ["hatch-lower>=0.1", "numpy", "scipy", "torch==2.13.*"]
+    assert {"hatch-lower>=0.1", "numpy", "scipy", "torch==2.13.*"} <= set(builder.config.dependencies)
     build_wheel(root)
     assert len(lowering.calls) == 1
+
+
+def test_a_wheels_build_requires_the_extra_of_that_name(make_project: MakeProject) -> None:
+    listed = [Requirement(text) for text in importlib.metadata.requires("hatch-lower") or []]
+    extra = {each.name for each in listed if str(each.marker) == 'extra == "build"'}
+    assert {"click", "torch"} < extra
+    asked = [
+        Requirement(text) for text in WheelBuilder(str(make_project()), plugin_manager=manager()).config.dependencies
+    ]
+    assert {each.name for each in asked} == extra
+    assert not any(each.marker for each in asked)
+
+
+def test_a_source_distribution_requires_nothing_more(make_project: MakeProject) -> None:
+    root = make_project()
+    project = root / "pyproject.toml"
+    project.write_text(project.read_text().replace("targets.wheel.hooks", "hooks"))
+    assert SdistBuilder(str(root), plugin_manager=manager()).config.dependencies == []
+
+
+def test_a_build_without_its_packages_says_what_to_install(
+    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = ['never-published>=2; extra == "build"', 'hatchling>=1; extra == "build"', "packaging>=24"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: listed)
+    with pytest.raises(SystemExit):
+        build_wheel(make_project())
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(
+            "hatch-lower: hatch-lower is installed without packages that it builds with\n"
+            "  found: `never-published>=2` is not installed\n"
+            "  to do: install `hatch-lower[build]`; a build in an isolated environment does so by itself"
+        )
+    )
+    assert lowering.calls == []
 
 
 def test_only_the_hooks_leave_nothing_behind(

@@ -309,6 +309,8 @@ def test_damaged_blobs_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ProgramError, match="the weights of a delegate of the reference backend are damaged"):
         load(join_blob(plan, b""), tmp_path)
+    with pytest.raises(ProgramError, match=r"7 bytes of a tensor \[2\], where 2 elements are expected"):
+        load(join_blob(plan, weights[:-1]), tmp_path)
 
 
 def test_null_takes_everything_and_computes_nothing(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import ProgramError
+from hatch_lower.format.codec import decode, parse_json
+from hatch_lower.format.constants import Storage, TensorEntry
 from hatch_lower.format.plan import read_plan
+from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 if TYPE_CHECKING:
@@ -45,19 +48,29 @@ class ReferenceDelegate(Delegate):
 
 
 def read_spans(plan: Plan, weights: bytes, where: str) -> list[Tensor]:
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
-        tensors = load(weights)
-        spans = [tensors[storage.key].view(getattr(torch, storage.dtype)) for storage in plan.storages]
-    except (KeyError, RuntimeError, SafetensorError) as error:
+        begin = LENGTH_BYTES + int.from_bytes(weights[:LENGTH_BYTES], "little")
+        header: Any = parse_json(weights[LENGTH_BYTES:begin], where)
+        entries = [decode(TensorEntry, header[storage.key], where) for storage in plan.storages]
+        return [
+            read_span(storage, entry, weights[begin:]) for storage, entry in zip(plan.storages, entries, strict=True)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
         raise damaged(WEIGHTS, where, f"{type(error).__name__}: {error}") from error
-    lengths = [span.numel() for span in spans]
-    if lengths != [storage.length for storage in plan.storages]:
-        raise damaged(WEIGHTS, where, f"tensors of {lengths} elements")
-    return spans
+    except ProgramError as error:
+        raise damaged(WEIGHTS, where, error.found) from error
+
+
+def read_span(storage: Storage, entry: TensorEntry, data: bytes) -> Tensor:
+    import torch
+
+    first, last = entry.data_offsets
+    content = bytearray(data[first:last])  # a copy, which the plan may change
+    if entry.shape != (storage.length,) or len(content) != storage.length * DTYPES[storage.dtype].size:
+        msg = f"{len(content)} bytes of a tensor {list(entry.shape)}, where {storage.length} elements are expected"
+        raise ValueError(msg)
+    dtype: torch.dtype = getattr(torch, storage.dtype)
+    return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
 
 def join_blob(plan: bytes, weights: bytes) -> bytes:

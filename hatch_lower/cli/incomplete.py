@@ -1,0 +1,25 @@
+"""The command line where packages are missing that it, and building, needs: what runs programs does not bring them."""
+
+from __future__ import annotations
+
+import sys
+
+from hatch_lower.errors import ConfigError
+
+# packages to import, to the extra of hatch-lower that brings them
+EXTRAS = {
+    "click": "cli",
+    **dict.fromkeys(("cyclonedx", "elftools", "filelock", "numpy", "platformdirs", "safetensors", "torch"), "build"),
+}
+
+
+def main() -> None:
+    """Say what to install: the command itself cannot be had."""
+    sys.exit(f"error: {incomplete_error('click')}")
+
+
+def incomplete_error(package: str) -> ConfigError:
+    return ConfigError(
+        f"this command needs the package `{package}`, which is not installed",
+        hint=f'install it: pip install "hatch-lower[{EXTRAS[package]}]"',
+    )
