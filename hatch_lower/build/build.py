@@ -18,6 +18,7 @@ from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
 from hatch_lower.build.sources import urls_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.config.requirements import names_torch
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest, payload_folder
 
@@ -30,7 +31,11 @@ def build(context: BuildContext) -> BuildResult:
     settings, store = context.settings, context.store
     assets = find_assets(settings)
     known = look_up(context)
-    results = {name: lookup.result for name, lookup in known.items() if lookup.result is not None}
+    results = {
+        name: lookup.result
+        for name, lookup in known.items()
+        if lookup.result is not None and keeps_promises(settings, lookup.result)
+    }
     missing = [model for model in settings.models if model.name not in results]
     sources: Mapping[str, LocalSource] = {}
     if urls := urls_of(missing):
@@ -52,6 +57,12 @@ def build(context: BuildContext) -> BuildResult:
         answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
     return result_of(settings, results, assets, context.work)
+
+
+def keeps_promises(settings: Settings, result: ModelResult) -> bool:
+    # if not, its child process says which operation needs torch
+    recipes = [recipe for name, recipe in result.entry["recipes"].items() if name in settings.torch_free]
+    return not any(names_torch(text) for recipe in recipes for text in recipe["requirements"])
 
 
 def look_up(context: BuildContext) -> dict[str, LookupResult]:

@@ -75,6 +75,7 @@ class Settings(Frozen):
     strict: bool = False  # whether an export may read only what `inputs` declares
     cache: CacheSettings = field(default_factory=CacheSettings)
     bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
+    torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
 
 
 def read_settings(
@@ -136,6 +137,7 @@ def read_settings(
         strict=given.strict,
         cache=given.cache,
         bench=given.bench,
+        torch_free=tuple(resolve_torch_free(given, recipes)),
     )
 
 
@@ -169,6 +171,13 @@ def resolve_recipes(given: HookTable, path: str, problems: list[str]) -> dict[st
             given.imports if recipe.imports is None else recipe.imports,
         )
     return recipes
+
+
+def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    for name in recipes:
+        own = given.recipes[name].torch_free if name in given.recipes else None
+        if given.torch_free if own is None else own:
+            yield name
 
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:

@@ -65,6 +65,8 @@ class RecipeTable(Frozen):
     """Absolute tolerance of the comparison. Default: the `atol` at the top."""
     imports: tuple[str, ...] | None = field(default=None, metadata=MODULE)
     """Modules that `load` imports first. Default: the `imports` at the top."""
+    torch_free: bool | None = None
+    """Whether it must run without torch. Default: the `torch-free` at the top."""
 
 
 class Author(Frozen):
@@ -196,6 +198,10 @@ class HookTable(Frozen):
     whose bytes stand in one of them is mapped from there, whatever its name; what they lack stays in the wheel, and the
     build says how much and why. `"file"` alone: what the wheel does not hold is written into a file beside it, to be
     uploaded. No URL holds credentials: those come from the environment of whoever downloads."""
+    torch_free: bool = False
+    """Promise that programs run where torch is not installed, on NumPy's arrays: the build fails if an operation is
+    left that needs torch, and names it. Without this setting, too, a recipe requires no torch if its engine takes all
+    but views and sizes."""
     check: bool = True
     """Package example inputs and eager's outputs (at most 1 MiB for a model), so that an installed program can be
     checked."""

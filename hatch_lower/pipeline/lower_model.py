@@ -44,7 +44,7 @@ from hatch_lower.pipeline.fresh_process import FreshProcess
 from hatch_lower.pipeline.lower import lower_for_recipe
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
-from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_unmet
+from hatch_lower.pipeline.recipes import partitioner_of, recipe_entry, refuse_torch, refuse_unmet
 from hatch_lower.pipeline.reuse import reused_or_lowered
 from hatch_lower.pipeline.verify import verify_recipes
 
@@ -170,6 +170,8 @@ def lower_recipe(build: ModelBuild, recipe: Recipe) -> LoweredRecipe:
     lowered, seconds = lower_for_recipe(build, recipe)
     with stage(build.reporter, "emit", build.source.name, recipe.name):
         emitted = emit_recipe(build, lowered.methods)
+        if recipe.name in build.settings.torch_free:
+            refuse_torch(build.place(recipe), emitted.plan, emitted.debug, recipe.imports, emitted.requirements())
         files = build.packager.write_program(recipe.name, emitted)
     for line in dict.fromkeys(traces_of(emitted, machine_words(build.settings.root))):
         build.warn(f"{line}: the wheel depends on where it was built")

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from packaging.requirements import Requirement
 
-from hatch_lower.config.requirements import requirements_to_add
+from hatch_lower.config.requirements import names_torch, requirements_to_add
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError
+from hatch_lower.errors import BackendError, ProgramError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
+from hatch_lower.format.debug_map import NO_DEBUG, DebugMap
 from hatch_lower.format.manifest import RecipeEntry
+from hatch_lower.format.plan import Plan
 from hatch_lower.pipeline.exceptions import trim
 from hatch_lower.pipeline.model_build import LoweredRecipe
 from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.requirements import requirement_reason, version_here
+from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.runtime.torch_reasons import TORCH, TorchReason, array_requirements, torch_reasons
 
 PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this one writes
+
+SHOWN = 20  # reasons that an error names
 
 
 def partitioner_of(choice: BackendChoice, recipe: Recipe) -> Partitioner:
@@ -62,10 +68,13 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
         return
     required = {PLAN_READER: None}
     for recipe in recipes:
+        names = [choice.name for choice in recipe.backends]
+        if recipe.imports or (names and not numpy_delegates(names)):
+            required[TORCH] = None
         for choice in recipe.backends:
             with backend_guard(choice.name, f"recipe `{recipe.name}`"):
                 required.update(dict.fromkeys(find_backend(choice.name).requirements(choice.options)))
-    requirements_to_add(settings.runtime_requirements, sorted(required), settings.dependencies)
+    requirements_to_add(settings.runtime_requirements, with_one_torch(required), settings.dependencies)
 
 
 def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
@@ -75,11 +84,70 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
         debug=lowered.files.debug,
         delegates=lowered.files.delegates,
         backends=plan.backends,
-        requirements=tuple(sorted({PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project)})),
+        requirements=recipe_requirements(lowered, project),
         target=plan.target,
         methods=lowered.methods,
         imports=lowered.recipe.imports,
     )
+
+
+def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]:
+    plan = lowered.emitted.plan
+    on_numpy = numpy_delegates(plan.backends)
+    reasons = torch_reasons(plan, on_numpy, lowered.recipe.imports)
+    arrays = array_requirements(plan, on_numpy, needs_torch=bool(reasons))
+    return with_one_torch([PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project), *arrays])
+
+
+def with_one_torch(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return requirements in order; without that of any torch where a backend says which."""
+    found = set(requirements)
+    named = any(map(names_torch, found - {TORCH}))
+    return tuple(sorted(found - {TORCH} if named else found))
+
+
+def refuse_torch(place: str, plan: Plan, debug: DebugMap, imports: Sequence[str], requirements: Iterable[str]) -> None:
+    """Refuse a program that would need torch, for a recipe that promises to do without.
+
+    `requirements` are at least those of its backends.
+    """
+    reasons = torch_reasons(plan, numpy_delegates(plan.backends), imports)
+    lines = list(dict.fromkeys(reason_line(reason, debug) for reason in reasons))
+    lines = lines or [f"a backend requires `{text}`" for text in requirements if names_torch(text)]
+    if lines:
+        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        raise BackendError(
+            "the recipe is `torch-free`, and its program would need torch",
+            where=place,
+            found="\n".join([*lines[:SHOWN], *more]),
+            hint="write the model without these operations, or so that a backend takes them; or let `torch-free` of the"
+            " recipe be false",
+        )
+
+
+def reason_line(reason: TorchReason, debug: DebugMap) -> str:
+    """Return what needs torch, where the model's code calls it, and why no backend took it."""
+    method = debug.methods.get(reason.method, NO_DEBUG)
+    handles = method.instructions.get(reason.path, ()) if reason.path else ()
+    sources = dict.fromkeys(method.handles[handle].source for handle in handles if method.handles[handle].source)
+    left = dict.fromkeys(node.reason for node in method.undelegated if node.handle in handles)
+    words = [reason.what]
+    words += [f"in method `{reason.method}`"] if reason.method else []
+    words += [f"at {', '.join(sources)}"] if sources else []
+    return ": ".join([" ".join(words), *left])
+
+
+def numpy_delegates(backends: Iterable[str]) -> frozenset[str]:
+    """Return the backends whose run halves, as installed here, take NumPy's arrays."""
+    kinds = DelegateKinds()
+
+    def takes_numpy(backend: str) -> bool:
+        try:
+            return getattr(kinds.load(backend), "arrays", "torch") == "numpy"
+        except ProgramError:  # it is not here, and may be where the program runs
+            return False
+
+    return frozenset(filter(takes_numpy, backends))
 
 
 def owners_of(recipe: Recipe, project: str) -> set[str]:

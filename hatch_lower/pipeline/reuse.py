@@ -19,11 +19,13 @@ from hatch_lower.events import stage
 from hatch_lower.exir.backend.backend_api import merged_keys
 from hatch_lower.format.codec import encode
 from hatch_lower.format.debug_map import DebugMap, read_debug, write_debug
+from hatch_lower.format.plan import read_plan
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.emit.anchors import Anchors, anchors_of, re_anchor
 from hatch_lower.pipeline.export_key import Export, UsedBackend, describe_export
 from hatch_lower.pipeline.model_build import LoweredRecipe, ModelBuild
 from hatch_lower.pipeline.package import Packager
+from hatch_lower.pipeline.recipes import refuse_torch
 
 Lowered = tuple[ModelReport, Sequence[LoweredRecipe]]
 Lower = Callable[[ModelBuild], Lowered]
@@ -45,11 +47,13 @@ def reused_or_lowered(build: ModelBuild, lower: Lower, verify: Verify) -> ModelR
         build.warn(f"only partitions are looked up in the cache: {error}")
         return lowered_and_verified(build, lower, verify)[0]
     if report is not None:
+        refuse_broken_promises(build, report)
         return report
     refuse_frozen(store, model, "no result of what it exports now, with these settings")
     with store.locked([export.key.digest()], "export"):
         report = find_report(store, export, build.packager)  # another build may just have made it
         if report is not None:
+            refuse_broken_promises(build, report)
             return report
         report, recipes = lowered_and_verified(build, lower, verify)
         report = replace(report, methods=export.methods, key=encode(export.key.components()))
@@ -113,6 +117,17 @@ def find_report(store: Store, export: Export, packager: Packager) -> ModelReport
         methods=export.methods,
         key=encode(export.key.components()),
     )
+
+
+def refuse_broken_promises(build: ModelBuild, report: ModelReport) -> None:
+    # `torch-free` is in no key, for it changes no result
+    files = {file.path: file.source for file in report.files}
+    for recipe in build.recipes:
+        if recipe.name in build.settings.torch_free:
+            entry = report.manifest.recipes[recipe.name]
+            plan = read_plan(files[entry.plan.path].read_bytes(), entry.plan.path)
+            debug = read_debug(files[entry.debug.path].read_bytes(), entry.debug.path)
+            refuse_torch(build.place(recipe), plan, debug, entry.imports, entry.requirements)
 
 
 def is_current(used: Iterable[Mapping[str, Any]]) -> bool:
