@@ -74,6 +74,6 @@ def summary_lines(files: Sequence[Report], to: Path | None) -> Iterator[str]:
     yield from table_lines(rows, right=[1])
     new = [file["size"] for file in files if file["fetched"]]
     yield ""
-    yield f"{count(len(files), 'file')}, {count(len(new), 'file')} fetched ({size_text(sum(new))})"
+    yield f"{count(len(files), 'file')}, {len(new)} fetched ({size_text(sum(new))})"
     if to is not None:
         yield f"where the models run, set HATCH_LOWER_WEIGHTS to {to.absolute()}"

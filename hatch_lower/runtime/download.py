@@ -162,7 +162,7 @@ def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, l
         error.stamp = stream.stamp
         raise
     finally:
-        stream.pieces.close()
+        stream.close()
     return stream.stamp
 
 
@@ -190,10 +190,13 @@ def held_part(target: Path) -> Iterator[Part]:
     while True:
         with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
             if not lock(file):
+                is_left = os.fstat(file.fileno()).st_size > 0
                 break
             if is_same(file, path):  # else who held it has finished or removed it
                 yield Part(path, file)
                 return
+    if not is_left:
+        path.unlink(missing_ok=True)
     with private_part(target) as part:
         yield part
 

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
@@ -114,12 +115,9 @@ def load_model(
     entry = models[model]
     folder.locate_all(entry)
     if verify:
-        for fault in folder.faults(model):
+        for fault in chain(folder.faults(model), outside_faults(folder, model, fetch=fetch)):
             raise fault
     constants = open_constants(folder, model, fetch=fetch)
-    if verify and isinstance(constants, OutsideWeights):
-        for fault in constants.faults():
-            raise fault
     with collection_paused():
         return load_recipe(folder, model, constants, kinds, recipe)
 
@@ -213,6 +211,13 @@ def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -
         f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
         find,
     )
+
+
+def outside_faults(folder: PackagedFolder, model: str, *, fetch: bool = False) -> Iterator[ProgramError]:
+    """Yield what is wrong with the files of a model's weights outside the wheel."""
+    constants = open_constants(folder, model, fetch=fetch)
+    if isinstance(constants, OutsideWeights):
+        yield from constants.faults()
 
 
 def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:

@@ -5,14 +5,16 @@ Each gives a file from some byte on, in pieces. None is believed: who stores the
 
 from __future__ import annotations
 
+import base64
 import http.client
 import netrc
+import os
 import re
 import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
@@ -25,7 +27,12 @@ PIECE = 1 << 20
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
-Result = TypeVar("Result")
+
+class Closeable(Protocol):
+    def close(self) -> object: ...
+
+
+Closing = TypeVar("Closing", bound=Closeable)
 
 
 class RefusedError(Exception):
@@ -54,7 +61,8 @@ class Stream(NamedTuple):
     begin: int  # the byte that the first piece begins with; 0 where the origin gives whole files only
     size: int | None  # of the whole file, if the origin says it
     stamp: str  # equal for equal contents; empty if the origin has none
-    pieces: Generator[bytes]
+    pieces: Iterator[bytes]
+    close: Callable[[], object]
 
 
 class Origin(Protocol):
@@ -94,7 +102,7 @@ class LocalOrigin:
             file.seek(begin)
         except OSError as error:
             raise RefusedError(f"it cannot be read: {error.strerror or error}") from error
-        return Stream(begin, size, "", pieces_of(file))
+        return Stream(begin, size, "", pieces_of(file), file.close)
 
 
 class HttpOrigin:
@@ -107,13 +115,22 @@ class HttpOrigin:
 
     def open(self, begin: int, stamp: str) -> Stream:
         try:
-            return self._answer(self._request(begin, stamp), begin, stamp)
+            response = self._request(begin, stamp)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and begin:
                 return self.open(0, "")  # the file has become shorter
             text = f"the answer was {error.code} {error.reason}".strip()
             raise (BrokenError if error.code in BUSY else RefusedError)(text) from error
+        try:
+            stream = self._answer(response, begin, stamp)
+        except RefusedError:
+            response.close()
+            raise
+        if stream is not None:
+            return stream
+        response.close()
+        return self.open(0, "")
 
     def _request(self, begin: int, stamp: str) -> Any:
         # the contents as they are, so that bytes of a range are bytes of the file
@@ -142,7 +159,8 @@ class HttpOrigin:
         except ValueError as error:  # a URL that no request can be made of
             raise RefusedError(str(error)) from error
 
-    def _answer(self, response: Any, begin: int, stamp: str) -> Stream:
+    def _answer(self, response: Any, begin: int, stamp: str) -> Stream | None:
+        """Return what an answer gives; `None` if that does not continue what came before."""
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             raise RefusedError(f"the answer is encoded: {encoding}")
@@ -152,27 +170,26 @@ class HttpOrigin:
         length = response.headers.get("Content-Length", "")
         whole = int(length) if length.isdecimal() else None
         if response.status == 200:
-            return Stream(0, whole, found, self._pieces(response, whole))
+            return Stream(0, whole, found, self._pieces(response, whole), response.close)
         place = RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if response.status != 206 or place is None or int(place[1]) != begin:
             raise RefusedError(f"the answer {response.status} has other bytes than were asked for")
         if stamp and found and stamp != found:
-            response.close()
-            return self.open(0, "")  # it has changed, and the server ignores `If-Range`
+            return None  # the server ignores `If-Range`
         size = None if place[2] == "*" else int(place[2])
-        return Stream(begin, size, found, self._pieces(response, None if size is None else size - begin))
+        left = None if size is None else size - begin
+        return Stream(begin, size, found, self._pieces(response, left), response.close)
 
-    def _pieces(self, response: Any, length: int | None) -> Generator[bytes]:
+    def _pieces(self, response: Any, length: int | None) -> Iterator[bytes]:
         left = length
-        with response:
-            try:
-                while piece := response.read1(PIECE):
-                    yield piece
-                    left = None if left is None else left - len(piece)
-            except TimeoutError as error:
-                raise BrokenError("no byte came for too long") from error
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
+        try:
+            while piece := response.read1(PIECE):
+                yield piece
+                left = None if left is None else left - len(piece)
+        except TimeoutError as error:
+            raise BrokenError("no byte came for too long") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise BrokenError(f"the connection broke: {type(error).__name__}: {error}") from error
         if left:
             raise BrokenError(f"the connection ended {left} bytes too early")
 
@@ -201,28 +218,29 @@ def make_opener() -> urllib.request.OpenerDirector:
 
 
 def netrc_headers(url: str) -> Mapping[str, str]:
-    import base64
-
     host = urlsplit(url).hostname
     with suppress(OSError, netrc.NetrcParseError):
-        found = netrc.netrc().authenticators(host) if host and url.startswith("https:") else None
+        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host) if host and url.startswith("https:") else None
         if found:
             text = base64.b64encode(f"{found[0]}:{found[2]}".encode()).decode()
             return {"Authorization": f"Basic {text}"}
     return {}
 
 
-def within_seconds(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return what a call returns, or raise `TimeoutError`; the call goes on in a thread that nobody waits for."""
+def within_seconds(seconds: float, call: Callable[[], Closing]) -> Closing:
+    """Return what a call returns, or raise `TimeoutError`; then it goes on in a thread that nobody waits for."""
     # a timeout of a socket begins anew with each byte, of a header too
-    results: list[Result] = []
+    results: list[Closing] = []
     errors: list[BaseException] = []
+    abandoned = threading.Event()
 
     def run() -> None:
         try:
             results.append(call())
         except BaseException as error:
             errors.append(error)
+        if abandoned.is_set() and results:
+            results[0].close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -230,6 +248,7 @@ def within_seconds(seconds: float, call: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     if not results:
+        abandoned.set()
         raise TimeoutError
     return results[0]
 
@@ -253,7 +272,7 @@ class FilesOrigin:
             details = getattr(file, "details", None) or {}
             found = str(details.get("ETag") or details.get("etag") or "")
             file.seek(begin if not stamp or stamp == found else 0)
-            return Stream(file.tell(), file.size, found, fsspec_pieces(file))
+            return Stream(file.tell(), file.size, found, fsspec_pieces(file), file.close)
         except ImportError as error:
             raise RefusedError(f"{error}; {self._extra()}") from error
         except FileNotFoundError as error:
@@ -269,19 +288,17 @@ class FilesOrigin:
         return 'pip install "hatch-lower[s3]"' if self._url.startswith("s3") else "install what fsspec needs for it"
 
 
-def fsspec_pieces(file: Any) -> Generator[bytes]:
-    with file:
-        try:
-            while piece := file.read(PIECE):
-                yield piece
-        except Exception as error:
-            raise BrokenError(f"{type(error).__name__}: {error}") from error
+def fsspec_pieces(file: Any) -> Iterator[bytes]:
+    try:
+        while piece := file.read(PIECE):
+            yield piece
+    except Exception as error:
+        raise BrokenError(f"{type(error).__name__}: {error}") from error
 
 
-def pieces_of(file: IO[bytes]) -> Generator[bytes]:
-    with file:
-        try:
-            while piece := file.read(PIECE):
-                yield piece
-        except OSError as error:
-            raise RefusedError(f"it cannot be read: {error.strerror or error}") from error
+def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        while piece := file.read(PIECE):
+            yield piece
+    except OSError as error:
+        raise RefusedError(f"it cannot be read: {error.strerror or error}") from error

@@ -86,7 +86,7 @@ def ask(url: str, folder: Path, limits: Limits) -> Published:
     origin = origin_of(url, limits)
     if known is not None and path is not None and known.stamp:
         stream = origin.open(0, "")
-        stream.pieces.close()
+        stream.close()
         if (stream.stamp, stream.size) == (known.stamp, known.size):
             return Published(url, path, known.size, known.sha256)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ from support.lowered import file_entry, lowered_model, safetensors_bytes, write_
 from support.plans import c, constant, method, op, plan_value, tensor_input, v
 
 COMMIT = "0123456789" * 4
-FAULTS = ("404", "500", "closed", "drip", "drip-headers", "garbage", "gzip", "longer", "other", "shorter", "silent")
 
 
 def source_of(url: str, data: bytes) -> Source:
@@ -97,6 +96,10 @@ class Handler(BaseHTTPRequestHandler):
         fault = state.next_fault() if self.command == "GET" else ""
         if data is None or fault in ("404", "500"):
             self.send_error(500 if fault == "500" else 404)
+        elif fault.startswith("redirect"):
+            self.send_response(302)
+            self.send_header("Location", fault.removeprefix("redirect "))
+            self.end_headers()
         elif fault in ("closed", "silent", "drip-headers", "garbage"):
             self.break_off(fault)
         else:
