@@ -10,6 +10,7 @@ from dataclasses import asdict
 import click
 
 from hatch_lower.build.contents import Contents, LoweredModel, LoweredRecipe, find_contents, sbom_text
+from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report, show_text
 from hatch_lower.errors import size_text
@@ -39,7 +40,8 @@ def inspect(name: str, is_path: bool, as_json: bool, sbom: bool) -> None:
     if sbom:
         show_text(sbom_text(target))
         return
-    show_report([contents_report(content) for content in find_contents(target)], as_json, report_lines)
+    sizes: Sizes = {}
+    show_report([contents_report(content, sizes) for content in find_contents(target)], as_json, report_lines)
 
 
 def report_lines(reports: Sequence[Report]) -> Iterator[str]:
@@ -49,18 +51,18 @@ def report_lines(reports: Sequence[Report]) -> Iterator[str]:
         yield from contents_lines(report)
 
 
-def contents_report(contents: Contents) -> Report:
+def contents_report(contents: Contents, sizes: Sizes) -> Report:
     manifest = contents.manifest
     return {
         "place": contents.place,
         "distribution": manifest.distribution,
         "version": manifest.version,
         "tools": {"hatch-lower": manifest.hatch_lower, "torch": manifest.torch, **manifest.tools},
-        "models": {name: model_report(contents.model(name)) for name in contents.models},
+        "models": {name: model_report(contents.model(name), sizes) for name in contents.models},
     }
 
 
-def model_report(model: LoweredModel) -> Report:
+def model_report(model: LoweredModel, sizes: Sizes) -> Report:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     keys = {storage.key for plan in plans for storage in plan.storages}
     return {
@@ -68,7 +70,7 @@ def model_report(model: LoweredModel) -> Report:
         "constants": entry.constants and {"size": entry.constants.size, "tensors": len(keys)},
         "check": entry.check and {"size": entry.check.size},
         "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
-        "recipes": {name: recipe_report(recipe) for name, recipe in model.recipes.items()},
+        "recipes": {name: recipe_report(recipe, sizes) for name, recipe in model.recipes.items()},
     }
 
 
@@ -81,11 +83,14 @@ def method_report(name: str, method: MethodPlan) -> Report:
     }
 
 
-def recipe_report(recipe: LoweredRecipe) -> Report:
+def recipe_report(recipe: LoweredRecipe, installed: Sizes) -> Report:
     sizes = {delegate.path: delegate.size for delegate in recipe.entry.delegates}
+    installation = installed_sizes(recipe.entry.requirements, installed)
     return {
         **recipe.facts(),
         "requirements": list(recipe.entry.requirements),
+        "torch": "torch" in installation,
+        "installation": installation,
         "methods": {
             name: {
                 **asdict(entry),
@@ -159,6 +164,11 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         rows.append((recipe, ", ".join(report["backends"]) or "none", machine, size_text(report["size"]), requires))
     yield from table_lines(rows, indent=2, right=[3])
     yield ""
+    rows = [("recipe", "needs torch", "installation")]
+    for recipe, report in model["recipes"].items():
+        rows.append((recipe, "yes" if report["torch"] else "no", installation_text(report["installation"])))
+    yield from table_lines(rows, indent=2)
+    yield ""
     rows = [("recipe", "method", "nodes", "delegated", "delegates")]
     for recipe, report in model["recipes"].items():
         for method, entry in report["methods"].items():
@@ -170,6 +180,17 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
         yield ""
         rows.insert(0, ("recipe", "method", "not delegated", "op", "first at", "why"))
         yield from table_lines(rows, indent=2, right=[2])
+
+
+def installation_text(sizes: Mapping[str, int | None]) -> str:
+    """Return what requirements weigh where they are installed: `312 MiB (onnxruntime 180 MiB, 4 more 132 MiB)`."""
+    if absent := [name for name, size in sizes.items() if size is None]:
+        return f"unknown: {', '.join(absent)} not installed here"
+    known = [(name, size or 0) for name, size in sizes.items()]
+    parts = [f"{name} {size_text(size)}" for name, size in known[:SHOWN]]
+    if rest := known[SHOWN:]:
+        parts.append(f"{len(rest)} more {size_text(sum(size for _, size in rest))}")
+    return f"{size_text(sum(size for _, size in known))} ({', '.join(parts)})"
 
 
 def delegates_text(delegates: Sequence[Report]) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import zipfile
@@ -12,9 +13,10 @@ from click.testing import CliRunner, Result
 from support.installed import update_entries
 
 from hatch_lower import __version__
+from hatch_lower.build.installation import installed_sizes
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
-from hatch_lower.cli.inspect import delegate_text, delegates_text, undelegated_rows
+from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import reference_markdown, schema_text
 from hatch_lower.errors import size_text
@@ -160,7 +162,13 @@ def test_the_list_of_commands_says_what_each_does_in_whole_sentences() -> None:
         assert [text for text in told if not text or text.endswith("...")] == []
 
 
-def test_inspect_shows_what_a_wheel_holds(wheel: str) -> None:
+def test_inspect_shows_what_a_wheel_holds(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hatch-lower": 500, "torch": 600 << 20, "numpy": 50 << 20}
+    monkeypatch.setattr("hatch_lower.build.installation.installed_size", lambda name: sizes.get(name, 1 << 20))
+    monkeypatch.setattr(
+        "hatch_lower.config.requirements.importlib.metadata.requires",
+        lambda name: ["numpy", "sympy", "jinja2"] if name == "torch" else [],
+    )
     result = run("inspect", wheel)
     assert result.exit_code == 0, result.output
     assert result.output == EXPECTED
@@ -181,6 +189,10 @@ model digits
   recipe    backends  runs on                      size  requires
   default   aoti      Linux x86_64, x86-64-v3  1.52 KiB  hatch-lower>=0.1, torch==2.13.*
   portable  none      any machine                 892 B  hatch-lower>=0.1
+
+  recipe    needs torch  installation
+  default   yes          652 MiB (torch 600 MiB, numpy 50.0 MiB, jinja2 1.00 MiB, 2 more 1.00 MiB)
+  portable  no           500 B (hatch-lower 500 B)
 
   recipe    method   nodes  delegated  delegates
   default   forward      3          2  aoti 11 B (01234567)
@@ -207,6 +219,9 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
     recipe = model["recipes"]["default"]
     assert recipe["target"] == {"system": "Linux", "machine": "x86_64", "isa": "x86-64-v3"}
     assert recipe["requirements"] == ["hatch-lower>=0.1", "torch==2.13.*"]
+    assert (recipe["torch"], model["recipes"]["portable"]["torch"]) == (True, False)
+    assert recipe["installation"].keys() > {"hatch-lower", "packaging", "torch", "sympy"}
+    assert recipe["installation"]["torch"] == max(recipe["installation"].values()) > 100_000_000
     assert recipe["methods"]["forward"] == {
         "nodes": 3,
         "delegated": 2,
@@ -222,6 +237,18 @@ def test_inspect_as_json_has_every_number(wheel: str) -> None:
             }
         ],
     }
+
+
+def test_an_installation_that_is_not_here_has_no_size() -> None:
+    sizes = installed_sizes(["hatch-lower>=0.1", "never-published>=2"], {})
+    assert sizes["never-published"] is None
+    assert sizes["packaging"] == sum(path.stat().st_size for path in installed_files("packaging"))
+    assert installation_text(sizes) == "unknown: never-published not installed here"
+
+
+def installed_files(name: str) -> list[Path]:
+    paths = [Path(str(file.locate())) for file in importlib.metadata.files(name) or ()]
+    return [path for path in paths if path.suffix != ".pyc"]
 
 
 def test_a_delegate_with_named_data() -> None:
