@@ -27,6 +27,7 @@ from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.torch_private.process import valgrind_switches
 
 # In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
 WARM_CALLS = 32
@@ -90,13 +91,11 @@ class Callgrind:
     # All threads are counted, for an engine may compute in one of its own.
 
     def __init__(self, vgdb: str) -> None:
-        import torch
-
-        if not torch._C._valgrind_supported_platform():
+        switches = valgrind_switches()
+        if switches is None:
             msg = "this build of torch cannot talk to valgrind"
             raise RuntimeError(msg)
-        self._toggle: Callable[[], None] = torch._C._valgrind_toggle
-        self._toggle_and_dump: Callable[[], None] = torch._C._valgrind_toggle_and_dump_stats
+        self._toggle, self._toggle_and_dump = switches
         options = [f"--vgdb-prefix={VGDB}", f"--pid={os.getpid()}", "--max-invoke-ms=0"]
         self._command = [vgdb, *options, "instrumentation", "on"]
         self._dumps = 0

@@ -1,6 +1,6 @@
 """The call of a lowered module in a graph; torch has the operator itself."""
 
-from torch._higher_order_ops.executorch_call_delegate import (
+from hatch_lower.torch_private.programs import (
     executorch_call_delegate,
     get_lowered_module_name,
     is_lowered_module,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import all_nodes, attribute_of
+from hatch_lower.torch_private.operators import HigherOrderOperator
 
 Kind = TypeVar("Kind", bound=torch.nn.Module)
 

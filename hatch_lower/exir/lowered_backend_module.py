@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import torch
-from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -21,6 +20,7 @@ from hatch_lower.exir.lowering.submodules import (
     create_exported_program_from_submodule as create_exported_program_from_submodule,
 )
 from hatch_lower.exir.lowering.submodules import create_submodule_from_nodes as create_submodule_from_nodes
+from hatch_lower.torch_private.programs import executorch_call_delegate
 
 
 # torch recognises it by its class name: it must be neither renamed nor derived from

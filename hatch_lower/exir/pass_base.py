@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._export.pass_base import Argument as Argument
-from torch._export.pass_base import ExportPassBaseError as ExportPassBaseError
-from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse
-from torch._export.pass_infra.node_metadata import NodeMetadata as NodeMetadata
-from torch._export.pass_infra.proxy_value import ProxyValue as ProxyValue
-from torch._export.verifier import Verifier
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.node import Target
@@ -28,12 +21,19 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import copy_program, output_values, rebuild_program
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.convert import fill_debug_handles
+from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.passes import Argument as Argument
+from hatch_lower.torch_private.passes import ExportPassBaseError as ExportPassBaseError
+from hatch_lower.torch_private.passes import InterpretingPass
+from hatch_lower.torch_private.passes import NodeMetadata as NodeMetadata
+from hatch_lower.torch_private.passes import ProxyValue as ProxyValue
+from hatch_lower.torch_private.programs import SpecViolationError, Verifier
 
 # a `PassResult`, the module, or, of a pass that changes it in place, nothing
 PassType = Callable[[GraphModule], object]
 
 
-class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
+class ExportPass(InterpretingPass):
     """A pass that runs a graph operation by operation and writes down a new one; override what should become of a call.
 
     `call_operator(op, args, kwargs, meta)` and its like are given each call with `ProxyValue`s as arguments; what
@@ -41,7 +41,7 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
     """
 
     # torch has the pass; the calls that only edge programs have are added here
-    class ExportTracer(_ExportPassBaseDeprecatedDoNotUse.ExportTracer):
+    class ExportTracer(InterpretingPass.ExportTracer):
         def create_arg(self, a: Argument) -> Any:
             if is_lowered_module(a):  # torch would number it among the graphs of control flow
                 if a not in self.submodules:
@@ -49,7 +49,7 @@ class ExportPass(_ExportPassBaseDeprecatedDoNotUse):
                 return self.create_node("get_attr", self.submodules[a], (), {})
             return super().create_arg(a)
 
-    class ExportInterpreter(_ExportPassBaseDeprecatedDoNotUse.ExportInterpreter):
+    class ExportInterpreter(InterpretingPass.ExportInterpreter):
         callback: ExportPass
 
         def call_function(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Any:
@@ -138,7 +138,7 @@ def map_args(
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """Return the arguments of a call, each replaced by `fn(value, argument of the schema)`."""
     placed, named = list(args), dict(kwargs)
-    for index, argument in enumerate(op._schema.arguments):
+    for index, argument in enumerate(schema_of(op).arguments):
         if argument.name in named:
             named[argument.name] = fn(named[argument.name], argument)
         elif not argument.kwarg_only and index < len(placed):
@@ -199,7 +199,7 @@ def transform_graph(
             signature=_get_updated_graph_signature(program.graph_signature, module),
             verifier=verifier,
         )
-    except torch._export.verifier.SpecViolationError as error:
+    except SpecViolationError as error:
         raise EdgeError(
             "the passes made something that is no edge program",
             where=", ".join(f"`{name}`" for name in names),

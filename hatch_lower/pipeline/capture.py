@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
-from torch.fx.proxy import _register_stack_trace_anchor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hatch_lower.errors import CaptureError, nearest
 from hatch_lower.events import Reporter, stage
@@ -31,6 +27,8 @@ from hatch_lower.pipeline.tensor_checks import (
     tensor_versions,
     tensors_of,
 )
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.programs import holds_tensors, is_users_fault, remember_lines
 
 NOISE = re.compile(
     r"(For more information, run with TORCH_LOGS=\S+|For more information about this error, see: \S+"
@@ -152,17 +150,16 @@ def separate(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
         seen.add(id(tensor))
         return tensor
 
-    return pytree.tree_map_only(torch.Tensor, once, args), pytree.tree_map_only(torch.Tensor, once, kwargs)
+    return trees.tree_map_only(torch.Tensor, once, args), trees.tree_map_only(torch.Tensor, once, kwargs)
 
 
 def keep_source_lines(module: torch.nn.Module, call: Callable[..., object]) -> None:
-    # torch by itself records the lines of `forward` only
     functions = [getattr(call, "__func__", call)]
     for kind in {type(child): None for child in module.modules()}:
         if not kind.__module__.startswith("torch."):
             functions += [value for value in vars(kind).values() if inspect.isfunction(value)]
     for function in functions:
-        _register_stack_trace_anchor(function)
+        remember_lines(function)
 
 
 def method_of(model: str, name: str, module: torch.nn.Module, attribute: str) -> Callable[..., object]:
@@ -227,7 +224,7 @@ def name_module_paths(program: ExportedProgram) -> None:
 
 def with_plain_tensors(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose weights are plain tensors, not of classes that hold some, as torchao's quantised ones."""
-    if not any(map(is_traceable_wrapper_subclass, (*program.state_dict.values(), *program.constants.values()))):
+    if not any(map(holds_tensors, (*program.state_dict.values(), *program.constants.values()))):
         return program
     try:
         plain: ExportedProgram = program.run_decompositions({})
@@ -278,7 +275,7 @@ def capture_error(
     # the dynamic shapes may be at fault, the example inputs (then eager fails with them, too), or the code itself
     reason = message_of(error)
     parameters = ", ".join(f"`{parameter}`" for parameter in inspect.signature(call).parameters)
-    if isinstance(error, UserError) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
+    if is_users_fault(error) and ("Constraints violated" in reason or "dynamic_shapes" in reason):
         fixes = "Suggested fixes" in reason
         return CaptureError(
             f"the dynamic shapes of method `{name}` do not hold",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import VerificationError
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments
@@ -21,6 +20,8 @@ from hatch_lower.pipeline.random_inputs import InputCase, example_case, random_c
 from hatch_lower.pipeline.tensor_checks import path_text
 from hatch_lower.runtime.check import rounding_mark
 from hatch_lower.runtime.numbers import Tolerance, number_difference, steps_apart, wrong_places
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.operators import OpOverload, base_name, schema_of
 
 CHECK_BYTES = 1 << 20  # bytes of tensors up to which they are packaged
 TRAINING_HINT = "the module is in training mode; call `module.eval()` in the entry point"
@@ -93,7 +94,7 @@ class Sides:
                 found=refusal,
                 hint="the entry point must return a module that can be copied and called with its example inputs",
             )
-        kept = pytree.tree_map_only(torch.Tensor, torch.clone, expected)
+        kept = trees.tree_map_only(torch.Tensor, torch.clone, expected)
         self.compare_call(eager, case, f"{case.name}, second call")
         try:
             self.compare(f"{case.name}, after a second call", "output", kept, given)
@@ -102,14 +103,14 @@ class Sides:
             self.compare(f"{case.name}, after a second call", "output", expected, given)
 
     def compare(self, case: str, part: str, expected: object, given: object) -> None:
-        expected_leaves, expected_spec = pytree.tree_flatten_with_path(expected)
-        given_leaves, given_spec = pytree.tree_flatten_with_path(given)
+        expected_leaves, expected_spec = trees.tree_flatten_with_path(expected)
+        given_leaves, given_spec = trees.tree_flatten_with_path(given)
         if expected_spec != given_spec:
             found = f"eager {structure_of(expected)}, lowered {structure_of(given)}"
             raise self.mismatch(f"the lowered method's {part}s have another structure than eager's", case, found)
         for (path, expected_leaf), (_, given_leaf) in zip(expected_leaves, given_leaves, strict=True):
             if difference := self.leaf_difference(expected_leaf, given_leaf):
-                name = path_text(path) if part == "input" else pytree.keystr(path)
+                name = path_text(path) if part == "input" else trees.keystr(path)
                 place = f"{case}, {f'{part} `{name}`' if name else f'its only {part}'}"
                 what = "the lowered method computes something else than the eager module"
                 raise self.mismatch(what, place, difference)
@@ -206,9 +207,9 @@ def random_operators(program: ExportedProgram) -> list[str]:
 
 def draws(node: torch.fx.Node) -> bool:
     # a dropout of nothing, or outside of training, has the tag and draws nothing
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    arguments = node.target._schema.arguments
+    arguments = schema_of(node.target).arguments
     values = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     values |= named_arguments(node)
     return values.get("train", values.get("training", True)) is not False and values.get("dropout_p", 1.0) != 0.0
@@ -225,16 +226,16 @@ def tolerance_of(method: CapturedMethod, given: Tolerance) -> Tolerance:
 def is_quantised(method: CapturedMethod) -> bool:
     """Return whether a method rounds what it computes to integers, as PT2E and torchao have it do."""
     return any(
-        isinstance(node.target, torch._ops.OpOverload)
+        isinstance(node.target, OpOverload)
         and node.target.namespace in ("quantized_decomposed", "torchao")
-        and node.target._opname.startswith("quantize_")
+        and base_name(node.target).startswith("quantize_")
         for node in all_nodes(method.program.graph_module)
     )
 
 
 def dtypes_of(method: CapturedMethod) -> Iterator[torch.dtype]:
     for node in method.program.graph.nodes:
-        for value in pytree.tree_leaves(node.meta.get("val")):
+        for value in trees.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):
                 yield value.dtype
 
@@ -280,7 +281,7 @@ def mismatch_hint(model: CapturedModel, recipe: str) -> str:
 
 
 def structure_of(value: object) -> str:
-    text = str(pytree.tree_map(lambda leaf: Leaf(), value))
+    text = str(trees.tree_map(lambda leaf: Leaf(), value))
     return text if len(text) <= 300 else f"{text[:300]} …"
 
 
@@ -310,7 +311,7 @@ def example_tensors(model: CapturedModel) -> tuple[dict[str, torch.Tensor], str]
         if is_quantised(method):
             found[rounding_mark(method.name)] = torch.tensor(True)
         for part, tree in (("input", (case.args, case.kwargs)), ("output", outputs)):
-            for i, leaf in enumerate(pytree.tree_leaves(tree)):
+            for i, leaf in enumerate(trees.tree_leaves(tree)):
                 if isinstance(leaf, torch.Tensor):
                     found[f"{method.name}/{part}/{i}"] = leaf.detach().clone(memory_format=torch.contiguous_format)
     return found, ""

@@ -12,29 +12,20 @@ import sys
 from _collections_abc import Mapping as PlainMapping
 from collections.abc import Callable, Iterator, KeysView, Mapping
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any
+
+from hatch_lower.torch_private.unimported import CACHE_FOLDER, TRACER, called_by_tracer
 
 # files whose functions stand between whoever asks for a variable and this module
 BETWEEN = frozenset(
     {__file__, *(function.__code__.co_filename for function in (os.getenv, PlainMapping.get, getpass.getuser))}
 )
-# the part of torch that follows the model's own code step by step, and reads what that reads
-TRACER = "/torch/_dynamo/variables/"
 # modules that every export with torch imports, and that ask for more variables than they use → how those begin
 USED: Mapping[str, str] = {
     "tqdm.utils": "TQDM_",
     "networkx.utils.backends": "NETWORKX_",
-    "torch._inductor.runtime.cache_dir_utils": "TORCHINDUCTOR_",  # the user's name only names a folder for caches
+    CACHE_FOLDER: "TORCHINDUCTOR_",  # the user's name only names a folder for caches
 }
-
-Function = TypeVar("Function", bound=Callable[..., object])
-
-
-def called_by_tracer(function: Function) -> Function:
-    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`."""
-    # this is what `torch._dynamo.assume_constant_result` does; there is no torch yet
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 class EnvironmentReads:

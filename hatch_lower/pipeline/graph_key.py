@@ -15,12 +15,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch._higher_order_ops import executorch_call_delegate
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from hatch_lower.cache.key import NoKeyError
 from hatch_lower.canonical import canonical_json, digest_of
@@ -30,6 +27,9 @@ from hatch_lower.exir.graph.surgery import all_nodes, graph_modules, oldest_ance
 from hatch_lower.exir.graph.tensors import dtype_name, is_plain, storage_key, tensor_digests
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.runtime.classes import owner_of
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.operators import COMPOSITE, OpOverload, has_composite_kernel, schema_of
+from hatch_lower.torch_private.programs import executorch_call_delegate
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "quantized_decomposed")
 
@@ -91,7 +91,7 @@ def form_bytes(method: CapturedMethod, form: Mapping[str, object], sources: list
         "sources": sources,
         "names": [spec.arg.name if spec.target is None else spec.target for spec in specs],
         "arguments": {
-            name: [argument.name for argument in overload._schema.arguments]
+            name: [argument.name for argument in schema_of(overload).arguments]
             for name, overload in overloads.items()
             if isinstance(overload, OpOverload)
         },
@@ -123,10 +123,7 @@ def refuse_unknown(program: ExportedProgram) -> None:
 
 
 def is_composite(operator: OpOverload) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    schema = operator._schema
-    name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
-    return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return COMPOSITE in operator.py_kernels or has_composite_kernel(operator)
 
 
 def refuse_tensor(subject: str, tensor: object) -> None:
@@ -200,7 +197,7 @@ def encode_note(value: object, symbols: SymbolNames, where: str) -> object:
     raise NoKeyError(msg)
 
 
-def tree_row(spec: pytree.TreeSpec | None) -> object:
+def tree_row(spec: trees.TreeSpec | None) -> object:
     # all that a plan says of containers: their classes, keys and fields
     if spec is None or spec.is_leaf():
         return None if spec is None else "leaf"
@@ -215,7 +212,7 @@ def tree_row(spec: pytree.TreeSpec | None) -> object:
 
 
 def example_row(method: CapturedMethod) -> list[object]:
-    leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
+    leaves, spec = trees.tree_flatten((method.args, method.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     for tensor in tensors:
         refuse_tensor("an example input", tensor)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from hatch_lower.pipeline.emit.signature import user_inputs
+from hatch_lower.torch_private import trees
 
 
 def positional_names(signature: inspect.Signature, count: int) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def dimension_names(
         shapes = [by_key.get(key) for key in (*positional_names(signature, len(args)), *kwargs)]
     else:
         shapes = [*dynamic_shapes, *[None] * (len(arguments) - len(dynamic_shapes))]
-    examples = pytree.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
+    examples = trees.tree_leaves(program.example_inputs) if program.example_inputs is not None else []
     values = {id(leaf): value for leaf, value in zip(examples, user_values(program), strict=False)}
     names: dict[str, str] = {}
     for argument, given in zip(arguments, shapes, strict=True):

@@ -8,13 +8,13 @@ from typing import Any
 
 import sympy
 import torch
-from torch.export._tree_utils import reorder_kwargs
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
 
 from hatch_lower.pipeline.capture import CapturedMethod
 from hatch_lower.pipeline.parameters import user_values
 from hatch_lower.pipeline.tensor_checks import path_text
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.programs import order_kwargs
+from hatch_lower.torch_private.symbols import int_oo
 
 Sizes = Mapping[sympy.Symbol, int]
 
@@ -33,7 +33,7 @@ class InputCase:
 
     def copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
         # a method may change its inputs, and their strides decide what some operators do
-        args, kwargs = pytree.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
+        args, kwargs = trees.tree_map_only(torch.Tensor, copied_tensor, (self.args, self.kwargs))
         return args, kwargs
 
 
@@ -53,7 +53,7 @@ def example_case(method: CapturedMethod) -> InputCase:
     # keyword arguments in the order of the exported signature, in which the program's inputs are
     kwargs = dict(method.kwargs)
     if kwargs and method.program.call_spec.in_spec is not None:
-        kwargs = reorder_kwargs(kwargs, method.program.call_spec.in_spec)
+        kwargs = order_kwargs(kwargs, method.program.call_spec.in_spec)
     return InputCase("example inputs", method.args, kwargs, method.parameters)
 
 
@@ -123,7 +123,7 @@ def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
     if name := method.dimensions.get(str(symbol)):
         return name
     case = example_case(method)
-    paths, _ = pytree.tree_flatten_with_path(case.named(case.args, case.kwargs))
+    paths, _ = trees.tree_flatten_with_path(case.named(case.args, case.kwargs))
     for (path, _), value in zip(paths, user_values(method.program), strict=True):
         name = path_text(path)
         if isinstance(value, torch.SymInt) and value.node.expr == symbol:
@@ -137,18 +137,18 @@ def dimension_label(method: CapturedMethod, symbol: sympy.Symbol) -> str:
 def rebuilt_case(method: CapturedMethod, name: str, sizes: Sizes, seed: int) -> InputCase:
     generator = torch.Generator().manual_seed(seed)
     case = example_case(method)
-    leaves, spec = pytree.tree_flatten((case.args, case.kwargs))
+    leaves, spec = trees.tree_flatten((case.args, case.kwargs))
     rebuilt = [
         rebuilt_leaf(leaf, value, sizes, generator)
         for leaf, value in zip(leaves, user_values(method.program), strict=True)
     ]
-    args, kwargs = pytree.tree_unflatten(rebuilt, spec)
+    args, kwargs = trees.tree_unflatten(rebuilt, spec)
     return InputCase(name, args, kwargs, method.parameters)
 
 
 def leaves_of(method: CapturedMethod) -> list[object]:
     case = example_case(method)
-    return pytree.tree_leaves((case.args, case.kwargs))
+    return trees.tree_leaves((case.args, case.kwargs))
 
 
 def rebuilt_leaf(leaf: object, value: object, sizes: Sizes, generator: torch.Generator) -> object:

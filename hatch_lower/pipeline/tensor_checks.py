@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import CaptureError
 from hatch_lower.runtime.refusals import describe_value
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.programs import FakeTensor, own_tensors, version_of
 
 
 def check_devices(model: str, method: str, tensors: Mapping[str, object]) -> None:
@@ -26,23 +26,23 @@ def check_devices(model: str, method: str, tensors: Mapping[str, object]) -> Non
 
 
 def tensors_of(value: object) -> dict[str, torch.Tensor]:
-    leaves, _ = pytree.tree_flatten_with_path(value)
+    leaves, _ = trees.tree_flatten_with_path(value)
     return {path_text(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def path_text(path: pytree.KeyPath) -> str:
+def path_text(path: trees.KeyPath) -> str:
     first, *rest = path
-    return f"{getattr(first, 'key', first)}{pytree.keystr(tuple(rest))}"
+    return f"{getattr(first, 'key', first)}{trees.keystr(tuple(rest))}"
 
 
 def tensor_versions(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     # plain attributes too: an exported program cannot change one of these
     versions: dict[str, tuple[torch.Tensor, int]] = {}
     for prefix, child in module.named_modules():
-        for store in (child._parameters, child._buffers, child.__dict__):
+        for store in own_tensors(child):
             for name, value in store.items():
                 if isinstance(value, torch.Tensor) and not value.is_inference():
-                    versions[f"{prefix}.{name}" if prefix else name] = (value, value._version)
+                    versions[f"{prefix}.{name}" if prefix else name] = (value, version_of(value))
     return versions
 
 
@@ -72,7 +72,7 @@ def check_no_fakes(model: str, name: str, module: torch.nn.Module) -> None:
     # a method that keeps one of its results in the module leaves a tensor without contents there when it is exported
     for prefix, child in module.named_modules():
         for attribute, value in vars(child).items():
-            if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value)):
+            if any(isinstance(leaf, FakeTensor) for leaf in trees.tree_leaves(value)):
                 key = f"{prefix}.{attribute}" if prefix else attribute
                 raise CaptureError(
                     f"method `{name}` keeps a tensor that it computes in `{key}`, which a program cannot do",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch.utils import _pytree as pytree
-
 from hatch_lower.cache.quarantine import suspected
 from hatch_lower.errors import LowerError, VerificationError
 from hatch_lower.events import Event, stage
@@ -22,6 +20,7 @@ from hatch_lower.pipeline.recipes import wheel_requirements
 from hatch_lower.runtime.containers import replaced_in, take_apart
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.torch_private import trees
 
 EXAMPLES = "examples.safetensors"  # the example inputs and eager's outputs in full; only some are packaged
 
@@ -96,7 +95,7 @@ def as_exported(call: Callable[..., object], plan: MethodPlan, method: CapturedM
     spec = method.program.call_spec.out_spec
 
     def run(*args: object, **kwargs: object) -> object:
-        return pytree.tree_unflatten(leaves(call(*args, **kwargs)), spec)
+        return trees.tree_unflatten(leaves(call(*args, **kwargs)), spec)
 
     return run
 

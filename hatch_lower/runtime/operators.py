@@ -12,11 +12,18 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.graph import Graph, OpCall, nested_graphs
 from hatch_lower.runtime.names import Names
+from hatch_lower.torch_private.operators import (
+    REGISTERED_BY,
+    OpOverload,
+    compiled_function,
+    has_composite_kernel,
+    is_registered,
+    schema_of,
+)
 
 Operators: TypeAlias = "Mapping[str, OpOverload[..., Any]]"
 
@@ -84,16 +91,6 @@ SIZE_TEMPLATES: Mapping[str, str] = MappingProxyType(
 )
 
 
-# namespaces of operators that a module of torch registers, but not `import torch`
-TORCH_LIBRARIES: Mapping[str, str] = MappingProxyType(
-    {
-        "onnx": "torch.onnx.ops",
-        "prims": "torch._prims",
-        "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-        "torch_attn": "torch.nn.attention.varlen",
-    }
-)
-
 # operators whose sizes and strides torch takes as they are; it checks those of the others, `as_strided` among them
 ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
 
@@ -127,7 +124,7 @@ def resolve_operators(graph: Graph, where: str) -> Operators:
     for call in calls_in(graph):
         if call.op not in operators:
             operators[call.op] = find_operator(call.op, where)
-        schema = operators[call.op]._schema
+        schema = schema_of(operators[call.op])
         positional = sum(not argument.kwarg_only for argument in schema.arguments)
         known = {argument.name for argument in schema.arguments[len(call.args) :]}
         if len(call.args) > positional or not known.issuperset(call.kwargs):
@@ -151,14 +148,13 @@ def calls_in(graph: Graph) -> Iterator[OpCall]:
 def find_operator(name: str, where: str) -> OpOverload[..., Any]:
     # a program is arithmetic on tensors: no operator opens a file, or reads what nobody gave it
     namespace, packet, overload = name.split(".")
-    if namespace in TORCH_LIBRARIES:
-        importlib.import_module(TORCH_LIBRARIES[namespace])
+    if namespace in REGISTERED_BY:
+        importlib.import_module(REGISTERED_BY[namespace])
     try:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):
         operator = None
-    # what only TorchScript has, the dispatcher does not know
-    if not isinstance(operator, OpOverload) or not torch._C._dispatch_has_kernel(str(operator.name())):  # type: ignore[no-untyped-call]
+    if not isinstance(operator, OpOverload) or not is_registered(operator):
         raise ProgramError(
             "the program calls an operator that torch does not have here",
             where=where,
@@ -166,7 +162,7 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
             hint="install the torch version that the program requires; if a library registers the operator, name its"
             " module in `imports` of the recipe, build the wheel again, and until then import it before loading",
         )
-    if any(argument.name == "filename" for argument in operator._schema.arguments):
+    if any(argument.name == "filename" for argument in schema_of(operator).arguments):
         raise ProgramError(
             "the program calls an operator that opens files",
             where=where,
@@ -185,12 +181,10 @@ def find_operator(name: str, where: str) -> OpOverload[..., Any]:
 
 def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., object]:
     if name in ALIASING:
-        return functools.partial(alias_within_storage, operator._op)
+        return functools.partial(alias_within_storage, compiled_function(operator))
     if SPARSE.fullmatch(name):
-        return functools.partial(check_indices, operator._op)
-    # the C++ function itself: the overload's own `__call__` only forwards to it
-    function: Callable[..., object] = operator._op
-    return function
+        return functools.partial(check_indices, compiled_function(operator))
+    return compiled_function(operator)
 
 
 def alias_within_storage(
@@ -217,7 +211,6 @@ def check_indices(operator: Callable[..., object], *args: object, **kwargs: obje
 
 def may_return_alias(operator: OpOverload[..., Any]) -> bool:
     # the schema says so, except for composites (`dropout` returns its argument at inference)
-    if any(result.alias_info is not None for result in operator._schema.returns):
+    if any(result.alias_info is not None for result in schema_of(operator).returns):
         return True
-    name = str(operator.name())  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    return has_composite_kernel(operator)

@@ -41,9 +41,9 @@ from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.installed import find_model, read_field
 from hatch_lower.runtime.load import load, load_folder
 from hatch_lower.runtime.loaded import RESERVED_METHOD_NAMES, LoadedModel
-from hatch_lower.runtime.operators import TORCH_LIBRARIES
 from hatch_lower.runtime.requirements import requirement_reason
 from hatch_lower.runtime.selection import DelegateKinds
+from hatch_lower.torch_private.operators import REGISTERED_BY
 
 pytestmark = pytest.mark.torch
 
@@ -501,9 +501,9 @@ def test_modules_that_register_operators_are_imported_for_an_installed_model(sit
     assert "found: `other_operators`: ValueError: no" in str(caught.value)
 
 
-@pytest.mark.parametrize("namespace", TORCH_LIBRARIES)
+@pytest.mark.parametrize("namespace", REGISTERED_BY)
 def test_operators_of_torchs_own_libraries_need_no_import(namespace: str) -> None:
-    importlib.import_module(TORCH_LIBRARIES[namespace])
+    importlib.import_module(REGISTERED_BY[namespace])
     assert any(name.startswith(f"{namespace}::") for name in torch._C._dispatch_get_all_op_names())
 
 

@@ -19,6 +19,7 @@ from hatch_lower.canonical import digest_of
 from hatch_lower.errors import BackendError, nearest
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
 from hatch_lower.exir.backend.options import GivenOptions
+from hatch_lower.torch_private import inductor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Isa:
     machine: str
     # the compiler's name for it
     march: str
-    # inductor's class of vector registers in `torch._inductor.cpu_vec_isa`, or empty for scalar loops
+    # inductor's class of vector registers for it, or empty for scalar loops
     vectors: str
     # whether every processor of the level sums products of bytes without saturation: what torch has for others does not
     multiplies: bool = False
@@ -138,29 +139,17 @@ def settings_digest(isa: Isa) -> str:
 @contextmanager
 def inductor_isolated(isa: Isa, compiler: str, folder: Path) -> Iterator[None]:
     """Pin inductor's settings, instruction set and compiler, and keep its files in `folder`; restore all at the end."""
-    from torch._inductor import config, cpu_vec_isa
-
-    vectors = [pinned_vectors(getattr(cpu_vec_isa, isa.vectors))] if isa.vectors else []
-    probe = cpu_vec_isa.valid_vec_isa_list
-    module: Any = cpu_vec_isa
     # A user's setting of the capability would be looked up among the given vectors and warned about.
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "ATEN_CPU_CAPABILITY": None}
     saved = {name: os.environ.get(name) for name in environment}
     try:
         set_environment(environment)
-        module.valid_vec_isa_list = lambda: vectors
-        with config.patch({**inductor_settings(isa), "cpp.cxx": (compiler,)}), warnings.catch_warnings():
+        settings = {**inductor_settings(isa), "cpp.cxx": (compiler,)}
+        with inductor.pinned(settings, isa.vectors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        module.valid_vec_isa_list = probe
         set_environment(saved)
-
-
-def pinned_vectors(kind: type[object]) -> object:
-    # Asked whether vector registers are there, inductor would compile and run a program, and add what else this
-    # machine's processor has
-    return type(f"Pinned{kind.__name__}", (kind,), {"__bool__": lambda self: True, "__hash__": kind.__hash__})()
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
 from hatch_lower.backends.aoti.record import Generated
 from hatch_lower.backends.aoti.toolchain import Compiler
 from hatch_lower.backends.aoti.versions import later_functions
 from hatch_lower.canonical import digest_of
+from hatch_lower.torch_private.inductor import interface_path
 
 HEADER = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 # The members of this template take a third of the time; the shared object defines them, the others refer to it.
@@ -103,9 +102,7 @@ class LibraryPool:
 
 
 def interface_source() -> str:
-    # inductor puts this C++ in front of every wrapper: the functions by which a library is called
-    path = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
-    return path.read_text(encoding="utf-8").strip() + "\n"
+    return interface_path().read_text(encoding="utf-8").strip() + "\n"
 
 
 def refusals(functions: Sequence[str]) -> str:

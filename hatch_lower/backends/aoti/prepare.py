@@ -16,7 +16,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Node
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.backends.aoti.quantised import (
     CHOOSE,
@@ -31,6 +30,8 @@ from hatch_lower.backends.aoti.symbols import find_sources, rebuild_expression
 from hatch_lower.backends.partition_copy import PartitionCopy
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator, without_negatives
 from hatch_lower.exir.graph.state import constant_of, stand_ins
+from hatch_lower.torch_private.programs import FakeTensorMode
+from hatch_lower.torch_private.symbols import ValueRanges, source_of_size
 
 ORIGIN = "hatch_lower.node"
 HINTS = (61, 59, 67, 53, 71, 47, 73, 43, 79, 41, 37, 31, 29, 23, 19, 17, 13, 11, 7, 5, 3, 2)
@@ -141,7 +142,6 @@ class FakeInputs:
     # Inductor asks questions such as "is s0 equal to 8?" and answers them by the example. Example sizes are therefore
     # primes that no static size of the partition has.
     def __init__(self, program: ExportedProgram, tensors: Sequence[Node]) -> None:
-        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self._ranges = program.range_constraints
@@ -174,7 +174,6 @@ class FakeInputs:
         return self._environment.create_symintnode(replaced, hint=example, source=None)
 
     def _new_symbol(self, expression: sympy.Expr) -> sympy.Symbol:
-        from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
 
         bounds = self._ranges.get(expression)
@@ -183,7 +182,7 @@ class FakeInputs:
         self._used.add(example)
         symbol = self._environment.create_symbol(
             example,
-            ConstantSource(f"size{len(self._renamed)}"),
+            source_of_size(f"size{len(self._renamed)}"),
             dynamic_dim=DimDynamic.DYNAMIC,
             constraint_dim=StrictMinMaxConstraint(vr=ValueRanges(lower, upper), warn_only=False),
             do_not_specialize_zero_one=True,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from hatch_lower.backends.aoti.prepare import ORIGIN, AotiCopy
 from hatch_lower.backends.aoti.regions import contain_errors
 from hatch_lower.errors import BackendError
 from hatch_lower.exir.graph.tensors import span_length
+from hatch_lower.torch_private import inductor
 
 CONSTANT = re.compile(r"c(\d+)")
 
@@ -35,11 +36,9 @@ class Generated:
 
 def generate(copied: AotiCopy) -> Generated:
     """Lower one partition; inductor's settings are pinned."""
-    from torch._inductor.compile_fx import compile_fx_aot
-
     with recording() as records, torch.no_grad():
         try:
-            compile_fx_aot(GraphModule(copied.attributes, copied.graph), list(copied.fakes))
+            inductor.lower(GraphModule(copied.attributes, copied.graph), copied.fakes)
         except Exception as error:
             if (ours := find_backend_error(error)) is not None:
                 raise ours from None
@@ -68,25 +67,15 @@ def find_backend_error(error: BaseException | None) -> BackendError | None:
 @contextmanager
 def recording() -> Iterator[list[Generated]]:
     """Collect what inductor hands to its C++ compile step, instead of compiling it, and let it copy no constant."""
-    from torch._inductor import codecache, compile_fx
-
     records: list[Generated] = []
-    compiler: Any = codecache.AotCodeCompiler
-    module: Any = compile_fx
-    replaced, clone = compiler.__dict__["compile"], module.clone_preserve_strides
 
     def record(graph: object, wrapper: str, kernels: str, extern: str | None, **_: Any) -> str:
         refuse_extern(extern)
         records.append(Generated(wrapper, contain_errors(kernels), bound_constants(graph), read_origins(graph)))
         return "recorded"
 
-    compiler.compile = staticmethod(record)
-    module.clone_preserve_strides = reserve_alike
-    try:
+    with inductor.compiling_with(record, reserve_alike):
         yield records
-    finally:
-        compiler.compile = replaced
-        module.clone_preserve_strides = clone
 
 
 def reserve_alike(constant: torch.Tensor) -> torch.Tensor:
@@ -122,14 +111,12 @@ def bound_constants(graph: Any) -> tuple[int, ...]:
 
 def read_origins(graph: Any) -> dict[str, tuple[int, ...]]:
     # inductor's own provenance; names end in the number of the call in the generated code (`cpp_fused_relu_0:2`)
-    from torch._inductor import debug
-
     origins = {
         node.name: node.meta["custom"][ORIGIN]
         for node in graph.module.graph.nodes
         if isinstance(node.meta.get("custom"), dict) and ORIGIN in node.meta["custom"]
     }
-    kernels: Mapping[str, Sequence[str]] = debug._inductor_triton_kernel_to_post_grad_node_info
     return {
-        kernel: tuple(sorted({origins[name] for name in names if name in origins})) for kernel, names in kernels.items()
+        kernel: tuple(sorted({origins[name] for name in names if name in origins}))
+        for kernel, names in inductor.nodes_of_kernels().items()
     }

@@ -17,6 +17,7 @@ from hatch_lower.backends.aoti.openmp import foreign_openmp, is_openmp
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.torch_private.inductor import open_library
 
 ONEDNN = "ONEDNN_MAX_CPU_ISA"
 
@@ -53,7 +54,7 @@ class AotiDelegate(Delegate):
                 hint="install torch from where the builder of the wheel had it, or load a recipe without `aoti`",
             )
         try:
-            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(blob.path), 1)
+            runner = open_library(blob.path)
         except RuntimeError as error:
             raise refusal(blob.path, str(error)) from error
         tensors = {f"c{index}": constants[index].detach() for index in bound}
@@ -82,7 +83,7 @@ def sums_integers() -> bool:
     # oneDNN does without VNNI where a variable says so, and then sums products of bytes in 16 bits
     ones = torch.full((64, 8), 127, dtype=torch.int8)
     return all(
-        bool((torch._int_mm(torch.full((4, 64), value, dtype=dtype), ones) == 64 * value * 127).all())
+        bool((torch.ops.aten._int_mm.default(torch.full((4, 64), value, dtype=dtype), ones) == 64 * value * 127).all())
         for value, dtype in ((127, torch.int8), (-128, torch.int8), (255, torch.uint8))
     )
 

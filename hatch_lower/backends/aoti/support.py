@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -13,6 +12,14 @@ from hatch_lower.backends.aoti.quantised import why_not_quantised
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
+from hatch_lower.torch_private.inductor import is_generated, is_taken_apart_or_called
+from hatch_lower.torch_private.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    base_name,
+    has_composite_kernel,
+    schema_of,
+)
 
 DTYPES = frozenset({*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -59,11 +66,11 @@ def why_not_operator(op: OpOverload, node: Node, exclude: frozenset[str]) -> str
         return f"`{name}` draws random numbers, and compiled code would draw others than eager"
     if torch.Tag.data_dependent_output in op.tags or any(free_unbacked_symbols(tensor) for tensor in tensors_of(node)):
         return f"the result of `{name}` has a size that depends on its input's contents"
-    if op._opname == "_assert_async":
+    if base_name(op) == "_assert_async":
         return f"`{name}` checks contents, which the program does itself"
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         return f"`{name}` changes its input"
-    if op._opname in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
+    if base_name(op) in ("any", "all") and any(tensor.dtype is torch.uint8 for tensor in tensors_of(node)):
         return f"inductor's `{name}` gives Booleans for uint8"
     if op.namespace == "quantized_decomposed" and has_native_code(op) and (reason := why_not_quantised(node)):
         return reason
@@ -86,7 +93,7 @@ def is_backed_integer(value: object) -> bool:
 def is_random(op: OpOverload, node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    names = {argument.name for argument in op._schema.arguments}
+    names = {argument.name for argument in schema_of(op).arguments}
     given = named_arguments(node)
     # dropout that is switched off draws nothing
     if "train" in names:
@@ -106,20 +113,13 @@ def needs_missing_function(op: OpOverload, node: Node) -> bool:
 
 @cache
 def has_native_code(op: OpOverload) -> bool:
-    # a lowering, a decomposition, or a C function of libtorch
-    from torch._inductor import decomposition, lowering
-    from torchgen.aoti.fallback_ops import inductor_fallback_ops
-
     if op.namespace not in ("aten", "prims", "quantized_decomposed"):
         return False
-    if str(op) in inductor_fallback_ops or op in decomposition.decompositions:
+    if is_taken_apart_or_called(op):
         return True
-    if op in lowering.lowerings:
-        return op not in lowering.fallbacks
+    generated = is_generated(op)
+    if generated is not None:
+        return generated
     # A composite (`upsample_nearest2d.vec`) becomes the overload that computes it.
     default = getattr(op.overloadpacket, "default", op)
-    return default is not op and is_composite(op) and has_native_code(default)
-
-
-def is_composite(op: OpOverload) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "CompositeImplicitAutograd")
+    return default is not op and has_composite_kernel(op) and has_native_code(default)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from hatch_lower.torch_private.symbols import compute
 
 
 class SizeSource(NamedTuple):
@@ -63,7 +63,7 @@ def rebuild_expression(
         symbol: Proxy(read_source(sources[symbol], tensors, graph))
         for symbol in sorted(expression.free_symbols, key=str)
     }
-    result = sympy_interp(PythonReferenceAnalysis, values, expression)
+    result = compute(expression, values)
     return result.node if isinstance(result, Proxy) else result
 
 

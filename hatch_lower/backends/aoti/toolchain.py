@@ -17,6 +17,7 @@ import torch
 
 from hatch_lower.backends.aoti.configuration import Isa
 from hatch_lower.errors import BackendError
+from hatch_lower.torch_private import inductor
 
 HINT = "check the compiler, or set CXX to another one"
 ERROR_LINES = 12
@@ -115,18 +116,7 @@ class Compiler:
             )
 
     def _options(self, *, compile_only: bool, min_optimize: bool) -> Any:
-        # torch's own build options; inductor's settings are pinned meanwhile
-        from torch._inductor import cpu_vec_isa
-        from torch._inductor.cpp_builder import CppTorchDeviceOptions
-
-        return CppTorchDeviceOptions(
-            vec_isa=cpu_vec_isa.pick_vec_isa(),
-            device_type="cpu",
-            aot_mode=True,
-            compile_only=compile_only,
-            min_optimize=min_optimize,
-            compiler=self.program,
-        )
+        return inductor.compiler_options(self.program, compile_only=compile_only, min_optimize=min_optimize)
 
     def _prefix_maps(self, options: Any) -> list[str]:
         # they keep absolute paths out of the objects

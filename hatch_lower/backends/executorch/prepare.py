@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -19,7 +18,6 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.executorch.rewrite import BINARY, SHAPED, full_arguments, keeps_shape
 from hatch_lower.backends.executorch.sizes import SIZE_OF, new_shape
@@ -30,6 +28,8 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import torch_oper
 from hatch_lower.exir.graph.state import constant_of
 from hatch_lower.exir.graph.tensors import span_bytes
 from hatch_lower.exir.lowering.extract import argument_of
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.programs import Verifier
 
 CONSTANT_ALIGNMENT = 16  # bytes, that XNNPACK asks for
 
@@ -167,8 +167,8 @@ class ExecutorchCopy(PartitionCopy):
 
     def aten_program(self) -> ExportedProgram:
         self.graph.output_node().meta["val"] = tuple(node.meta["val"] for node in self.results)
-        in_spec = pytree.tree_flatten(((0,) * len(self.passed), {}))[1]
-        out_spec = pytree.tree_flatten((0,) * len(self.results))[1]
+        in_spec = trees.tree_flatten(((0,) * len(self.passed), {}))[1]
+        out_spec = trees.tree_flatten((0,) * len(self.results))[1]
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(node), None) for node in self.results]
         return ExportedProgram(
             root={},

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.torch_private.operators import OpOverload
 
 # Their second operand may be a Python number. Of an integer ExecuTorch makes a tensor of integers, and XNNPACK takes no
 # numbers: so they become operators of tensors.

@@ -11,15 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.backends.executorch.rewrite import SHAPED, keeps_shape
 from hatch_lower.exir.backend.canonical_partitioners.nodes import may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name, torch_operator
+from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.torch_private.symbols import ValueRanges, bound_sympy, int_oo
 
 Ranges = Mapping[Any, ValueRanges[Any]]
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
@@ -55,6 +54,8 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of, t
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.graph.state import mutated_targets
 from hatch_lower.exir.graph.surgery import copy_program, graph_modules
+from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, base_name, overload_name, schema_of
+from hatch_lower.torch_private.programs import change_signature
 
 
 def aten_names(names: str) -> frozenset[str]:
@@ -131,7 +132,8 @@ class Support:
 
     def _ask(self, program: ExportedProgram) -> None:
         form = copy_program(program)
-        form._graph_signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
+        signature = CachedSignature(form.graph_signature.input_specs, form.graph_signature.output_specs)
+        change_signature(form, signature)
         rules = Rules(
             float_partitioner(finite=self._options.finite).target_partitioner_configs,
             integer_partitioner(finite=self._options.finite).target_partitioner_configs,
@@ -215,10 +217,11 @@ def give_form(node: Node, copy: Node) -> None:
         return
     copy.args = full_arguments(copy)
     target = BINARY.get(name, target)
-    copies = any(result.alias_info is not None for result in target._schema.returns)
+    copies = any(result.alias_info is not None for result in schema_of(target).returns)
+    form = f"{base_name(target)}_copy" if copies else base_name(target)
     with suppress(AttributeError, RuntimeError):  # an operator that has no such form is not taken
-        packet = getattr(getattr(ops.edge, target.namespace), f"{target._opname}_copy" if copies else target._opname)
-        copy.target = getattr(packet, target._overloadname)
+        packet = getattr(getattr(ops.edge, target.namespace), form)
+        copy.target = getattr(packet, overload_name(target))
 
 
 def float_partitioner(*, finite: bool) -> Any:
@@ -341,7 +344,7 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
     name = str(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return f"`{name}` draws random numbers, and another library would draw others than eager"
-    if target._schema.is_mutable:
+    if schema_of(target).is_mutable:
         return f"`{name}` changes its input"
     values = [value for source in (node, *node.all_input_nodes) for value in tensors_of(source)]
     if torch.Tag.data_dependent_output in target.tags or any(free_unbacked_symbols(value) for value in values):
@@ -352,7 +355,7 @@ def why_not_portable(node: Node, copy: Node, kernels: frozenset[str], ranges: Ra
             variant = copy.target.to_out_variant()
         except RuntimeError:
             return f"ExecuTorch has no variant of `{name}` that writes into given memory"
-        wanted = f"{variant._schema.name}.{variant._schema.overload_name}"
+        wanted = f"{schema_of(variant).name}.{schema_of(variant).overload_name}"
     if wanted not in kernels and name not in WHOLE:
         return f"ExecuTorch has no kernel for `{name}`"
     reason = why_not_tensors(node, NUMBERS, unbacked=True)

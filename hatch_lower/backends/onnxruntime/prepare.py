@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch._ops import OpOverload
 from torch.export.graph_signature import InputSpec
 from torch.fx import Graph, Node
 
@@ -19,6 +18,7 @@ from hatch_lower.exir.backend.canonical_partitioners.operators import (
     without_negatives,
 )
 from hatch_lower.exir.graph.state import constant_of
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 
 class OnnxCopy(PartitionCopy):
@@ -83,7 +83,7 @@ def count_dimensions(graph: Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or torch.Tag.reduction not in node.target.tags:
             continue
-        names = [argument.name for argument in node.target._schema.arguments]
+        names = [argument.name for argument in schema_of(node.target).arguments]
         dims = named_arguments(node).get("dim")
         if dims is None:
             continue

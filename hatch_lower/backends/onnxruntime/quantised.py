@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators
 from onnxscript import FLOAT, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20

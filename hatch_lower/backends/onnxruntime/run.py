@@ -14,6 +14,7 @@ from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import fits, relocate
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
+from hatch_lower.torch_private.process import has_vnni
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
@@ -66,7 +67,7 @@ class OnnxruntimeDelegate(Delegate):
         options.add_session_config_entry(SPIN_DURATION, "100")
         # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has
         # one, they are as exact without this, and twice as fast.
-        options.add_session_config_entry(EXACT_BYTES, "0" if torch.cpu._is_vnni_supported() else "1")
+        options.add_session_config_entry(EXACT_BYTES, "0" if has_vnni() else "1")
         options.use_deterministic_compute = True
         options.log_severity_level = 3
         try:

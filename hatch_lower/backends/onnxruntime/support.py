@@ -16,8 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators of models that PT2E quantised
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -25,6 +23,7 @@ from hatch_lower.backends.engine_partitioner import INTEGERS, why_not_tensors
 from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, Ranges, may_be_zero, tensors_of
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
 
 # ONNX Runtime's CPU kernels have next to none for bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
@@ -194,8 +193,8 @@ def why_not_arguments(op: OpOverload, args: Any, kwargs: Any) -> str:
     limit = LIMITS.get(op)
     if limit is None:
         return ""
-    names = [argument.name for argument in op._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in op._schema.arguments}
+    names = [argument.name for argument in schema_of(op).arguments]
+    defaults = {argument.name: argument.default_value for argument in schema_of(op).arguments}
     return limit({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
 

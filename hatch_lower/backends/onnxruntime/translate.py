@@ -21,8 +21,6 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
-from torch.onnx._internal.exporter import _core, _registration
-from torch.onnx._internal.fx import passes
 
 from hatch_lower.backends.onnxruntime.integers import multiply_integers, rank_of
 from hatch_lower.backends.onnxruntime.places import FILE_MARK, offset_mark
@@ -31,6 +29,7 @@ from hatch_lower.backends.onnxruntime.quantised import QUANTISED
 from hatch_lower.backends.onnxruntime.translations import TRANSLATIONS
 from hatch_lower.backends.partition_copy import instruction_handles
 from hatch_lower.errors import BackendError
+from hatch_lower.torch_private import onnx
 
 OPSET = 20  # the newest for which torch's exporter is tested by default
 IR_VERSION = 10
@@ -97,15 +96,8 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
     count_dimensions(module.graph)
     try:
         with quiet():
-            passes.InsertTypePromotion(module).run()
-            values = _core._translate_fx_graph(
-                module.graph,
-                model,
-                graph_like=model.graph,
-                owned_graphs={},
-                lower="at_conversion",
-                registry=registry(),
-            )
+            onnx.promote_types(module)
+            values = onnx.translate(module, model, registry())
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -134,7 +126,7 @@ def translate_graph(module: GraphModule) -> tuple[ir.Model, dict[str, Any]]:
 @cache
 def registry() -> Any:
     with quiet():
-        translations = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        translations = onnx.translations(OPSET)
         for target, function in {**TRANSLATIONS, **QUANTISED}.items():
             translations.register_op(target, function)
         return translations
@@ -250,7 +242,7 @@ def take_constant(graph: ir.Graph, value: ir.Value, number: int, tensor: torch.T
     graph.inputs.remove(value)
     if not value.uses() and not value.is_graph_output():
         return False
-    dtype = _core.TorchTensor(tensor, name=value.name).dtype
+    dtype = onnx.onnx_dtype(tensor)
     if tensor.numel():
         length = tensor.numel() * tensor.element_size()
         # where it lies is written in its place when the model is loaded

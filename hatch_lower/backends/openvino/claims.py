@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
+
+from hatch_lower.torch_private.operators import OpOverload
 
 FLOATING = frozenset({torch.float32})
 BOOLEAN = frozenset({torch.bool})

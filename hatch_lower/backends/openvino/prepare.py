@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from torch._ops import OpOverload
 from torch.export.graph_signature import InputSpec
 from torch.fx import Node
 
@@ -34,6 +33,7 @@ from hatch_lower.backends.openvino.support import Lookup, lookup, source_of
 from hatch_lower.backends.partition_copy import PartitionCopy, memory_order
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.state import constant_of
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 # OpenVINO calls these true where a NaN is compared, and not those that say the same with operands exchanged
@@ -175,7 +175,7 @@ Call = tuple[OpOverload, tuple[object, ...]]
 
 
 def taken_apart(composite: OpOverload, given: Mapping[str, object], rank: int) -> Call:
-    defaults = {argument.name: argument.default_value for argument in composite._schema.arguments}
+    defaults = {argument.name: argument.default_value for argument in schema_of(composite).arguments}
     return COMPOSITES[composite]({**defaults, **given}, rank)
 
 

@@ -7,7 +7,6 @@ from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -38,6 +37,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import (
 )
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, operator_name, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload
 
 # part of a reason: what the CPU's kernels compute in another type
 COMPUTED_AS = {

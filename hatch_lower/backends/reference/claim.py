@@ -14,6 +14,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import producer_of
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
 from hatch_lower.exir.graph.surgery import attribute_of
+from hatch_lower.torch_private.operators import OpOverload
 
 
 def refuse_options(backend: str, options: Mapping[str, object]) -> None:
@@ -83,7 +84,7 @@ def is_operation(node: Node) -> bool:
     """Return whether a node computes tensors by an operator: no control flow, no arithmetic on sizes, no assertion."""
     target = producer_of(node).target
     overload = getattr(target, "_op", target)
-    if not isinstance(overload, torch._ops.OpOverload) or not has_tensor(node.meta.get("val")):
+    if not isinstance(overload, OpOverload) or not has_tensor(node.meta.get("val")):
         return False
     # delegates take tensors and integers only
     values = [source.meta.get("val") for source in node.all_input_nodes]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, Fault, NotClaimedError
@@ -19,6 +18,7 @@ from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
 from hatch_lower.runtime.refusals import describe_value
+from hatch_lower.torch_private import trees
 
 
 def run_case(bench: Bench, case: Case) -> str:
@@ -116,11 +116,11 @@ def first_difference(found: object, expected: object, tolerance: Tolerance, *oth
     Dtypes, shapes, integers, Booleans and NaN are the same; other numbers agree within the tolerance, with `expected`
     or with one of `others`.
     """
-    given_leaves, left = pytree.tree_flatten(found)
-    expected_leaves, right = pytree.tree_flatten(expected)
+    given_leaves, left = trees.tree_flatten(found)
+    expected_leaves, right = trees.tree_flatten(expected)
     if left != right:
         return f"the structure {left} instead of {right}"
-    leaves = [expected_leaves, *(pytree.tree_leaves(alternative) for alternative in others)]
+    leaves = [expected_leaves, *(trees.tree_leaves(alternative) for alternative in others)]
     for index, (given, *wanted) in enumerate(zip(given_leaves, *leaves, strict=True)):
         differences = [leaf_difference(given, leaf, tolerance) for leaf in wanted]
         if all(differences):

@@ -22,6 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from hatch_lower.build.inputs.roots import OWN_PACKAGE, SITE_NAMES, standard_library
+from hatch_lower.torch_private.unimported import file_readers, refused_by_tracer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -121,8 +122,9 @@ def wrap_torch(exchanged: Exchanged, note: Note) -> None:
     torch = sys.modules["torch"]
     exchanged.put(torch, "from_file", lambda original: noting_function(original, note))
     exchanged.put(torch.UntypedStorage, "from_file", lambda original: staticmethod(noting_function(original, note)))
-    exchanged.put(torch._C, "PyTorchFileReader", lambda original: noting_class(original, note))
-    exchanged.put(torch._C, "import_ir_module", lambda original: noting_function(original, note, 1))
+    reader, function = file_readers(torch)
+    exchanged.put(*reader, lambda original: noting_class(original, note))
+    exchanged.put(*function, lambda original: noting_function(original, note, 1))
 
 
 def wrap_looks(exchanged: Exchanged, note: Note) -> None:
@@ -224,5 +226,4 @@ def noting(
             note(frame, what or f"time.{original.__name__}")
         return original(*arguments, **named)
 
-    stand_in._torchdynamo_disable = True  # type: ignore[attr-defined]  # dynamo says that it cannot follow a clock
-    return called_like(stand_in, original)
+    return called_like(refused_by_tracer(stand_in), original)  # dynamo says that it cannot follow a clock

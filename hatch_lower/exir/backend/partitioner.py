@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from hatch_lower.exir.backend.compile_spec_schema import CompileSpec
+from hatch_lower.torch_private.operators import OpOverload
 
 DELEGATION_TAG = "delegation_tag"  # the key of `node.meta` under which a partitioner writes a node's tag
 

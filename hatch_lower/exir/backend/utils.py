@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import getitem
 
 import torch
-from torch._higher_order_ops import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
@@ -20,6 +19,7 @@ from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.graph.canonical import SymbolNames, encode, encode_graph, encode_target
 from hatch_lower.exir.graph.state import constant_placeholders, mutated_targets
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lowered_submodules
+from hatch_lower.torch_private.programs import executorch_call_delegate
 
 logger = logging.getLogger(__name__)
 

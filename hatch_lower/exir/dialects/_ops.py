@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
 from hatch_lower.errors import EdgeError
@@ -21,7 +20,7 @@ from hatch_lower.exir.dialects.backend._ops import BackendOpOverload, BackendOpO
 from hatch_lower.exir.dialects.edge._ops import SOURCE
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload as EdgeOpOverload
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverloadPacket as EdgeOpOverloadPacket
-from hatch_lower.runtime.operators import TORCH_LIBRARIES
+from hatch_lower.torch_private.operators import REGISTERED_BY, OpOverload, OpOverloadPacket, parse_schema, schema_of
 
 PACKETS: Mapping[str, type[EdgeOpOverloadPacket]] = MappingProxyType(
     {"edge": EdgeOpOverloadPacket, "backend": BackendOpOverloadPacket}
@@ -86,8 +85,8 @@ class _DialectNamespace:
                 found=", ".join(f"`{library}`" for library in self._libraries),
                 hint="bind a pattern to one of its operators with `bind_pattern_to_op`",
             )
-        if name in TORCH_LIBRARIES:  # torch registers these operators when the module that has them is imported
-            importlib.import_module(TORCH_LIBRARIES[name])
+        if name in REGISTERED_BY:  # torch registers these operators when the module that has them is imported
+            importlib.import_module(REGISTERED_BY[name])
         made = self.__dict__.setdefault(name, _OpNamespace(self._name, name))
         self._dir.append(name)
         return made
@@ -120,9 +119,9 @@ ops = _Ops()
 
 def edge_overload(op: OpOverload) -> EdgeOpOverload:
     """Return the edge operator of a torch overload: always the same object."""
-    namespace, name = op._schema.name.split("::")
+    namespace, name = schema_of(op).name.split("::")
     packet = getattr(getattr(ops.edge, namespace), name)
-    overload: EdgeOpOverload = getattr(packet, op._schema.overload_name or "default")
+    overload: EdgeOpOverload = getattr(packet, schema_of(op).overload_name or "default")
     return overload
 
 
@@ -154,7 +153,7 @@ def bind_pattern_to_op(library: Library, schema_or_name: str) -> Callable[[Patte
 
 def define_operator(library: Library, schema_or_name: str) -> tuple[str, str]:
     try:
-        schema = torch._C.parse_schema(schema_or_name)
+        schema = parse_schema(schema_or_name)
     except RuntimeError:
         name, _, overload = schema_or_name.rpartition("::")[2].partition(".")
     else:

@@ -9,14 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target
 from torch.fx.traceback import NodeSource
-from torch.utils import _pytree as pytree
+
+from hatch_lower.torch_private import trees
+from hatch_lower.torch_private.programs import Verifier, copy_calling_convention
 
 MapTarget = Callable[[Target], Target]
 
@@ -118,7 +119,7 @@ def copy_graph(module: GraphModule, map_target: MapTarget) -> tuple[dict[str, ob
             nested = isinstance(found, GraphModule)
             attributes[node.target] = copy_graph_module(found, map_target) if nested else found
         copies[node] = copied
-    graph._codegen = module.graph._codegen
+    copy_calling_convention(module.graph, graph)
     return attributes, graph
 
 
@@ -171,5 +172,5 @@ def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
 
 
 def flat_signature(inputs: int, results: int) -> ModuleCallSignature:
-    in_spec = pytree.tree_flatten(((0,) * inputs, {}))[1]
-    return ModuleCallSignature([], [], in_spec, pytree.tree_flatten((0,) * results)[1])
+    in_spec = trees.tree_flatten(((0,) * inputs, {}))[1]
+    return ModuleCallSignature([], [], in_spec, trees.tree_flatten((0,) * results)[1])

@@ -12,6 +12,7 @@ from typing import TypeGuard
 import torch
 
 from hatch_lower.canonical import sha256_bytes
+from hatch_lower.torch_private.programs import storage_number
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -37,8 +38,7 @@ def span_bytes(tensor: torch.Tensor) -> memoryview:
 
 def storage_key(tensor: torch.Tensor) -> int:
     # not the address: storages without elements, and stand-ins of torch, have the same
-    number: int = tensor.untyped_storage()._cdata
-    return number
+    return storage_number(tensor)
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import all_nodes, graph_modules
@@ -17,6 +16,7 @@ from hatch_lower.exir.lowered_backend_module import (
     get_lowered_backend_modules,
     get_lowered_submodules,
 )
+from hatch_lower.torch_private import trees
 
 
 def adopt_lowered(module: GraphModule, handle: int) -> dict[str, str]:
@@ -55,7 +55,7 @@ def highest_debug_handle(module: GraphModule) -> int:
     return max([0, *handles, *map(highest_debug_handle, lowered)])
 
 
-def flatten_results(call: Node, spec: pytree.TreeSpec) -> Node:
+def flatten_results(call: Node, spec: trees.TreeSpec) -> Node:
     """Let a call return the leaves of what it returned; return the node that has what it returned if that is one."""
     values = flatten(call.meta["val"], spec, f"node `{call.name}`")
     found = call
@@ -70,9 +70,9 @@ def flatten_results(call: Node, spec: pytree.TreeSpec) -> Node:
     return found
 
 
-def take_leaves(call: Node, node: Node, spec: pytree.TreeSpec, first: int) -> None:
+def take_leaves(call: Node, node: Node, spec: trees.TreeSpec, first: int) -> None:
     """Let the `getitem`s of a container, in which the leaf `first` is the first one, take leaves of the call."""
-    places: dict[Any, tuple[int, pytree.TreeSpec]] = {}
+    places: dict[Any, tuple[int, trees.TreeSpec]] = {}
     for key, child in zip(keys_of(spec), spec.children(), strict=True):
         places[key] = first, child
         first += child.num_leaves
@@ -85,11 +85,11 @@ def take_leaves(call: Node, node: Node, spec: pytree.TreeSpec, first: int) -> No
             user.graph.erase_node(user)
 
 
-def keys_of(spec: pytree.TreeSpec) -> Iterable[Any]:
+def keys_of(spec: trees.TreeSpec) -> Iterable[Any]:
     return spec.context if spec.type in (dict, OrderedDict) else range(spec.num_children)
 
 
-def flatten(value: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
+def flatten(value: Any, spec: trees.TreeSpec, where: str) -> list[Any]:
     # not by pytree: a value in a graph may be a node, which stands for a whole container
     if spec.is_leaf():
         return [value]

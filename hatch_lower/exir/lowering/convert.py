@@ -10,8 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._export.verifier import Verifier
-from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
@@ -23,6 +21,8 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.surgery import all_nodes, copy_program, graph_modules, oldest_ancestor, rebuild_program
 from hatch_lower.exir.lowering.adopt import adopt_lowered, highest_debug_handle
+from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.programs import Verifier, name_after_target
 
 # says, in the metadata of an operation, which it is and whether it stays whole; torch copies it nowhere
 KEPT = "hatch_lower_kept"
@@ -141,11 +141,11 @@ def replace_targets(module: GraphModule) -> dict[str, str]:
             if node.target is torch.ops.aten._assert_tensor_metadata.default:
                 inner.graph.erase_node(node)  # dtypes and devices are known by now
                 continue
-            if not node.target._schema.returns:
+            if not schema_of(node.target).returns:
                 node.meta["val"] = None
             node.target = edge_overload(node.target)
             old = node.name
-            node._rename(inner.graph._target_to_str(node.target))  # `aten_add_tensor`, as in ExecuTorch
+            name_after_target(node)  # `aten_add_tensor`, as in ExecuTorch
             if inner is module:
                 names[old] = node.name
         inner.recompile()

@@ -23,13 +23,13 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG
 from hatch_lower.exir.dialects.edge.verify import EdgeVerifier
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, constant_of, constant_specs, stand_ins
 from hatch_lower.exir.graph.surgery import attribute_of, flat_signature
 from hatch_lower.exir.lowering.partition import Partition
+from hatch_lower.torch_private.symbols import ValueRanges
 
 MUTATIONS = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from hatch_lower.cache.store import Store
@@ -18,6 +17,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.lowering.convert import to_edge
 from hatch_lower.exir.lowering.wishes import Wishes, refuse_undelegated
 from hatch_lower.exir.pass_base import AnyPass, transform_program
+from hatch_lower.torch_private.operators import OpOverload
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
@@ -19,6 +18,7 @@ from hatch_lower.exir.dialects._ops import EdgeOpOverload, edge_overload
 from hatch_lower.exir.dialects.backend._ops import BackendOpOverload
 from hatch_lower.exir.graph.surgery import graph_modules
 from hatch_lower.exir.lowering.convert import to_edge
+from hatch_lower.torch_private.operators import OpOverload
 
 
 class ReplacePattern(PassBase):

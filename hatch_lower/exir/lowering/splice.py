@@ -20,6 +20,7 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
 from hatch_lower.exir.lowering.adopt import highest_debug_handle
 from hatch_lower.exir.lowering.extract import argument_of
 from hatch_lower.exir.lowering.partition import Partition, Plan
+from hatch_lower.torch_private.programs import copy_calling_convention
 
 
 def rebuild(
@@ -50,7 +51,7 @@ def rebuild(
             if target in plan.nested:
                 attribute = rebuild_nested(attribute, plan.nested[target], modules, handles)
             attributes[target] = attribute
-    graph._codegen = root.graph._codegen
+    copy_calling_convention(root.graph, graph)
     return graph, copies, attributes
 
 

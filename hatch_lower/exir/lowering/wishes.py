@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
 
 from hatch_lower.errors import EdgeError
@@ -15,6 +14,7 @@ from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.dialects._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import all_nodes
 from hatch_lower.exir.lowering.convert import Wanted
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 # operators that an edge program cannot hold whole: they are decomposed, whoever asks for them
 NEVER_KEPT = (torch.ops.aten.item.default, torch.ops.aten.unbind.int)
@@ -50,7 +50,7 @@ class Wishes:
         for name, (operators, wanted) in answers:
             for operator in operators:
                 op: OpOverload = operator._op if isinstance(operator, EdgeOpOverload) else operator
-                if op._schema.is_mutable or op in NEVER_KEPT:  # an edge program is functional
+                if schema_of(op).is_mutable or op in NEVER_KEPT:  # an edge program is functional
                     continue
                 wanted_by[op] = (*wanted_by.get(op, ()), name)
                 if wanted is None:
@@ -67,7 +67,7 @@ def any_of(filters: Sequence[Wanted]) -> Wanted:
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     targets = (node.target for node in all_nodes(program.graph_module))
-    if not any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
+    if not any(isinstance(target, OpOverload) and schema_of(target).is_mutable for target in targets):
         return program
     decompose: Callable[[dict[Any, Any]], ExportedProgram] = program.run_decompositions
     return decompose({})

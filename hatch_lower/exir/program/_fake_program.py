@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.surgery import copy_program
+from hatch_lower.torch_private.programs import mode_of_fakes
 
 
 class FakeModeError(EdgeError, AssertionError):
@@ -22,7 +22,7 @@ def get_fake_program(real_exported_program: ExportedProgram) -> ExportedProgram:
     """
     # `to_backend` does not need it: it gives partitioners a copy that shares tensors
     values = tuple(node.meta.get("val") for node in real_exported_program.graph.find_nodes(op="placeholder"))
-    mode = detect_fake_mode(values)
+    mode = mode_of_fakes(values)
     if mode is None:
         raise FakeModeError(
             "the inputs of the program have no fake tensors, which say what mode others belong to",

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
-from torch._export.verifier import Verifier
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import EdgeError, nearest
@@ -23,6 +20,8 @@ from hatch_lower.exir.lowered_backend_module import LoweredBackendModule, get_lo
 from hatch_lower.exir.lowering.convert import to_edge as convert_program
 from hatch_lower.exir.lowering.lower import Turn, lower_exported, programs_of
 from hatch_lower.exir.pass_base import AnyPass, transform_program
+from hatch_lower.torch_private.operators import OpOverload
+from hatch_lower.torch_private.programs import Verifier, lift_constants
 
 Programs = ExportedProgram | Mapping[str, ExportedProgram]
 Passes = Sequence[AnyPass] | Mapping[str, Sequence[AnyPass]] | AnyPass
@@ -209,7 +208,7 @@ def lift_constant_tensor_pass(ep: ExportedProgram) -> ExportedProgram:
     """Make inputs of the tensors that a graph holds as attributes, in place; return the program."""
     for node in ep.graph.find_nodes(op="get_attr"):
         node.meta.setdefault("nn_module_stack", {})  # torch's pass names inputs after modules; a pass may know of none
-    ep._constants.update(lift_constants_pass(ep.graph_module, ep.graph_signature, ConstantAttrMap()))
+    lift_constants(ep)
     ep.graph_module.recompile()
     return ep
 

@@ -7,13 +7,13 @@ import operator
 from collections.abc import Callable, Mapping
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
 from hatch_lower.exir.dialects.edge._ops import dotted_name
 from hatch_lower.format.arguments import NAMES, Argument, Literal, Special
+from hatch_lower.torch_private.operators import OpOverload
 
 
 def overload_of(target: object) -> OpOverload | None:

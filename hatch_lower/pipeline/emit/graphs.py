@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch._higher_order_ops import executorch_call_delegate
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
@@ -40,6 +38,8 @@ from hatch_lower.pipeline.emit.arguments import (
 from hatch_lower.pipeline.emit.signature import tensor_value, value_input
 from hatch_lower.pipeline.emit.sources import SourceRoots
 from hatch_lower.pipeline.emit.symbols import Symbols
+from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.programs import executorch_call_delegate
 
 NO_REASON = "no backend took it"
 ASSERTIONS = frozenset({"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_async.default"})
@@ -227,7 +227,7 @@ class GraphEmitter:
                 found=f"`{node.args[0]}` with `_all_bases={bases}`",
                 hint="let passes leave calls of `auto_functionalized_v2` as torch makes them",
             )
-        schema = overload._schema
+        schema = schema_of(overload)
         changed = [
             argument.name
             for argument in schema.arguments

@@ -11,7 +11,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.graph.tensors import dtype_name
@@ -21,6 +20,7 @@ from hatch_lower.format.tree import Container, Leaf, Tree
 from hatch_lower.pipeline.emit.arguments import literal_argument
 from hatch_lower.pipeline.emit.symbols import Symbols
 from hatch_lower.runtime.classes import owner_of
+from hatch_lower.torch_private import trees
 
 
 def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) -> tuple[Parameter, ...]:
@@ -42,7 +42,7 @@ def parameters_of(program: ExportedProgram, names: tuple[str, ...], where: str) 
     return tuple(parameters)
 
 
-def tree_of(spec: pytree.TreeSpec, where: str) -> Tree:
+def tree_of(spec: trees.TreeSpec, where: str) -> Tree:
     if spec.is_leaf():
         return Leaf()
     kind, context = spec.type, spec.context

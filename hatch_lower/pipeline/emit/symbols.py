@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 import sympy
 import torch
-from torch.utils._sympy.functions import (
+
+from hatch_lower.canonical import canonical_json
+from hatch_lower.errors import EdgeError
+from hatch_lower.format.codec import encode
+from hatch_lower.format.expression import Compound, Expression
+from hatch_lower.format.inputs import Symbol
+from hatch_lower.torch_private.symbols import (
     CleanDiv,
     FloorDiv,
     Identity,
@@ -18,14 +24,10 @@ from torch.utils._sympy.functions import (
     ModularIndexing,
     PowByNatural,
     PythonMod,
+    ValueRanges,
+    bound_sympy,
+    unsimplified,
 )
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
-
-from hatch_lower.canonical import canonical_json
-from hatch_lower.errors import EdgeError
-from hatch_lower.format.codec import encode
-from hatch_lower.format.expression import Compound, Expression
-from hatch_lower.format.inputs import Symbol
 
 SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 OPERATORS: Mapping[type, str] = {
@@ -77,7 +79,7 @@ class Symbols:
         if not isinstance(value, torch.SymBool):
             return False
         # `node.expr` would take the assertion itself for granted: what it says is equal is one symbol there
-        condition = value.node._expr
+        condition = unsimplified(value)
         if condition is sympy.true:
             return True
         free = condition.free_symbols

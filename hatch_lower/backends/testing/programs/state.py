@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.map import map as torch_map
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
 from hatch_lower.backends.testing.case import Case, Data, Program, drawn, module, plain, sizes, weighted
+from hatch_lower.torch_private.control_flow import map_rows, scan, while_loop
 
 EVERY_CONSTANT = "constants/every kind"  # in this program the kit changes one constant after the other
 SIDE = 2048
@@ -196,7 +194,7 @@ def loop(self: Program, x: Tensor) -> object:
 
 
 def mapped(self: Program, x: Tensor) -> object:
-    each_row: Any = torch_map
+    each_row: Any = map_rows
     return each_row(lambda row: torch.sin(row) * self.scale, x) + 1
 
 

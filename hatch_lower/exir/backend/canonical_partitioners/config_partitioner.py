@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.infra.partitioner import Partition
@@ -17,6 +16,7 @@ from hatch_lower.exir.backend.canonical_partitioners.pattern_op_partitioner impo
 )
 from hatch_lower.exir.backend.partitioner import DELEGATION_TAG, DelegationSpec, Partitioner, PartitionResult
 from hatch_lower.exir.graph.state import constant_specs
+from hatch_lower.torch_private.operators import OpOverload
 
 
 def is_constant_data(ep: ExportedProgram, node: Node) -> bool:

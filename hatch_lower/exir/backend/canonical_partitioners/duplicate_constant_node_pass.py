@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.graph.state import CONSTANT_KINDS, mutated_targets
+from hatch_lower.torch_private.programs import change_signature
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def duplicate_constant_nodes(exported_program: ExportedProgram, candidates: Iter
         specs.append(spec)
     if created:
         # not in place: copies of a program share its signature
-        exported_program._graph_signature = ExportGraphSignature(specs, signature.output_specs)
+        change_signature(exported_program, ExportGraphSignature(specs, signature.output_specs))
         exported_program.graph_module.recompile()
     return created
 

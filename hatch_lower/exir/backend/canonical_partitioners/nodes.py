@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import sympy
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.torch_private.operators import OpOverload, base_name
+from hatch_lower.torch_private.symbols import ValueRanges, bound_sympy
 
 # ATen operators that compute nothing: a partition of these alone costs more to call than to leave
 VIEWS = frozenset(
@@ -52,7 +52,7 @@ def may_be_zero(size: int | torch.SymInt, ranges: Ranges) -> bool:
 def is_view(node: Node) -> bool:
     target = torch_operator(node.target)
     if isinstance(target, OpOverload):
-        return target.namespace == "aten" and target._opname in VIEWS
+        return target.namespace == "aten" and base_name(target) in VIEWS
     return target is operator.getitem
 
 

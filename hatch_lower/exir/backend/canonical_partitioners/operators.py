@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
-from torch.fx.node import _get_qualified_name
 
 from hatch_lower.exir.dialects.edge._ops import dotted_name
+from hatch_lower.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, qualified_name, schema_of
 
 
 def torch_operator(target: object) -> Any:
@@ -27,11 +26,11 @@ def operator_name(target: object) -> str:
     if isinstance(operator, OpOverload):
         return dotted_name(operator)
     if isinstance(operator, OpOverloadPacket):
-        return operator._qualified_op_name.replace("::", ".")
+        return packet_name(operator)
     if isinstance(operator, str):
         return strip_module(operator)
     name = str(getattr(operator, "__name__", operator))
-    return name if "." in name else strip_module(_get_qualified_name(operator))
+    return name if "." in name else strip_module(qualified_name(operator))
 
 
 def strip_module(name: str) -> str:
@@ -46,7 +45,7 @@ def named_arguments(node: Node) -> dict[str, Any]:
     target = torch_operator(node.target)
     if not isinstance(target, OpOverload):
         return {}
-    names = [argument.name for argument in target._schema.arguments]
+    names = [argument.name for argument in schema_of(target).arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 
 from hatch_lower.errors import PartitionError
 from hatch_lower.exir.backend.canonical_partitioners.operators import torch_operator
+from hatch_lower.torch_private.operators import OpOverload, schema_of
 
 
 def find_pattern(graph: Graph, pattern: Graph, ignore_literals: bool = False) -> list[dict[Node, Node]]:
@@ -171,7 +171,7 @@ def arguments_of(node: Node) -> list[Argument]:
     if not isinstance(operator, OpOverload):
         return [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
     # one form for calls that say the same: by position, by name, or with a default left out
-    schema = operator._schema.arguments
+    schema = schema_of(operator).arguments
     given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
     return [given.get(argument.name, argument.default_value) for argument in schema]
 

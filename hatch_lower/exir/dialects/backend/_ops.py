@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from torch._C import DispatchKey
-from torch._ops import OpOverload
-
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload, EdgeOpOverloadPacket
+from hatch_lower.torch_private.operators import DispatchKey, OpOverload
 
 # one of these lets a graph with the operator be traced again
 KERNELS = (DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, DispatchKey.CompositeImplicitAutograd)

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch._ops import OpOverload, OpOverloadPacket
-from torchgen.model import SchemaKind
-
 from hatch_lower.exir.dialects.edge.op.api import to_variant
+from hatch_lower.torch_private.operators import OpOverload, OpOverloadPacket, packet_name, schema_of
+from hatch_lower.torch_private.programs import SchemaKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +22,7 @@ SOURCE = "hatch_lower.exir.dialects._ops"
 
 
 def dotted_name(op: OpOverload) -> str:
-    return f"{op._schema.name.replace('::', '.')}.{op._schema.overload_name or 'default'}"
+    return f"{schema_of(op).name.replace('::', '.')}.{schema_of(op).overload_name or 'default'}"
 
 
 class Unique:
@@ -76,7 +75,7 @@ class EdgeOpOverloadPacket(Unique):
         self._packet = packet
         self._made: dict[str, EdgeOpOverload] = {}
         self._dir: list[str] = []
-        self.__name__ = packet._qualified_op_name.replace("::", ".")
+        self.__name__ = packet_name(packet)
 
     @property
     def op(self) -> Any:

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._export.verifier import SpecViolationError, Verifier
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from hatch_lower.errors import EdgeError
 from hatch_lower.exir.dialects.edge._ops import EdgeOpOverload
 from hatch_lower.exir.graph.surgery import attribute_of, graph_modules
+from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+from hatch_lower.torch_private.programs import SpecViolationError, Verifier
 
 SHOWN = 8  # how many violations an error lists
 
@@ -41,7 +41,7 @@ def is_edge_operator(node: Node, module: GraphModule, exempt: Collection[OpOverl
 
 def is_functional(node: Node, module: GraphModule, exempt: Collection[OpOverload]) -> str | None:
     """Refuse operators that change their arguments."""
-    if isinstance(node.target, EdgeOpOverload) and node.target._op._schema.is_mutable:
+    if isinstance(node.target, EdgeOpOverload) and schema_of(node.target._op).is_mutable:
         return f"edge operator {node.target} changes its arguments"
     return None
 
@@ -58,7 +58,7 @@ def is_core_aten(node: Node, module: GraphModule, exempt: Collection[OpOverload]
         return None
     op = node.target._op
     core = torch.Tag.core in op.tags or torch.Tag.view_copy in op.tags
-    if core or op.namespace not in ATEN_NAMESPACES or op in exempt or not op._schema.returns:
+    if core or op.namespace not in ATEN_NAMESPACES or op in exempt or not schema_of(op).returns:
         return None
     return f"operator {node.target} is not core ATen"
 

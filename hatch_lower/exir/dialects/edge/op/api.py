@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
-from torchgen.model import SchemaKind
 
 from hatch_lower.errors import EdgeError
+from hatch_lower.torch_private.operators import OpOverload, schema_of
+from hatch_lower.torch_private.programs import SchemaKind
 
 
 class VariantError(EdgeError, RuntimeError):
@@ -59,18 +59,18 @@ def to_variant(op: OpOverload, variant: SchemaKind) -> OpOverload:
             found=str(variant),
             hint="ask for `SchemaKind.functional` or `SchemaKind.out`",
         )
-    if kind_of(op._schema) is variant:
+    if kind_of(schema_of(op)) is variant:
         return op
-    wanted = signature_of(op._schema)
+    wanted = signature_of(schema_of(op))
     packet = op.overloadpacket
     overloads: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
     for overload in overloads:
         # what they return is not compared: many an out variant returns nothing
-        if kind_of(overload._schema) is variant and signature_of(overload._schema) == wanted:
+        if kind_of(schema_of(overload)) is variant and signature_of(schema_of(overload)) == wanted:
             return overload
     kind = variant.name.capitalize()
     raise VariantError(
-        f"{kind} variant of operator {op._schema.name} can't be found",
-        found="\n".join(str(overload._schema) for overload in overloads),
+        f"{kind} variant of operator {schema_of(op).name} can't be found",
+        found="\n".join(str(schema_of(overload)) for overload in overloads),
         hint="register an overload with the same arguments, or leave the operator as it is",
     )

@@ -1,0 +1,32 @@
+"""torch's translations of operators to ONNX, for graphs that are not exported programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.onnx._internal.exporter import _core, _registration
+from torch.onnx._internal.fx import passes
+
+
+def promote_types(module: GraphModule) -> None:
+    """Write the conversions of dtypes that operators do by themselves into a graph, in place."""
+    passes.InsertTypePromotion(module).run()
+
+
+def translate(module: GraphModule, model: Any, registry: Any) -> dict[str, Any]:
+    """Add the operations of a graph to a model of `onnx_ir`; return the values of its nodes by name."""
+    return _core._translate_fx_graph(
+        module.graph, model, graph_like=model.graph, owned_graphs={}, lower="at_conversion", registry=registry
+    )
+
+
+def translations(opset: int) -> Any:
+    """Return torch's own translations, to which others may be added."""
+    return _registration.ONNXRegistry.from_torchlib(opset_version=opset)
+
+
+def onnx_dtype(tensor: torch.Tensor) -> Any:
+    """Return the dtype of `onnx_ir` for a tensor's."""
+    return _core.TorchTensor(tensor).dtype

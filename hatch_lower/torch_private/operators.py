@@ -1,0 +1,89 @@
+"""Operators: their classes and schemas, and what the dispatcher has for them. What runs a program imports this, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.node import _get_qualified_name
+
+__all__ = [
+    "COMPOSITE",
+    "REGISTERED_BY",
+    "DispatchKey",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "base_name",
+    "compiled_function",
+    "has_composite_kernel",
+    "is_registered",
+    "overload_name",
+    "packet_name",
+    "parse_schema",
+    "qualified_name",
+    "schema_of",
+]
+
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
+
+# namespaces of operators that a module of torch registers, but not `import torch`
+REGISTERED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "onnx": "torch.onnx.ops",
+        "prims": "torch._prims",
+        "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
+        "torch_attn": "torch.nn.attention.varlen",
+    }
+)
+
+
+def schema_of(operator: Any) -> torch.FunctionSchema:
+    """Return the schema of an overload of torch, or of a dialect's operator that stands for one."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def base_name(operator: OpOverload[..., Any]) -> str:
+    """Return `add` of `aten::add.Tensor`."""
+    return str(operator._opname)
+
+
+def overload_name(operator: OpOverload[..., Any]) -> str:
+    """Return `Tensor` of `aten::add.Tensor`, and `default` of one without a name."""
+    return str(operator._overloadname)
+
+
+def packet_name(packet: OpOverloadPacket[..., Any]) -> str:
+    """Return `aten.add` of all overloads of it."""
+    return str(packet._qualified_op_name).replace("::", ".")
+
+
+def compiled_function(operator: OpOverload[..., Any]) -> Callable[..., object]:
+    """Return the C++ function of an overload, to which its own `__call__` only forwards."""
+    function: Callable[..., object] = operator._op
+    return function
+
+
+def is_registered(operator: OpOverload[..., Any]) -> bool:
+    """Return whether the dispatcher knows an operator: what only TorchScript has, it does not."""
+    return bool(torch._C._dispatch_has_kernel(operator.name()))  # type: ignore[no-untyped-call]
+
+
+def has_composite_kernel(operator: OpOverload[..., Any]) -> bool:
+    """Return whether an operator is composed of others by code in C++."""
+    name = operator.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSITE))
+
+
+def parse_schema(text: str) -> torch.FunctionSchema:
+    """Return what `name.overload(Tensor x) -> Tensor` says; it raises a `RuntimeError` for any other text."""
+    return torch._C.parse_schema(text)
+
+
+def qualified_name(function: Callable[..., object]) -> str:
+    return str(_get_qualified_name(function))

@@ -1,0 +1,110 @@
+"""Exported programs: how they are checked, traced, and changed in place; fake tensors; delegate calls; control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
+from torch._export.verifier import SpecViolationError, Verifier
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.executorch_call_delegate import (
+    executorch_call_delegate,
+    get_lowered_module_name,
+    is_lowered_module,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, Node
+from torch.fx.proxy import _register_stack_trace_anchor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torchgen.model import SchemaKind
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "SchemaKind",
+    "SpecViolationError",
+    "Verifier",
+    "change_signature",
+    "copy_calling_convention",
+    "executorch_call_delegate",
+    "get_lowered_module_name",
+    "holds_tensors",
+    "is_lowered_module",
+    "is_users_fault",
+    "lift_constants",
+    "mode_of_fakes",
+    "name_after_target",
+    "order_kwargs",
+    "own_tensors",
+    "remember_lines",
+    "storage_number",
+    "version_of",
+]
+
+
+def copy_calling_convention(source: Graph, target: Graph) -> None:
+    """Let a graph take its inputs and return its outputs in the containers that another one has."""
+    target._codegen = source._codegen
+
+
+def name_after_target(node: Node) -> None:
+    """Name a node as torch names a new one with its target: `aten_add_tensor`."""
+    node._rename(node.graph._target_to_str(node.target))
+
+
+def change_signature(program: ExportedProgram, signature: ExportGraphSignature) -> None:
+    """Give a program another signature, in place: its copies share the old one."""
+    program._graph_signature = signature
+
+
+def lift_constants(program: ExportedProgram) -> None:
+    """Make inputs of the tensors that a graph holds as attributes, in place."""
+    program._constants.update(lift_constants_pass(program.graph_module, program.graph_signature, ConstantAttrMap()))
+
+
+def order_kwargs(kwargs: dict[str, Any], spec: Any) -> dict[str, Any]:
+    """Return arguments in the order in which the program was exported with them."""
+    return reorder_kwargs(kwargs, spec)
+
+
+def mode_of_fakes(values: object) -> FakeTensorMode | None:
+    """Return the mode to which the fake tensors among some values belong."""
+    return detect_fake_mode(values)
+
+
+def holds_tensors(value: object) -> bool:
+    """Return whether a tensor is of a class that holds plain ones, as torchao's quantised ones are."""
+    return bool(is_traceable_wrapper_subclass(value))
+
+
+def storage_number(tensor: torch.Tensor) -> int:
+    """Return the same number for tensors that share memory; storages without elements have one of their own, too."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often the contents of a tensor were changed in place."""
+    return tensor._version
+
+
+def own_tensors(module: torch.nn.Module) -> Iterator[Mapping[str, Any]]:
+    """Yield the parameters, the buffers and the plain attributes of a module, without those of its submodules."""
+    yield from (module._parameters, module._buffers, module.__dict__)
+
+
+def remember_lines(function: Callable[..., Any]) -> None:
+    """Let an export record the lines of a function; by itself torch records those of `forward` only."""
+    _register_stack_trace_anchor(function)
+
+
+def is_users_fault(error: Exception) -> bool:
+    """Return whether an export failed by what it was given, such as its dynamic shapes."""
+    from torch._dynamo.exc import UserError
+
+    return isinstance(error, UserError)

@@ -1,0 +1,1 @@
+"""Imported for what it does: it registers the operators `quantized_decomposed`."""

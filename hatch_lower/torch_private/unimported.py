@@ -1,0 +1,31 @@
+"""Names in torch for code that is there before torch is, and imports nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# the part of torch that follows a model's own code step by step, and reads what that reads
+TRACER = "/torch/_dynamo/variables/"
+# names the folder for inductor's caches after the user
+CACHE_FOLDER = "torch._inductor.runtime.cache_dir_utils"
+
+
+def called_by_tracer(function: Function) -> Function:
+    """Let dynamo call a function where it would follow its code; it cannot follow `sys._getframe`."""
+    # this is what `torch._dynamo.assume_constant_result` does
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def refused_by_tracer(function: Function) -> Function:
+    """Let dynamo say that it cannot follow a function."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+def file_readers(torch: Any) -> tuple[tuple[Any, str], tuple[Any, str]]:
+    """Return where torch has its readers of files in C++: a class of archives, and a function of TorchScript."""
+    return (torch._C, "PyTorchFileReader"), (torch._C, "import_ir_module")

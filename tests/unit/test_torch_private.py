@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.export import export
+from torch_tried import PACKAGE, ROOM, TABLE, is_there, names_of, used
+
+from hatch_lower.torch_private import inductor, operators, programs, symbols
+
+pytestmark = pytest.mark.torch
+
+aten = torch.ops.aten
+# underscored attributes of other libraries' objects, and of Python's
+OTHERS = {
+    "ExecuTorch": {"_emitter_output", "_get_operator_names", "_load_for_executorch", "_named_data", "_named_data_store"}
+    | {"_tensor_data", "_threadpool_get_thread_count", "_unsafe_reset_threadpool"},
+    "OpenVINO": {"_nodes"},
+    "Python": {"_Environ", "_config", "_exit", "_fields", "_getframe", "_handle", "_replace"},
+}
+
+
+def modules_outside() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent != ROOM:
+            yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+def given_names(tree: ast.AST) -> set[str]:
+    """Return what a module itself defines: functions, names that it assigns, and attributes of its classes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") else set()
+    return found
+
+
+OUTSIDE = dict(modules_outside())
+OWN = {f".{name}" for tree in OUTSIDE.values() for name in given_names(tree)}
+FOREIGN = {f".{name}" for names in OTHERS.values() for name in names}
+
+
+@pytest.mark.parametrize("module", OUTSIDE)
+def test_only_one_room_names_what_torch_does_not_promise(module: str) -> None:
+    names = names_of(OUTSIDE[module])
+    assert {name: line for name, line in names.items() if name not in OWN | FOREIGN} == {}
+
+
+def test_an_underscored_attribute_that_torch_and_a_class_here_have_is_of_that_class() -> None:
+    # the operator behind one of a dialect, and the constants of a program's nested graph
+    both = {name for name in used() if name.startswith(".")} & OWN
+    rooms = {
+        (name, module.split("/")[0]) for name in both for module, tree in OUTSIDE.items() if name in names_of(tree)
+    }
+    assert rooms == {("._op", "exir"), ("._constants", "runtime")}
+
+
+@pytest.mark.parametrize(
+    "code", ["from torch._ops import OpOverload", "import torch._prims", "torch._C.parse_schema", "x = 'torch._C'"]
+)
+def test_a_private_name_is_found_however_it_is_come_by(code: str) -> None:
+    (name,) = names_of(ast.parse(code))
+    assert name.startswith("torch._")
+
+
+@pytest.mark.parametrize(
+    "code", ["torch.ops.aten._to_copy.default", "self._x", "torch.__version__", "import torch.export", "'torch._'"]
+)
+def test_what_is_public_or_a_modules_own_is_none(code: str) -> None:
+    assert names_of(ast.parse(code)) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on the way to inductor
+@pytest.mark.parametrize("name", used())
+def test_torch_has_what_is_used_of_it(name: str) -> None:
+    assert is_there(name)
+
+
+def test_a_name_that_torch_does_not_have_is_missed() -> None:
+    assert not is_there("torch._C._no_such_function")
+    assert not is_there("torch._no_such_module.function")
+
+
+def test_the_table_says_of_each_name_with_what_it_was_tried() -> None:
+    table = json.loads(TABLE.read_text())
+    assert list(table) == used()
+    here = ".".join(torch.__version__.split(".")[:2])
+    assert [name for name, versions in table.items() if here not in versions] == []
+
+
+def test_operators_say_their_names() -> None:
+    op = aten.add.Tensor
+    assert (operators.base_name(op), operators.overload_name(op)) == ("add", "Tensor")
+    assert operators.overload_name(aten.relu.default) == "default"
+    assert operators.packet_name(aten.add) == "aten.add"
+    assert operators.schema_of(op).name == "aten::add"
+    assert operators.qualified_name(torch.nn.functional.relu) == "torch.nn.functional.relu"
+    assert operators.parse_schema("one(Tensor x) -> Tensor").arguments[0].name == "x"
+
+
+def test_operators_say_what_the_dispatcher_has() -> None:
+    assert operators.is_registered(aten.add.Tensor)
+    assert operators.has_composite_kernel(aten.dropout.default)
+    assert not operators.has_composite_kernel(aten.add.Tensor)
+    assert operators.compiled_function(aten.neg.default)(torch.ones(1)) == -1
+
+
+def test_tensors_say_what_they_share_and_how_often_they_changed() -> None:
+    tensor = torch.zeros(4)
+    assert programs.storage_number(tensor) == programs.storage_number(tensor[2:])
+    assert programs.storage_number(torch.empty(0)) != programs.storage_number(torch.empty(0).clone())
+    before = programs.version_of(tensor)
+    tensor.add_(1)
+    assert programs.version_of(tensor) == before + 1
+    module = torch.nn.BatchNorm1d(2)
+    module.kept = tensor
+    parameters, buffers, others = programs.own_tensors(module)
+    assert ("weight" in parameters, "running_mean" in buffers, others["kept"]) == (True, True, tensor)
+
+
+def test_a_program_takes_a_signature_and_arguments_in_its_order() -> None:
+    class Two(torch.nn.Module):
+        def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a - b
+
+    program = export(Two(), (), {"a": torch.ones(1), "b": torch.zeros(1)})
+    ordered = programs.order_kwargs({"b": 1, "a": 2}, program.call_spec.in_spec)
+    assert list(ordered) == ["a", "b"]
+    signature = type(program.graph_signature)(program.graph_signature.input_specs, program.graph_signature.output_specs)
+    programs.change_signature(program, signature)
+    assert program.graph_signature is signature
+    fakes = [node.meta["val"] for node in program.graph.find_nodes(op="placeholder")]
+    assert isinstance(programs.mode_of_fakes(fakes), programs.FakeTensorMode)
+    assert programs.mode_of_fakes([torch.ones(1)]) is None
+
+
+def test_the_users_own_faults_are_told_from_others() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 the class is torch's
+        export(torch.nn.ReLU(), (torch.ones(2),), dynamic_shapes=({}, {}))
+    assert programs.is_users_fault(caught.value)
+    assert not programs.is_users_fault(ValueError())
+
+
+def test_expressions_are_computed_with_other_values() -> None:
+    import sympy
+
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    assert symbols.compute(symbols.FloorDiv(size, 2) + 1, {size: 7}) == 4
+
+
+def test_inductor_knows_what_it_generates() -> None:
+    assert inductor.is_generated(aten.relu.default) is True
+    assert inductor.is_taken_apart_or_called(aten.mm.out) or inductor.is_taken_apart_or_called(aten.addmm.default)
+    assert "AOTInductorModelContainerRun" in inductor.interface_path().read_text()
+
+
+def test_vector_registers_are_pinned_for_as_long_as_it_is_asked() -> None:
+    from torch._inductor import config, cpu_vec_isa
+
+    threads, probe = config.cpp.threads, cpu_vec_isa.valid_vec_isa_list
+    with inductor.pinned({"cpp.threads": 3}, ""):
+        assert config.cpp.threads == 3
+        found: Any = cpu_vec_isa.valid_vec_isa_list()
+        assert found == []
+    assert (config.cpp.threads, cpu_vec_isa.valid_vec_isa_list) == (threads, probe)
