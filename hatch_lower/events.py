@@ -60,13 +60,13 @@ class NullReporter:
 
 
 class SaidOnce:
-    # the hook and each model's process use the same cache, and note the same things about it
+    # the hook and each model's process use the same cache and the same torch, and note the same things about them
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._said: set[str] = set()
 
     def report(self, event: Event) -> None:
-        if event.stage == "cache" and event.state == "note":
+        if event.stage in ("cache", "torch") and event.state == "note":
             if event.detail in self._said:
                 return
             self._said.add(event.detail)

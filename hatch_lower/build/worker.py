@@ -39,6 +39,7 @@ from hatch_lower.events import Event, Reporter, stage
 from hatch_lower.format.codec import read_record
 from hatch_lower.format.record import ModelReport
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.torch_private.versions import why_untried
 
 
 def main(arguments: list[str]) -> int:
@@ -146,6 +147,8 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
         entry = EntryPoint(model.name, model.export, request.settings.root, request.import_roots, request.later_hooks)
         with export_guard(model.name):
             exports = discover(entry)
+    if request.mode == "lower":
+        note_untried(reporter, model.name, torch.__version__)
     with export_guard(model.name):
         source = capture_model(
             model.name, exports, reporter, roots=entry.roots(), examples_needed=verified or request.settings.check
@@ -156,6 +159,12 @@ def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: R
     return pipeline.lower_model(
         request.settings, model, source, request.folder, reporter, store, fresh, request.sources
     )
+
+
+def note_untried(reporter: Reporter, model: str, version: str) -> None:
+    if newer := why_untried(version):
+        line = f"{newer}: what is built is compared with eager as always, except where `verify` is false"
+        reporter.report(Event("torch", "note", model, detail=line))
 
 
 def enter_project(request: Request) -> None:

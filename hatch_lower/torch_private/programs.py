@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._dynamo.exc import UserError
 from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
 from torch._export.verifier import SpecViolationError, Verifier
 from torch._guards import detect_fake_mode
@@ -105,6 +106,4 @@ def remember_lines(function: Callable[..., Any]) -> None:
 
 def is_users_fault(error: Exception) -> bool:
     """Return whether an export failed by what it was given, such as its dynamic shapes."""
-    from torch._dynamo.exc import UserError
-
     return isinstance(error, UserError)

@@ -37,12 +37,13 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.bench_tables import BenchTable, ModelLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
 from hatch_lower.errors import CaptureError, EntryPointError, LowerError, ProcessError
-from hatch_lower.events import Event, NullReporter
+from hatch_lower.events import Event, NullReporter, SaidOnce
 from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.format.record import ModelReport
 from hatch_lower.format.results import MethodRow, PayloadFile
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
+from hatch_lower.torch_private.versions import tried_versions
 
 MODELS = """
 import json, os, stub, subprocess, sys, tempfile, time
@@ -297,6 +298,19 @@ def test_the_first_error_in_the_order_of_the_models_is_raised(shop: Shop) -> Non
         "    the build process ended with exit status 7 and no result (model `leaving`, stage `discover` of `leaving`)"
     )
     assert not (shop.work / "models" / "small" / "request.json").exists()
+
+
+@pytest.mark.torch
+def test_a_torch_that_was_not_tried_is_warned_about_once(shop: Shop) -> None:
+    (shop.root / "stub.py").write_text(f"{STUB}\ntorch.__version__ = '9.16.0+cpu'\n")
+    reporter = Recorder()
+    result = shop.build(shop.settings("small", "patching"), SaidOnce(reporter))
+    notes = [event.detail for event in reporter.events if event.stage == "torch"]
+    assert notes == [
+        f"torch 9.16.0+cpu is newer than those that hatch-lower was tried with ({', '.join(tried_versions())}): "
+        "what is built is compared with eager as always, except where `verify` is false"
+    ]
+    assert read_manifest(result.payload[0].source.read_bytes(), "manifest.json").torch == "9.16.0+cpu"
 
 
 def test_notes_about_the_cache_wait_for_a_reporter() -> None:

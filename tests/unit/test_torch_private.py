@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.export import export
 from torch_tried import PACKAGE, ROOM, TABLE, is_there, names_of, used
 
-from hatch_lower.torch_private import inductor, operators, programs, symbols
+from hatch_lower.torch_private import inductor, operators, programs, symbols, versions
 
 pytestmark = pytest.mark.torch
 
@@ -94,6 +95,27 @@ def test_the_table_says_of_each_name_with_what_it_was_tried() -> None:
     assert list(table) == used()
     here = ".".join(torch.__version__.split(".")[:2])
     assert [name for name, versions in table.items() if here not in versions] == []
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.13.0+cpu", "2.15.9", "2.15.0a0+git0123abc"])
+def test_no_torch_up_to_the_newest_that_was_tried_is_warned_about(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "tried_versions", lambda: ["2.13", "2.15"])
+    assert versions.why_untried(version) == ""
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "2.16.0.dev20261101+cu130", "2.100.0", "3.0.0"])
+def test_a_newer_torch_is_named_with_those_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "tried_versions", lambda: ["2.13", "2.15"])
+    tried = "newer than those that hatch-lower was tried with (2.13, 2.15)"
+    assert versions.why_untried(version) == f"torch {version} is {tried}"
+
+
+def test_a_version_counts_as_tried_with_all_of_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "TABLE", tmp_path / "tried.json")
+    versions.TABLE.write_text('{"torch._a": ["2.9", "2.10", "2.11"], "torch._b": ["2.10", "2.9"]}')
+    assert versions.tried_versions() == ["2.9", "2.10"]
 
 
 def test_operators_say_their_names() -> None:

@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
+from hatch_lower.torch_private.quantised import quantized_decomposed
 
 aten = torch.ops.aten
-quantized_decomposed = torch.ops.quantized_decomposed
 CHOOSE = quantized_decomposed.choose_qparams.tensor
 DEQUANTISE = quantized_decomposed.dequantize_per_tensor.default
 PER_TENSOR = (DEQUANTISE, quantized_decomposed.dequantize_per_tensor.tensor)

@@ -17,6 +17,8 @@ from onnxscript import FLOAT, INT64
 from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 from onnxscript.onnx_opset import opset20
 
+from hatch_lower.torch_private.quantised import quantized_decomposed
+
 # ONNX's own types are wider than what these functions take.
 op: Any = opset20
 
@@ -122,8 +124,6 @@ def within(quantized: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
         return quantized
     return op.Clip(quantized, constant(quant_min, dtype), constant(quant_max, dtype))
 
-
-quantized_decomposed = torch.ops.quantized_decomposed
 
 QUANTISED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {

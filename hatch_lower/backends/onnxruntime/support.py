@@ -24,6 +24,7 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import MAY_BE_ZERO, R
 from hatch_lower.exir.backend.canonical_partitioners.operators import named_arguments, torch_operator
 from hatch_lower.exir.graph.tensors import dtype_name
 from hatch_lower.torch_private.operators import HigherOrderOperator, OpOverload, schema_of
+from hatch_lower.torch_private.quantised import quantized_decomposed
 
 # ONNX Runtime's CPU kernels have next to none for bfloat16
 DTYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
@@ -254,8 +255,6 @@ def limit_zero_point(given: Mapping[str, Any]) -> str:
         return f"a zero point of {given['zero_point']}, which `{dtype_name(given['dtype'])}` has not, is not taken"
     return ""
 
-
-quantized_decomposed = torch.ops.quantized_decomposed
 
 LIMITS: Mapping[OpOverload, Callable[[Mapping[str, object]], str]] = MappingProxyType(
     {
