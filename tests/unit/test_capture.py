@@ -307,13 +307,20 @@ def test_an_attribute_that_is_no_method() -> None:
     )
 
 
+def words_of(call: Callable[[], object]) -> str:
+    # torch's own differ from version to version
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("args", "line", "found"),
     [
         (
             (torch.zeros(2, 5),),
             f", test_capture.py:{line_of('return self.linear(image)')}",
-            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)",
+            f"RuntimeError: {words_of(lambda: Net()(torch.zeros(2, 5)))}",
         ),
         ((), "", "TypeError: Net.forward() missing 1 required positional argument: 'image'"),
         ((PAIR, PAIR), "", "TypeError: Net.forward() takes 2 positional arguments but 3 were given"),

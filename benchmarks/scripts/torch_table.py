@@ -1,0 +1,146 @@
+"""`torch_table.py FOLDER PYTHON …`: which torch runs what which torch compiled; each interpreter has another version.
+
+Each interpreter builds the wheels of four models, and packages the same ones as torch itself does. Each then runs what
+all have built, in fresh processes: a row for each model and pair of versions is printed as Markdown, with the largest
+difference from the outputs that the build packaged. What is in FOLDER already is not built again. It takes an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = {
+    "digits": ROOT / "examples" / "project",
+    "resnet": ROOT / "benchmarks" / "projects" / "resnet",
+    "bert": ROOT / "benchmarks" / "projects" / "bert",
+    "decoder": ROOT / "examples" / "decoder",
+}
+ENVIRONMENT = {"BERT_METHODS": "forward", "PYTHONPATH": str(ROOT)}
+HOOK = re.compile(r"^\[tool\.hatch\.build(?:\.targets\.wheel)?\.hooks\.lower\]", re.MULTILINE)
+SETTINGS = """[tool.hatch.build.hooks.lower]
+backends = ["aoti"]
+runtime-requirements = "add"
+pass-env = ["BERT_*"]
+
+[tool.hatch.build.hooks.lower.recipes.portable]
+backends = []
+"""
+PACKAGE = """
+import importlib, sys
+import torch
+model = importlib.import_module(f"{sys.argv[1]}.model").export()
+(name, method), *_ = model.methods.items()
+module = model.module
+if method.attribute not in (None, "forward"):
+    module.forward = getattr(module, method.attribute)
+program = torch.export.export(
+    module, tuple(method.args), dict(method.kwargs), dynamic_shapes=method.dynamic_shapes, strict=method.strict
+)
+torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+torch.save((tuple(method.args), torch.export.export(module, tuple(method.args)).module()(*method.args)), sys.argv[3])
+"""
+OWN_PACKAGE = """
+import sys
+import torch
+package = torch._inductor.aoti_load_package(sys.argv[1])
+args, want = torch.load(sys.argv[2])
+torch.testing.assert_close(package(*args), want, rtol=1e-4, atol=1e-5)
+print("runs")
+"""
+LOAD = """
+import sys, warnings
+warnings.simplefilter("error")
+import hatch_lower
+print(hatch_lower.load(sys.argv[1]).recipe)
+"""
+
+
+def main(folder: Path, interpreters: list[str]) -> None:
+    versions = {version_of(each): each for each in interpreters}
+    for version, python in versions.items():
+        for name in MODELS:
+            build(folder / version, name, python)
+    print("| compiled with | model | run with | recipe | largest difference | said | torch's own package |")
+    print("|---|---|---|---|--:|---|---|")
+    for built in versions:
+        for name in MODELS:
+            for version, python in versions.items():
+                row = [built, name, version, *run_wheel(folder / built, name, python)]
+                print(f"| {' | '.join([*row, run_package(folder / built, name, python)])} |", flush=True)
+
+
+def version_of(python: str) -> str:
+    return run(python, "-c", "import torch; print(torch.__version__)").stdout.strip()
+
+
+def build(folder: Path, name: str, python: str) -> None:
+    """Make a model's wheel, unpacked, and torch's own package of it."""
+    project = folder / "projects" / name
+    if not (folder / "sites" / name).exists():
+        shutil.copytree(MODELS[name], project, dirs_exist_ok=True)
+        text = (project / "pyproject.toml").read_text().replace('"torch==2.13.*"', '"torch"')
+        (project / "pyproject.toml").write_text(text[: HOOK.search(text).start()] + SETTINGS)
+        done = run(python, "-m", "hatchling", "build", "-t", "wheel", cwd=project)
+        (folder / f"{name}.log").write_text(done.stdout + done.stderr)
+        (wheel,) = (project / "dist").glob("*.whl")
+        with ZipFile(wheel) as archive:
+            archive.extractall(folder / "sites" / name)
+    package = folder / f"{name}.pt2"
+    if not package.exists():
+        done = run(python, "-c", PACKAGE, name, str(package), str(folder / f"{name}.pt"), cwd=project, fails=True)
+        package.with_suffix(".log2").write_text(done.stdout + done.stderr)
+
+
+def run_wheel(folder: Path, name: str, python: str) -> list[str]:
+    """Return the recipe that `load` takes, the largest difference of native code, and the first that was said."""
+    site = {"PYTHONPATH": os.pathsep.join([str(folder / "sites" / name), str(ROOT)])}
+    loaded = run(python, "-c", LOAD, name, environment=site, fails=True)
+    wheel = next((folder / "projects" / name / "dist").glob("*.whl"))
+    arguments = ["check", str(wheel), "--recipe", "default", "--json"]
+    checked = run(python, "-c", "import hatch_lower.cli as c; c.main()", *arguments, fails=True)
+    try:
+        rows = json.loads(checked.stdout)
+    except json.JSONDecodeError:
+        return [loaded.stdout.strip(), "", first_line(checked.stderr)]
+    largest = max((row["largest_error"] for row in rows if row["largest_error"] is not None), default="")
+    said = loaded.stderr.strip() or checked.stderr.strip() or "; ".join(filter(None, (row["detail"] for row in rows)))
+    shown = f"{largest:.1e}" if isinstance(largest, float) else str(largest)
+    return [loaded.stdout.strip(), shown, first_line(said)]
+
+
+def run_package(folder: Path, name: str, python: str) -> str:
+    package = folder / f"{name}.pt2"
+    if not package.exists():
+        return "is not made"
+    done = run(python, "-c", OWN_PACKAGE, str(package), str(folder / f"{name}.pt"), fails=True)
+    if done.returncode == 0:
+        return f"runs, and says: {first_line(done.stderr)}" if done.stderr.strip() else "runs"
+    return done.stderr.strip().splitlines()[-1][:100] if done.stderr.strip() else f"ends with {done.returncode}"
+
+
+def first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:100] if text.strip() else ""
+
+
+def run(
+    python: str, *arguments: str, cwd: Path | None = None, environment: Mapping[str, str] = {}, fails: bool = False
+) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, **ENVIRONMENT, "PATH": path, **environment}
+    done = subprocess.run([python, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode and not fails:
+        raise SystemExit(f"{python} {' '.join(arguments)[:200]}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])
