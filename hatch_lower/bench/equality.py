@@ -27,7 +27,7 @@ def run_digests(side: Side, subject: Subject) -> list[object]:
     model = side.folders[subject.model].manifest.models[subject.model]
     recipe = model.recipes[subject.recipe]
     # the check inputs are what is called with, and a plan names its delegates' files
-    files = [recipe.plan, model.constants, model.check, *recipe.delegates]
+    files = [recipe.plan, model.constants, model.weights, model.check, *recipe.delegates]
     return [*sorted(file.sha256 for file in files if file is not None), recipe.imports, recipe.target]
 
 

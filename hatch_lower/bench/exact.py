@@ -21,6 +21,7 @@ from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, read_plan
+from hatch_lower.format.weights import Weights, is_aligned, spans_outside
 
 # Inductor writes each loop nest, or group of fused ones, as a C function of such a name: they are exported, since they
 # are compiled apart from the code that calls them.
@@ -56,11 +57,13 @@ def model_figures(
         figures |= {metric: value for metric, value in known.items() if value is not None}
     yield Subject(name), figures
     for recipe in model.order:
-        for subject, found in recipe_figures(contents, model.recipes[recipe]):
+        for subject, found in recipe_figures(contents, model.recipes[recipe], contents.weights(name)):
             yield Subject(name, recipe, subject.method), found
 
 
-def recipe_figures(contents: Contents, recipe: RecipeEntry) -> Iterator[tuple[Subject, dict[str, float]]]:
+def recipe_figures(
+    contents: Contents, recipe: RecipeEntry, weights: Weights | None
+) -> Iterator[tuple[Subject, dict[str, float]]]:
     plan = contents.plan(recipe)
     files = {file.path: file for file in recipe.delegates}
     refuse_unlisted(contents, recipe, {delegate.file for delegate in plan.delegates} - files.keys())
@@ -72,7 +75,7 @@ def recipe_figures(contents: Contents, recipe: RecipeEntry) -> Iterator[tuple[Su
         "native-bytes": sum(files[path].size for path in native),
         "requirements": len({distribution_of(text) for text in recipe.requirements}),
     }
-    copied = copied_constants(contents, plan, data)
+    copied = copied_constants(contents, plan, data, weights)
     if copied is not None:
         figures["copied-constants"] = copied
     yield Subject(), figures
@@ -104,12 +107,15 @@ def distribution_of(requirement: str) -> str:
         return requirement
 
 
-def copied_constants(contents: Contents, plan: Plan, data: Mapping[str, memoryview]) -> int | None:
+def copied_constants(
+    contents: Contents, plan: Plan, data: Mapping[str, memoryview], weights: Weights | None
+) -> int | None:
     """Return how many constants loading a recipe puts into memory of its own, instead of mapping the file they are in.
 
     Constants that share memory count once, and empty ones not at all. A recipe copies
 
     - its state, that is constants that some method changes: each loaded instance has its own;
+    - weights outside the wheel whose elements are not aligned where they lie;
     - all weights of a delegate of `reference`, which are in its file: that is read, not mapped.
 
     Everything else is a view of the mapped constants file, whatever its dtype and layout, and `aoti` computes on these
@@ -118,13 +124,17 @@ def copied_constants(contents: Contents, plan: Plan, data: Mapping[str, memoryvi
     """
     if not set(plan.backends) <= {*BINDS_IN_PLACE, "reference"}:
         return None
-    count = len(state_of(plan))
+    state = state_of(plan)
+    count = len(state)
+    if weights is not None:
+        outside = spans_outside(plan.storages, weights, contents.place)
+        count += sum(not is_aligned(plan.storages[at], span) for at, span in outside.items() if at not in state)
     for delegate in plan.delegates:
         if delegate.backend == "reference":
             inner = inner_plan(contents, delegate, data[delegate.file])
-            state = state_of(inner)
-            held = {each.key for at, each in enumerate(inner.storages) if each.length and at not in state}
-            count += len(state) + len(held)
+            own = state_of(inner)
+            held = {each.key for at, each in enumerate(inner.storages) if each.length and at not in own}
+            count += len(own) + len(held)
     return count
 
 

@@ -23,6 +23,7 @@ from hatch_lower.format.debug_map import NO_DEBUG, DebugMap, MethodDebug, read_d
 from hatch_lower.format.manifest import FileEntry, Manifest, ModelEntry, RecipeEntry, read_manifest
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.results import SBOM_FILE
+from hatch_lower.format.weights import Weights, read_weights
 from hatch_lower.runtime.files import PackagedFolder, Recorded, open_folder
 from hatch_lower.runtime.installed import EagerEntry, find_model, models_of, recording
 
@@ -57,6 +58,11 @@ class Contents:
         listed = [(recipe, entry.recipes[recipe]) for recipe in entry.order]
         recipes = {recipe: LoweredRecipe(row, self.plan(row), self.debug(row).methods) for recipe, row in listed}
         return LoweredModel(name, self, entry, recipes)
+
+    def weights(self, name: str) -> Weights | None:
+        """Return where weights of a model are that the wheel does not hold; `None` if it holds all."""
+        entry = self.manifest.models[name].weights
+        return None if entry is None else read_weights(self.read(entry), f"{self.place}/{entry.path}")
 
     def plan(self, recipe: RecipeEntry) -> Plan:
         """Return a recipe's plan, if it says the same as the manifest."""

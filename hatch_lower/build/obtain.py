@@ -109,10 +109,10 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
     if not known.stamp or not known.size:
         return False
     try:
-        # the last byte says as much as the whole file: with other contents the server would send it from the beginning
+        # the answer for the last byte has the stamp as well
         stream = open_origin(url, limits_from(os.environ)).open(known.size - 1, known.stamp)
         try:
-            return stream.begin == known.size - 1 and stream.stamp == known.stamp and stream.size in (None, known.size)
+            return stream.stamp == known.stamp and stream.size in (None, known.size)
         finally:
             stream.pieces.close()
     except BrokenError as error:

@@ -14,10 +14,12 @@ from hatch_lower.build.installation import Sizes, installed_sizes
 from hatch_lower.cli.arguments import json_option, path_option, target_of
 from hatch_lower.cli.output import Report, count, show_report, show_text
 from hatch_lower.errors import size_text
+from hatch_lower.format.constants import Storage
 from hatch_lower.format.debug_map import MethodDebug
 from hatch_lower.format.graph import DelegateCall, Graph, nested_graphs
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, signature_text
 from hatch_lower.format.tree import tree_text
+from hatch_lower.format.weights import Weights, is_aligned
 from hatch_lower.hatch.terminal import table_lines
 
 NAMES_AND_NUMBERS = re.compile(r"`[^`]*`|\d+")  # what a reason says of the one node that it is about
@@ -64,14 +66,34 @@ def contents_report(contents: Contents, sizes: Sizes) -> Report:
 
 def model_report(model: LoweredModel, sizes: Sizes) -> Report:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
-    keys = {storage.key for plan in plans for storage in plan.storages}
+    storages = {storage.key: storage for plan in plans for storage in plan.storages}
+    weights = model.contents.weights(model.name)
+    spans = {} if weights is None else weights.spans
     return {
         "order": list(entry.order),
-        "constants": entry.constants and {"size": entry.constants.size, "tensors": len(keys)},
+        "constants": entry.constants and {"size": entry.constants.size, "tensors": len(storages.keys() - spans.keys())},
+        "outside": [] if weights is None else outside_reports(weights, storages),
         "check": entry.check and {"size": entry.check.size},
         "methods": {name: method_report(name, method) for name, method in plans[0].methods.items()},
         "recipes": {name: recipe_report(recipe, sizes) for name, recipe in model.recipes.items()},
     }
+
+
+def outside_reports(weights: Weights, storages: Mapping[str, Storage]) -> list[Report]:
+    reports = []
+    for position, source in enumerate(weights.sources):
+        spans = {key: span for key, span in weights.spans.items() if span.source == position}
+        sizes = {key: span.end - span.begin for key, span in spans.items()}
+        copied = [key for key, span in spans.items() if key in storages and not is_aligned(storages[key], span)]
+        reports.append(
+            {
+                **asdict(source),
+                "tensors": len(spans),
+                "used": sum(sizes.values()),
+                "copied": sum(sizes[key] for key in copied),
+            }
+        )
+    return reports
 
 
 def method_report(name: str, method: MethodPlan) -> Report:
@@ -147,7 +169,12 @@ def model_lines(name: str, model: Report) -> Iterator[str]:
     constants, check = model["constants"], model["check"]
     weights = f"{size_text(constants['size'])} in {count(constants['tensors'], 'tensor')}" if constants else "none"
     yield f"model {name}"
+    weights += " in the wheel" if model["outside"] else ""
     yield f"  weights     {weights}{', shared by all recipes' if constants and len(model['recipes']) > 1 else ''}"
+    for source in model["outside"]:
+        used, tensors = size_text(source["used"]), count(source["tensors"], "tensor")
+        copied = f", {size_text(source['copied'])} copied at each load" if source["copied"] else ""
+        yield f"  outside     {used} in {tensors}{copied}: {source['url']}"
     if check:
         yield f"  check data  {size_text(check['size'])}"
     yield ""

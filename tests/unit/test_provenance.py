@@ -30,6 +30,7 @@ from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.record import Architecture, BackendRecord
 from hatch_lower.format.results import SBOM_FILE, BuildResult, ModelResult, PayloadFile
 from hatch_lower.format.tree import Container, Leaf
+from hatch_lower.format.weights import Source, Span, Weights, write_weights
 from hatch_lower.hatch.sbom import add_sbom, check_hatchling, fixed_time, version_of
 
 TOOLS = {"hatchling": "1.28.0", "cyclonedx-python-lib": "11.12.0"}
@@ -67,6 +68,12 @@ CARD = Card(
     references=("https://example.org/paper",),
 )
 
+COMMIT = "0123456789" * 4
+OUTSIDE = Weights(
+    (Source(f"hf://org/name@{COMMIT}/model.safetensors", 100, "a" * 64), Source("d-m-00.safetensors", 50, "b" * 64)),
+    {"c" * 64: Span(0, 8, 16, "d" * 64)},
+)
+
 Make = Callable[..., Subject]
 
 
@@ -87,6 +94,7 @@ def make(tmp_path: Path) -> Make:
         architecture: Architecture = PORTABLE,
         backends: tuple[BackendRecord, ...] = (),
         weights: bytes = b"",
+        outside: Weights | None = None,
         timestamp: int | None = None,
         package: Callable[[str], str] = lambda name: "digits",
     ) -> Subject:
@@ -108,7 +116,8 @@ def make(tmp_path: Path) -> Make:
                 )
             constants = file(f"{name}/constants.safetensors", weights, files) if weights else None
             check = file(f"{name}/check.safetensors", b"check", files)
-            entry = ModelEntry(tuple(recipes), constants, check, recipes)
+            places = file(f"{name}/weights.json", write_weights(outside), files) if outside else None
+            entry = ModelEntry(tuple(recipes), constants, check, recipes, weights=places)
             settings.append(
                 ModelSettings(name, f"{name}.model:export", package(name), tuple(recipes), card=card or Card())
             )
@@ -155,6 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "of an unknown class": {"architecture": Architecture("", 0, {})},
     "with weights": {"weights": b"weights"},
     "with a card": {"weights": b"weights", "card": CARD},
+    "with weights outside": {"outside": OUTSIDE},
     "with native code": {"weights": b"weights", "card": CARD, "backends": (NATIVE,)},
     "of a backend of this process": {"backends": (BackendRecord("Own", "", "", {}),)},
     "at a fixed time": {"timestamp": 1580601600},
@@ -234,6 +244,23 @@ def test_the_document_says_what_a_model_is_made_of(make: Make) -> None:
     needs = next(each["dependsOn"] for each in document["dependencies"] if each["ref"] == "model:digits")
     assert {"requirement:hatch-lower>=0.1", "requirement:torch==2.13.*"} <= set(needs)
     assert components["requirement:torch==2.13.*"]["purl"] == "pkg:pypi/torch"
+
+
+def test_weights_outside_have_a_place_and_a_digest(make: Make) -> None:
+    document = checked(make("digits", "letters", outside=OUTSIDE))
+    hub, beside = (f"weights:{source.sha256}:{source.url}" for source in OUTSIDE.sources)
+    components = by_ref(document)
+    hashes = [{"alg": "SHA-256", "content": "a" * 64}]
+    place = {"type": "distribution", "url": OUTSIDE.sources[0].url, "hashes": hashes}
+    assert components[hub]["name"] == "model.safetensors"
+    assert (components[hub]["type"], components[hub]["hashes"]) == ("data", hashes)
+    assert components[hub]["externalReferences"] == [place]
+    assert facts(components[hub]) == {"role": "weights", "size": "100"}
+    assert "externalReferences" not in components[beside]
+    for model in ("model:digits", "model:letters"):
+        needs = next(each["dependsOn"] for each in document["dependencies"] if each["ref"] == model)
+        assert {hub, beside} <= set(needs)
+    assert facts(components["file:digits/_lowered/digits/weights.json"])["role"] == "places of weights"
 
 
 def test_the_tools_have_versions(make: Make) -> None:

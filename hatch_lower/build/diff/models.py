@@ -121,7 +121,8 @@ def facts_of(side: Side) -> Facts:
 def model_facts(model: LoweredModel) -> Facts:
     entry, plans = model.entry, [recipe.plan for recipe in model.recipes.values()]
     assets = {f"asset {name}": file for name, file in entry.assets.items()}
-    shared = {"weights": entry.constants, "check data": entry.check, **assets}
+    shared = {"weights": entry.constants, "places of weights": entry.weights, "check data": entry.check, **assets}
+    weights = model.contents.weights(model.name)
     return {
         "name": model.name,
         "order": list(entry.order),
@@ -131,6 +132,7 @@ def model_facts(model: LoweredModel) -> Facts:
         },
         "tensors": {name: facts for plan in plans for name, facts in tensor_facts(plan).items()},
         "files": {label: file_facts(model.contents, file) for label, file in shared.items() if file is not None},
+        "sources of weights": {source.url: source.sha256 for source in weights.sources} if weights else {},
         "recipes": {name: recipe_facts(model.contents, recipe) for name, recipe in model.recipes.items()},
     }
 

@@ -11,7 +11,7 @@ from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult
 from hatch_lower.frozen import Frozen
 
-SCHEMA = 1  # counts the forms of the document: of this code's, not of CycloneDX
+SCHEMA = 2  # counts the forms of the document: of this code's, not of CycloneDX
 FOLDER = "sboms"  # of `.dist-info`, by PEP 770
 
 

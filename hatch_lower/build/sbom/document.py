@@ -35,6 +35,7 @@ from hatch_lower.config.tables import Card, Dataset
 from hatch_lower.format.plan import MethodPlan, Plan, input_texts, read_plan
 from hatch_lower.format.results import ModelResult, PayloadFile, payload_folder
 from hatch_lower.format.tree import tree_text
+from hatch_lower.format.weights import Source, read_weights
 
 PREFIX = "hatch-lower"
 SERIAL = "urn:hatch-lower:sbom:sha256:"
@@ -48,6 +49,7 @@ def document_text(subject: Subject) -> str:
     for tool in tool_components(subject):
         bom.metadata.tools.components.add(tool)
     needed: dict[str, Component] = {}
+    sources: dict[tuple[str, str], Component] = {}
     parts = []
     for settings, result in zip(subject.settings.models, subject.result.models, strict=True):
         folder = payload_folder(settings.package)
@@ -57,15 +59,19 @@ def document_text(subject: Subject) -> str:
         datasets = [dataset_component(settings.name, i, dataset) for i, dataset in enumerate(settings.card.datasets)]
         texts = sorted({text for recipe in result.entry["recipes"].values() for text in recipe["requirements"]})
         requirements = [needed.setdefault(text, requirement_component(text)) for text in texts]
+        outside = [
+            sources.setdefault((source.url, source.sha256), source_component(source))
+            for source in weights_outside(result.entry, own)
+        ]
         bom.components.update([model, *datasets])
-        bom.register_dependency(model, [*datasets, *requirements])
+        bom.register_dependency(model, [*datasets, *outside, *requirements])
         parts.append(model)
         architecture = result.origin["architecture"]
         cards[f"model:{settings.name}"] = model_card(
             settings.name, settings.card, architecture["name"], plan.methods, architecture["outputs"]
         )
     manifests = [file_component(file, "manifest", ()) for file in files.values()]
-    bom.components.update([*manifests, *needed.values()])
+    bom.components.update([*manifests, *sources.values(), *needed.values()])
     bom.register_dependency(root, [*parts, *manifests])
     return finished(json.loads(JsonV1Dot6(bom).output_as_string()), cards, subject.timestamp)
 
@@ -160,8 +166,8 @@ def model_component(
 
 def roles_of(entry: Mapping[str, Any]) -> dict[str, tuple[str, tuple[str, ...]]]:
     roles: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for role, name in (("weights", "constants"), ("check data", "check")):
-        if entry[name]:
+    for role, name in (("weights", "constants"), ("check data", "check"), ("places of weights", "weights")):
+        if entry.get(name):
             roles[entry[name]["path"]] = (role, ())
     for asset in entry.get("assets", {}).values():
         roles[asset["path"]] = ("asset", ())
@@ -198,6 +204,22 @@ def dataset_component(model: str, position: int, dataset: Dataset) -> Component:
     )
 
 
+def source_component(source: Source) -> Component:
+    """Return the component of a file that has weights and is not in the wheel."""
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=source.sha256)]
+    place = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(source.url), hashes=hashes)
+    return Component(
+        type=ComponentType.DATA,
+        name=source.url.rpartition("/")[2],
+        bom_ref=f"weights:{source.sha256}:{source.url}",
+        description="weights outside the wheel",
+        hashes=hashes,
+        external_references=[place] if source.has_place else [],
+        scope=ComponentScope.REQUIRED,
+        properties=properties({"role": ["weights"], "size": [str(source.size)]}),
+    )
+
+
 def requirement_component(text: str) -> Component:
     name = canonicalize_name(Requirement(text).name)
     return Component(
@@ -217,6 +239,12 @@ def first_plan(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> Pl
     """Return the plan of the recipe that is tried first; the methods of all have one signature."""
     path = entry["recipes"][entry["order"][0]]["plan"]["path"]
     return read_plan(files[path].source.read_bytes(), path)
+
+
+def weights_outside(entry: Mapping[str, Any], files: Mapping[str, PayloadFile]) -> tuple[Source, ...]:
+    if not (listed := entry.get("weights")):
+        return ()
+    return read_weights(files[listed["path"]].source.read_bytes(), listed["path"]).sources
 
 
 def package_url(name: str, version: str | None) -> PackageURL:
