@@ -43,11 +43,12 @@ def places(source: Source, environment: Mapping[str, str] = os.environ) -> Itera
 
 def weights_folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
     named = [Path(text) for text in environment.get(FOLDERS, "").split(os.pathsep) if text]
-    if named:
-        return named
-    import platformdirs
+    return named or [cache_home(environment) / "hatch-lower" / "weights"]
 
-    return [Path(platformdirs.user_cache_dir("hatch-lower", appauthor=False)) / "weights"]
+
+def cache_home(environment: Mapping[str, str]) -> Path:
+    # on every system, as huggingface_hub has it
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 
 
 def file_name(sha256: str) -> str:
@@ -78,8 +79,7 @@ def hub_path(file: HubFile, environment: Mapping[str, str] = os.environ) -> Path
 
 def hub_folder(environment: Mapping[str, str]) -> Path:
     # as huggingface_hub finds it, which takes long to import
-    home = environment.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    home = environment.get("HF_HOME") or os.path.join(home, "huggingface")
+    home = environment.get("HF_HOME") or str(cache_home(environment) / "huggingface")
     hub = environment.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(environment.get("HF_HUB_CACHE") or hub)))
 
