@@ -31,11 +31,13 @@ ALLOWED = {
     "__init__.py": IMPORTS,
     "exir/__init__.py": IMPORTS,
     "pipeline/discover.py": IMPORTS,
-    "runtime/editable.py": IMPORTS,
+    "runtime/eager.py": IMPORTS,
     "runtime/classes.py": IMPORTS,
     # the modules that register operators: torch's own, and those that an installed wheel names
-    "runtime/operators.py": IMPORTS,
+    "runtime/torch_operators.py": IMPORTS,
     "runtime/requirements.py": IMPORTS,
+    # our own modules of the two libraries of arrays
+    "runtime/arrays.py": IMPORTS,
     "pipeline/fresh_process.py": IMPORTS,
     # the module of torch that registers operators of a namespace
     "exir/dialects/_ops.py": IMPORTS,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import Tensor, contiguous_format
-
+from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.delegates import DelegateBlob, description_error
 
 Facts = TypeVar("Facts")
@@ -31,7 +30,8 @@ class CallMap:
     - `{"input": i}` or `{"literal": value}`.
     """
 
-    def __init__(self, given: int, passed: list[int], outputs: list[object]) -> None:
+    def __init__(self, given: int, passed: list[int], outputs: list[object], arrays: Arrays) -> None:
+        self.arrays = arrays
         self.given = given
         self.passed = passed  # positions of the inputs that the engine gets
         self.outputs = outputs
@@ -43,13 +43,13 @@ class CallMap:
     def select(self, inputs: list[Any]) -> list[Any]:
         return inputs if self.passes_all else [inputs[position] for position in self.passed]
 
-    def arrange(self, inputs: Sequence[object], results: Sequence[Tensor]) -> Sequence[object]:
+    def arrange(self, inputs: Sequence[object], results: Sequence[Any]) -> Sequence[object]:
         if self.returns_all:
             return results
-        return [make_output(output, inputs, results) for output in self.outputs]
+        return [make_output(output, inputs, results, self.arrays) for output in self.outputs]
 
 
-def make_output(output: Any, inputs: Sequence[object], results: Sequence[Tensor]) -> object:
+def make_output(output: Any, inputs: Sequence[object], results: Sequence[Any], arrays: Arrays) -> object:
     if isinstance(output, int):
         return results[output]
     if "input" in output:
@@ -58,12 +58,11 @@ def make_output(output: Any, inputs: Sequence[object], results: Sequence[Tensor]
         return output["literal"]
     result = results[output["result"]]
     if "permute" in output:
-        return result.permute(output["permute"])
+        return arrays.permuted(result, output["permute"])
     if "number" in output:
         return NUMBERS[output["number"]](result.item())
     order = output["order"]
-    # not `contiguous()`, which leaves an empty tensor as it is
-    return result.permute(order).clone(memory_format=contiguous_format).permute(inverse(order))
+    return arrays.permuted(arrays.contiguous_copy(arrays.permuted(result, order)), inverse(order))
 
 
 def inverse(order: Sequence[int]) -> list[int]:
@@ -78,8 +77,8 @@ def call_facts(given: int, passed: Sequence[int], outputs: Sequence[object]) -> 
     return {"inputs": given, "passed": list(passed), "outputs": list(outputs)}
 
 
-def read_call_map(facts: Mapping[str, Any]) -> CallMap:
-    found = CallMap(int(facts["inputs"]), list(facts["passed"]), list(facts["outputs"]))
+def read_call_map(facts: Mapping[str, Any], arrays: str = "torch") -> CallMap:
+    found = CallMap(int(facts["inputs"]), list(facts["passed"]), list(facts["outputs"]), find_arrays(arrays))
     require(all(0 <= position < found.given for position in found.passed), f"inputs {found.passed} of {found.given}")
     numbered = {result_of(output) for output in found.outputs} - {None} == set(range(found.results))
     require(numbered and all(is_output(each, found.given) for each in found.outputs), f"outputs {found.outputs}")

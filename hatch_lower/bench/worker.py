@@ -223,7 +223,7 @@ def measure_calls(request: Request) -> Mapping[str, Any]:
 
 
 def load_eager(model: str, paths: Sequence[str], export: str) -> Any:
-    from hatch_lower.runtime.editable import make_eager
+    from hatch_lower.runtime.eager import make_eager
 
     sys.path[:0] = paths
     return make_eager(model, export)

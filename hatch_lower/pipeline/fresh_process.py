@@ -34,7 +34,7 @@ from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.runtime.torch_arrays import span_tensor, stored_tensors
+from hatch_lower.runtime.torch_arrays import ARRAYS, stored_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def load_written(
     plan = read_plan(path.read_bytes(), path.name)
     file = open_written(constants, outside)
     contents, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
-    spans = tuple(map(span_tensor, plan.storages, contents))
+    spans = tuple(map(ARRAYS.span, plan.storages, contents))
     kinds = DelegateKinds()
     delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
     return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)

@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from hatch_lower.errors import CaptureError
-from hatch_lower.runtime.refusals import describe_value
+from hatch_lower.runtime.torch_arrays import ARRAYS
 from hatch_lower.torch_private import trees
 from hatch_lower.torch_private.programs import FakeTensor, own_tensors, version_of
 
@@ -100,7 +100,7 @@ def share_tensors(model: str, programs: Mapping[str, ExportedProgram]) -> None:
                     raise CaptureError(
                         f"methods `{owner}` and `{method}` have different tensors under the name `{name}`",
                         where=f"model `{model}`",
-                        found=f"{describe_value(known)} and {describe_value(tensor)}",
+                        found=f"{ARRAYS.describe(known)} and {ARRAYS.describe(tensor)}",
                         hint="export them from one module, or declare them as two models",
                     )
                 store[name] = known

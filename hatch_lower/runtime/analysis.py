@@ -24,7 +24,7 @@ from hatch_lower.format.graph import (
     nested_graphs,
 )
 from hatch_lower.format.inputs import Input, SymbolInput, TensorInput, expressions_in
-from hatch_lower.runtime.operators import Operators, may_return_alias
+from hatch_lower.runtime.arrays import Operators
 
 SIZE = "<size>"  # stands for what is found; no symbol has this name
 
@@ -174,7 +174,7 @@ class Aliasing:
         return Root(True, self._constants[name].storage)
 
     def _roots_of_instruction(self, instruction: Instruction) -> Roots:
-        if isinstance(instruction, OpCall) and not may_return_alias(self._operators[instruction.op]):
+        if isinstance(instruction, OpCall) and not self._operators.may_alias(instruction.op):
             return NOTHING
         if isinstance(instruction, PythonCall) and instruction.op != "getitem":
             return NOTHING

@@ -25,9 +25,8 @@ from hatch_lower.runtime.load import load_model, outside_faults
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
-from hatch_lower.runtime.refusals import describe_value
 from hatch_lower.runtime.selection import DelegateKinds, refusal_reason
-from hatch_lower.runtime.torch_arrays import stored_tensors
+from hatch_lower.runtime.torch_arrays import ARRAYS, stored_tensors
 
 
 def rounding_mark(method: str) -> str:
@@ -249,5 +248,5 @@ class Comparison:
 
 def kind_text(value: object) -> str:
     if isinstance(value, Tensor):
-        return describe_value(value)
+        return ARRAYS.describe(value)
     return "no tensor" if value is None else f"a value of type {type(value).__name__}"

@@ -7,14 +7,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.plan import Plan, signature_text
+from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.names import Names
 from hatch_lower.runtime.writer import MethodWriter
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,16 @@ class MethodCode:
     text: str  # the signature with dtypes and symbolic shapes
 
 
-def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bool = False) -> MethodCode:
-    writer = MethodWriter(plan, name, is_locked, checks_outputs)
+def compile_method(
+    plan: Plan,
+    name: str,
+    arrays: Arrays,
+    exchanges: Sequence[Exchange | None],
+    *,
+    is_locked: bool,
+    checks_outputs: bool = False,
+) -> MethodCode:
+    writer = MethodWriter(plan, name, arrays, exchanges, is_locked, checks_outputs)
     source = "\n".join(writer.write()) + "\n"
     parameters = [
         inspect.Parameter(
@@ -53,7 +63,7 @@ def compile_method(plan: Plan, name: str, *, is_locked: bool, checks_outputs: bo
 
 
 def link_method(
-    code: MethodCode, name: str, constants: Mapping[str, torch.Tensor], runs: Sequence[Callable[..., Any]], lock: Any
+    code: MethodCode, name: str, constants: Mapping[str, Any], runs: Sequence[Callable[..., Any]], lock: Any
 ) -> Callable[..., Any]:
     names = code.names
     # torch's C++ imports modules in the name of the calling frame, so the built-in functions must be there

@@ -6,13 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.delegates import DataLayout
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Delegate", "DelegateBlob", "Place", "description_error"]
 
@@ -52,9 +49,14 @@ class DelegateBlob:
 class Delegate(ABC):
     """One loaded blob, bound to one set of constants."""
 
+    # The library whose arrays `load` and `run` are given and return: "torch", or "numpy" for an engine that runs where
+    # torch is not installed. Where the program has others, the runtime converts them without a copy.
+    # NumPy lacks bfloat16 and the 8-bit floats: they are those of `ml_dtypes` if that is installed, else raw (`V2`).
+    arrays: ClassVar[str] = "torch"
+
     @classmethod
     @abstractmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
+    def load(cls, blob: DelegateBlob, constants: Sequence[Any]) -> Delegate:
         """Load a blob.
 
         Args:
@@ -69,7 +71,7 @@ class Delegate(ABC):
         """
 
     @abstractmethod
-    def run(self, inputs: list[Tensor]) -> Sequence[Any]:
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Run on `inputs` (dtype, shape, strides and device already checked); return the outputs in order.
 
         An output is a tensor, or for a symbolic or scalar output a Python number or a 0-d tensor. There are as many as

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hatch_lower.errors import LowerError, ProgramError, nearest
 from hatch_lower.format.constants import Constant
@@ -18,10 +15,13 @@ from hatch_lower.format.delegates import DelegateEntry
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.frozen import Frozen
+from hatch_lower.runtime.arrays import LIBRARIES, Arrays, find_arrays
 from hatch_lower.runtime.compile import MethodCode, compile_method, link_method
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place
 from hatch_lower.runtime.mapped import data_layouts, data_places, map_data
-from hatch_lower.runtime.torch_arrays import view_constant
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.exchange import Exchange
 
 
 class Runnable(Protocol):
@@ -48,8 +48,10 @@ class Program(Frozen):
 
     plan: Plan
     codes: Mapping[str, MethodCode]
-    spans: tuple[Tensor, ...]  # the packaged contents of each storage
+    arrays: Arrays
+    spans: tuple[Any, ...]  # the packaged contents of each storage
     kinds: tuple[type[Delegate], ...]  # of each delegate
+    exchanges: tuple[Exchange | None, ...]  # of each delegate; `None` where it computes with the same arrays
     blobs: tuple[DelegateBlob, ...]  # of each delegate
     mutable: frozenset[int]  # indices of the storages that some method changes
 
@@ -64,11 +66,11 @@ class Executor:
 
     # calls may run side by side in several threads; where the program has state, one waits for the other
 
-    def __init__(self, program: Program, state: Mapping[int, Tensor], parent: Executor | None = None) -> None:
+    def __init__(self, program: Program, state: Mapping[int, Any], parent: Executor | None = None) -> None:
         self._program = program
         self._state = state
         self._lock = Lock()
-        with torch.inference_mode(False):
+        with program.arrays.storing():
             self._constants = self._view_constants(parent)
             self._delegates = self._load_delegates(parent)
             self._methods = self._link()
@@ -79,14 +81,16 @@ class Executor:
 
     def clone(self) -> Executor:
         """Return an instance with a copy of the current state; a delegate's own state is as it was packaged."""
-        with self._lock, torch.inference_mode(False):
-            state = {index: tensor.clone() for index, tensor in self._state.items()}
+        arrays = self._program.arrays
+        with self._lock, arrays.storing():
+            state = {index: arrays.copy(content) for index, content in self._state.items()}
         return Executor(self._program, state, self)
 
     def reset(self) -> None:
-        with self._lock, torch.inference_mode(False):
-            for index, tensor in self._state.items():
-                tensor.copy_(self._program.spans[index])
+        arrays = self._program.arrays
+        with self._lock, arrays.storing():
+            for index, content in self._state.items():
+                arrays.assign(content, self._program.spans[index])
             for index, entry in enumerate(self._program.plan.delegates):
                 if holds_state(entry):
                     self._delegates[index] = self._load_delegate(index)
@@ -96,9 +100,8 @@ class Executor:
         if any(map(holds_state, self._program.plan.delegates)):
             return True
         with self._lock:
-            pairs = [(tensor, self._program.spans[index]) for index, tensor in self._state.items()]
-            # bit by bit, for NaN is not equal to itself
-            return not all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs)
+            pairs = [(content, self._program.spans[index]) for index, content in self._state.items()]
+            return not all(self._program.arrays.is_same(one, other) for one, other in pairs)
 
     def signature(self, name: str) -> str:
         return self._program.codes[name].text
@@ -106,14 +109,14 @@ class Executor:
     def source(self, name: str) -> str:
         return self._program.codes[name].source
 
-    def _view_constants(self, parent: Executor | None) -> dict[str, Tensor]:
+    def _view_constants(self, parent: Executor | None) -> dict[str, Any]:
         # the parent's where they cannot change, else views of this instance's state
         program = self._program
         spans = {**dict(enumerate(program.spans)), **self._state}
         return {
             name: parent._constants[name]
             if parent is not None and constant.storage not in program.mutable
-            else view_constant(constant, spans)
+            else program.arrays.view(constant, spans)
             for name, constant in program.plan.constants.items()
         }
 
@@ -130,6 +133,8 @@ class Executor:
         entry = program.plan.delegates[index]
         try:
             constants = [self._constants[name] for name in entry.constants]
+            if exchange := program.exchanges[index]:
+                constants = [exchange.given(constant) for constant in constants]
             loaded: object = program.kinds[index].load(program.blobs[index], constants)
         except LowerError:
             raise
@@ -165,22 +170,24 @@ class Executor:
 
 def execute_plan(
     plan: Plan,
-    spans: Sequence[Tensor],
+    spans: Sequence[Any],
     delegates: Mapping[str, type[Delegate]],
     folder: Path,
     *,
     places: Sequence[Place] = (),
     checks_outputs: bool = False,
+    arrays: Arrays | None = None,
 ) -> Executor:
     """Return an executor of a plan, over the packaged contents of its storages; those that it changes are cloned.
 
-    `places` says where the storages lie, if they lie in a file. With `checks_outputs` each call compares all that
-    delegates return with the plan, and not its number alone.
+    `spans` are one-dimensional arrays of `arrays`, by default torch's; `places` says where they lie, if they lie in a
+    file. With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
 
     Raises:
         ProgramError: if a backend is missing, a delegate refuses its blob, torch lacks an operator, or named data
             cannot be mapped.
     """
+    arrays = find_arrays("torch") if arrays is None else arrays
     mutable = frozenset(constant.storage for constant in plan.constants.values() if constant.mutable)
     kinds = []
     for entry in plan.delegates:
@@ -193,8 +200,10 @@ def execute_plan(
             )
         kinds.append(delegates[entry.backend])
     is_locked = bool(mutable) or any(map(holds_state, plan.delegates))
+    exchanges = tuple(exchange_of(arrays, kind, entry) for kind, entry in zip(kinds, plan.delegates, strict=True))
     codes = {
-        name: compile_method(plan, name, is_locked=is_locked, checks_outputs=checks_outputs) for name in plan.methods
+        name: compile_method(plan, name, arrays, exchanges, is_locked=is_locked, checks_outputs=checks_outputs)
+        for name in plan.methods
     }
     data_at = data_places(plan, folder, places)
     data, layouts = map_data(data_at), MappingProxyType(data_layouts(plan))
@@ -209,10 +218,25 @@ def execute_plan(
         )
         for entry in plan.delegates
     )
-    program = Program(plan, codes, tuple(spans), tuple(kinds), blobs, mutable)
-    with torch.inference_mode(False):
-        state = {index: program.spans[index].clone() for index in sorted(mutable)}
+    program = Program(plan, codes, arrays, tuple(spans), tuple(kinds), exchanges, blobs, mutable)
+    with arrays.storing():
+        state = {index: arrays.copy(program.spans[index]) for index in sorted(mutable)}
     return Executor(program, state)
+
+
+def exchange_of(arrays: Arrays, kind: type[Delegate], entry: DelegateEntry) -> Exchange | None:
+    if kind.arrays == arrays.name:
+        return None
+    if kind.arrays not in LIBRARIES:
+        raise ProgramError(
+            f"the backend `{entry.backend}` computes with arrays of an unknown library",
+            where=entry.file,
+            found=f"`arrays` of its run half is {kind.arrays!r:.80}",
+            hint="this is a fault of the backend: report it to its authors",
+        )
+    from hatch_lower.runtime.exchange import find_exchange
+
+    return find_exchange(arrays.name, kind.arrays)
 
 
 def place_of(constant: Constant, mutable: frozenset[int], places: Sequence[Place]) -> Place | None:

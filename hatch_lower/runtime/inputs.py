@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-import torch
-from torch import Tensor
-
-from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import Expression, symbols_in
 from hatch_lower.format.inputs import (
@@ -21,17 +19,25 @@ from hatch_lower.format.inputs import (
 )
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
-from hatch_lower.runtime.names import Names, expression_code
-from hatch_lower.runtime.refusals import Refusals, describe_value, same_layout
+from hatch_lower.runtime.arrays import Arrays
+from hatch_lower.runtime.names import Names, expression_code, tuple_code
+from hatch_lower.runtime.refusals import Refusals, refuse_produced
 
 
 class InputWriter:
     """Writes the checks of one method's leaves, of which `leaves` are the variables."""
 
     def __init__(
-        self, plan: MethodPlan, names: Names, refusals: Refusals, leaves: Sequence[str], bindings: Sequence[Binding]
+        self,
+        plan: MethodPlan,
+        arrays: Arrays,
+        names: Names,
+        refusals: Refusals,
+        leaves: Sequence[str],
+        bindings: Sequence[Binding],
     ) -> None:
         self._plan = plan
+        self._arrays = arrays
         self._names = names
         self._refusals = refusals
         self._leaves = leaves
@@ -116,29 +122,27 @@ class InputWriter:
         return [f"if not ({is_same}): {self._refuse_one(index, leaf)}"]
 
     def _check_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
-        plain = self._names.bind("plain", self._refusals.as_tensor, "as_tensor")
-        tests = [
-            f"{leaf}.dtype is not {self._dtype(entry.dtype)}",
-            f"not {leaf}.is_cpu",
-            f"{leaf}.layout is not {self._names.bind('strided', torch.strided, 'strided')}",
-        ]
+        arrays = self._arrays
+        plain = self._names.bind("plain", self._refusals.as_array, "as_array")
+        tests = [arrays.dtype_test(entry.dtype, leaf, self._names), *arrays.place_tests(leaf, self._names)]
         if any(symbols_in(size) for size in entry.shape):
-            tests.append(f"{leaf}.dim() != {len(entry.shape)}")
+            tests.append(arrays.rank_test(len(entry.shape), leaf))
         else:
             tests.append(f"{leaf}.shape != {tuple_code([str(size) for size in entry.shape])}")
         return [
-            f"if {self._type()}({leaf}) is not {self._bound(Tensor)}: {leaf} = {plain}({index}, {leaf})",
+            f"if {self._type()}({leaf}) is not {self._bound(arrays.kind)}: {leaf} = {plain}({index}, {leaf})",
             f"if {' or '.join(tests)}: {self._refuse_one(index, leaf)}",
         ]
 
     def _prepare_tensor(self, index: int, entry: TensorInput, leaf: str) -> list[str]:
-        # off the autograd tape, and laid out in memory as it was exported
-        lines = [f"if {leaf}.requires_grad: {leaf} = {leaf}.detach()"]
-        strides = stride_code(entry, self.symbols, self._names)
+        # laid out in memory as it was exported
+        strides = stride_codes(entry, self.symbols, self._names)
         if index in self._mutated:
             keep = self._names.bind("keep", self._refusals.keep_layout, "keep_layout")
-            return [*lines, f"{keep}({index}, {leaf}, {strides})"]
-        return [*lines, *resolve_lines(entry, leaf), *restride_lines(entry, leaf, strides, self._names)]
+            lines = self._arrays.resolve_lines(entry.dtype, leaf, of_caller=True, in_place=True)
+            return [*lines, f"{keep}({index}, {leaf}, {tuple_code(strides)})"]
+        lines = self._arrays.resolve_lines(entry.dtype, leaf, of_caller=True)
+        return [*lines, *self._arrays.layout_lines(entry, leaf, strides, self._names)]
 
     def _refuse_one(self, index: int, leaf: str) -> str:
         return f"{self._names.bind('check', self._refusals.check_value, 'check_value')}({index}, {leaf})"
@@ -149,21 +153,24 @@ class InputWriter:
     def _bound(self, value: type) -> str:
         return self._names.bind(value.__name__, value, value)
 
-    def _dtype(self, name: str) -> str:
-        return self._names.bind(name, getattr(torch, name), ("dtype", name))
-
 
 def delegate_input_lines(
-    where: str, entry: TensorInput, variable: str, symbols: dict[str, str], names: Names, declared: Mapping[str, Symbol]
+    where: str,
+    entry: TensorInput,
+    variable: str,
+    symbols: dict[str, str],
+    arrays: Arrays,
+    names: Names,
+    declared: Mapping[str, Symbol],
 ) -> list[str]:
     """Return the lines that check and lay out a tensor that the graph computed for a delegate."""
     # a symbol that no input determines (a size that depends on data) gets its value here, and `symbols` is updated
-    tests = [f"{variable}.dtype is not {names.bind(entry.dtype, getattr(torch, entry.dtype), ('dtype', entry.dtype))}"]
-    refuse = names.bind("refuse", refuse_produced, "refuse_produced")
+    tests = [arrays.dtype_test(entry.dtype, variable, names)]
+    refuse = names.bind("refuse", partial(refuse_produced, arrays), "refuse_produced")
     expected = names.bind("expected", f"{where} was lowered for {input_text(entry, declared)}")
     lines = []
     if any(symbols_in(size) for size in entry.shape):
-        tests.append(f"{variable}.dim() != {len(entry.shape)}")
+        tests.append(arrays.rank_test(len(entry.shape), variable))
         lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
         sizes = [names.fresh("n") for _ in entry.shape]
         lines.append(f"{', '.join(sizes)}, = {variable}.shape")
@@ -180,9 +187,9 @@ def delegate_input_lines(
         tests.append(f"{variable}.shape != {tuple_code([str(size) for size in entry.shape])}")
     if tests:
         lines.append(f"if {' or '.join(tests)}: {refuse}({expected}, {variable})")
-    lines += resolve_lines(entry, variable)
+    lines += arrays.resolve_lines(entry.dtype, variable, of_caller=False)
     if all(symbols_in(stride) <= symbols.keys() for stride in entry.stride):
-        return [*lines, *restride_lines(entry, variable, stride_code(entry, symbols, names), names)]
+        return [*lines, *arrays.layout_lines(entry, variable, stride_codes(entry, symbols, names), names)]
     if not is_contiguous(entry):
         raise ProgramError(
             "a packaged program cannot be run",
@@ -190,57 +197,11 @@ def delegate_input_lines(
             found="strides that depend on a size that is not known there",
             hint="export the method with inputs that are contiguous",
         )
-    return [*lines, f"if not {variable}.is_contiguous(): {variable} = {variable}.contiguous()"]
+    return [*lines, *arrays.layout_lines(entry, variable, None, names)]
 
 
-def resolve_lines(entry: TensorInput, variable: str) -> list[str]:
-    # native code does not see a lazy conjugation or negation
-    dtype = getattr(torch, entry.dtype)
-    lines = [f"if {variable}.is_conj(): {variable} = {variable}.resolve_conj()"] if dtype.is_complex else []
-    if dtype.is_floating_point or dtype.is_complex:
-        lines.append(f"if {variable}.is_neg(): {variable} = {variable}.resolve_neg()")
-    return lines
-
-
-def restride_lines(entry: TensorInput, variable: str, strides: str, names: Names) -> list[str]:
-    wrong = f"not {variable}.is_contiguous()" if is_contiguous(entry) else f"{variable}.stride() != {strides}"
-    return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {strides})"]
-
-
-def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
-    if same_layout(value, strides):
-        return value
-    repeated = [dim for dim, stride in enumerate(strides) if stride == 0 and value.shape[dim] > 1]
-    narrow = value
-    for dim in repeated:
-        narrow = narrow.narrow(dim, 0, 1)
-    copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype).copy_(narrow).expand(value.shape)
-    # compared bit by bit, for NaN is not equal to itself
-    if repeated and not torch.equal(copy.contiguous().view(torch.uint8), value.contiguous().view(torch.uint8)):
-        raise InputError(
-            "a tensor was exported as one value repeated along a dimension, and now holds several there",
-            found=f"{describe_value(value)}, dimension {', '.join(map(str, repeated))}",
-            hint="export the method with an example input that was not expanded",
-        )
-    return copy
-
-
-def refuse_produced(expected: str, value: object) -> None:
-    # reached if the plan does not belong to this torch
-    raise ProgramError(
-        "a delegate would have been given a tensor that it was not lowered for",
-        where=expected,
-        found=describe_value(value),
-        hint="install the torch version that the program requires, or build the wheel again",
-    )
-
-
-def stride_code(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> str:
-    return tuple_code([expression_code(stride, symbols, names) for stride in entry.stride])
-
-
-def tuple_code(items: Sequence[str]) -> str:
-    return f"({', '.join(items)},)" if items else "()"
+def stride_codes(entry: TensorInput, symbols: Mapping[str, str], names: Names) -> list[str]:
+    return [expression_code(stride, symbols, names) for stride in entry.stride]
 
 
 def range_code(symbol: Symbol, variable: str, *, is_solved: bool = False) -> str:

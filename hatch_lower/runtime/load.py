@@ -18,8 +18,9 @@ from hatch_lower.format.codec import refuse
 from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
 from hatch_lower.format.weights import WEIGHTS
+from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.delegates import Delegate
-from hatch_lower.runtime.editable import make_eager, warn_if_stale
+from hatch_lower.runtime.editable import warn_if_stale
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_folder
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
@@ -27,16 +28,20 @@ from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
 from hatch_lower.runtime.outside import Find, OutsideWeights, read_packaged
 from hatch_lower.runtime.requirements import import_modules
-from hatch_lower.runtime.selection import DelegateKinds, choose_recipe
+from hatch_lower.runtime.selection import DelegateKinds, choose_recipe, numpy_reason
 from hatch_lower.runtime.sources import is_on, local_copy
-from hatch_lower.runtime.torch_arrays import span_tensor
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
 
 
 def load(
-    name_or_path: str | os.PathLike[str], *, recipe: str | None = None, verify: bool = False, fetch: bool = False
+    name_or_path: str | os.PathLike[str],
+    *,
+    recipe: str | None = None,
+    verify: bool = False,
+    arrays: str | None = None,
+    fetch: bool = False,
 ) -> LoadedModel:
     """Load a lowered model.
 
@@ -48,6 +53,9 @@ def load(
         verify: first read every file of the model, of all its recipes, and compare it with its digest; those of an
             installed model with RECORD's digests, too. Without it the contents of tensors, and recipes that are not
             loaded, are not read. Weights outside the wheel are compared, too.
+        arrays: `"torch"` for a model that takes and returns tensors, `"numpy"` for one of NumPy's arrays, which imports
+            no torch; by default torch's where it is installed. Recipes that need torch for what runs between their
+            partitions are passed over with `"numpy"`.
         fetch: fetch weights that are outside the wheel and not on this machine, as `hatch_lower.fetch` does; by
             default only if the environment variable `HATCH_LOWER_FETCH` is `1`. Else no connection is ever opened.
 
@@ -58,20 +66,20 @@ def load(
             newer hatch-lower; with `verify` also if RECORD and the files differ, or the model runs eagerly and has no
             files.
         FetchError: if weights are to be fetched and cannot be.
-        InputError: for anything but a text or a path.
+        InputError: for anything but a text or a path, and for unknown `arrays`.
     """
     if isinstance(name_or_path, os.PathLike):
         folder, model = folder_at(Path(name_or_path))
-        return load_model(folder, model, recipe, DelegateKinds(), verify, fetch=fetch)
+        return load_model(folder, model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)
     if not isinstance(name_or_path, str):
         raise InputError(
             "`load` takes the name of an installed model, or a path object", found=type(name_or_path).__name__
         )
     found = find_model(name_or_path)
     if isinstance(found.source, EagerEntry):
-        return load_eager(found, found.source, recipe, verify)
+        return load_eager(found, found.source, recipe, verify, find_arrays(arrays))
     warn_if_stale(found.source, found.model)
-    return load_model(found.source, found.model, recipe, DelegateKinds(), verify, fetch=fetch)
+    return load_model(found.source, found.model, recipe, DelegateKinds(), verify, find_arrays(arrays), fetch=fetch)
 
 
 def load_folder(
@@ -82,14 +90,14 @@ def load_folder(
     delegates: Mapping[str, type[Delegate]] | None = None,
     verify: bool = False,
     checks_outputs: bool = False,
+    arrays: str | None = None,
 ) -> LoadedModel:
     """Load a model from a `_lowered` folder; `delegates`, where given, stand for the installed ones.
 
     With `checks_outputs` each call compares all that delegates return with the plan, and not its number alone.
     """
-    return load_model(
-        open_folder(folder), model, recipe, DelegateKinds(delegates, checks_outputs=checks_outputs), verify
-    )
+    kinds = DelegateKinds(delegates, checks_outputs=checks_outputs)
+    return load_model(open_folder(folder), model, recipe, kinds, verify, find_arrays(arrays))
 
 
 def load_model(
@@ -98,6 +106,7 @@ def load_model(
     recipe: str | None,
     kinds: DelegateKinds,
     verify: bool,
+    arrays: Arrays | None = None,
     *,
     fetch: bool = False,
 ) -> LoadedModel:
@@ -118,8 +127,9 @@ def load_model(
         for fault in chain(folder.faults(model), outside_faults(folder, model, fetch=fetch)):
             raise fault
     constants = open_constants(folder, model, fetch=fetch)
+    arrays = arrays or find_arrays()  # it may import torch, after which the collector must not run
     with collection_paused():
-        return load_recipe(folder, model, constants, kinds, recipe)
+        return load_recipe(folder, model, constants, kinds, arrays, recipe)
 
 
 @contextmanager
@@ -140,16 +150,26 @@ def load_recipe(
     model: str,
     constants: ConstantsFile | OutsideWeights | None,
     kinds: DelegateKinds,
+    arrays: Arrays,
     recipe: str | None,
 ) -> LoadedModel:
     """Load one recipe of a model whose files' sizes were looked at; `None` stands for the first that can run here."""
     entry = folder.manifest.models[model]
     where = str(folder.path / MANIFEST)
-    chosen = choose_recipe(model, entry, recipe, kinds, where)
+
+    @functools.cache
+    def plan_of(recipe: str) -> Plan:
+        file = entry.recipes[recipe].plan
+        return read_plan(folder.read(file), str(folder.path / file.path))
+
+    def fits(recipe: str) -> str | None:
+        return numpy_reason(plan_of(recipe), entry.recipes[recipe].imports, kinds) if arrays.name == "numpy" else None
+
+    chosen = choose_recipe(model, entry, recipe, kinds, where, fits)
     files = entry.recipes[chosen]
     import_modules(files.imports, where, installed=folder.installed)
     folder.check(files.debug)
-    plan = read_plan(folder.read(files.plan), str(folder.path / files.plan.path))
+    plan = plan_of(chosen)
     check_agreement(plan, files, str(folder.path / files.plan.path))
     check_delegates(folder, plan, files)
     if plan.storages and constants is None:
@@ -158,20 +178,22 @@ def load_recipe(
     backends = dict.fromkeys(entry.backend for entry in plan.delegates)
     executor = execute_plan(
         plan,
-        tuple(map(span_tensor, plan.storages, contents)),
+        tuple(map(arrays.span, plan.storages, contents)),
         {backend: kinds.load(backend) for backend in backends},
         folder.path,
         places=constants.places(plan.storages) if constants is not None else (),
         checks_outputs=kinds.checks_outputs,
+        arrays=arrays,
     )
     provenance = Provenance(
         model,
         chosen,
         entry.order,
         functools.partial(read_debug_file, folder, files.debug),
-        functools.partial(load_recipe, folder, model, constants, kinds),
+        functools.partial(load_recipe, folder, model, constants, kinds, arrays),
         MappingProxyType({name: folder.path / asset.path for name, asset in entry.assets.items()}),
         f"{folder.manifest.distribution}:{model}" if folder.installed else folder.path.absolute() / model,
+        arrays.name,
     )
     return LoadedModel(executor, provenance)
 
@@ -226,7 +248,9 @@ def read_debug_file(folder: PackagedFolder, entry: FileEntry) -> DebugMap:
     return read_debug(folder.read(entry), str(folder.path / entry.path))
 
 
-def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool) -> LoadedModel:
+def load_eager(
+    found: InstalledModel, entry: EagerEntry, recipe: str | None, verify: bool, arrays: Arrays
+) -> LoadedModel:
     model, export = found.model, entry.export
     not_eagerly = 'install the project editable with `editable = "lower"`, or not editable'
 
@@ -235,6 +259,11 @@ def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, ver
 
     if verify:
         raise refused("packaged files to verify", f"leave out `verify`, {not_eagerly}")
+
+    if arrays.name != "torch":
+        raise refused("method that takes NumPy's arrays", f"install torch and leave out `arrays`, {not_eagerly}")
+
+    from hatch_lower.runtime.eager import make_eager
 
     def refuse_debug() -> NoReturn:
         raise refused("debug map")
@@ -250,6 +279,7 @@ def load_eager(found: InstalledModel, entry: EagerEntry, recipe: str | None, ver
             load_again,
             MappingProxyType(entry.assets),
             f"{found.distribution}:{model}",
+            arrays.name,
         )
         return LoadedModel(make_eager(model, export), provenance)
 

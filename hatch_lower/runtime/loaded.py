@@ -25,6 +25,7 @@ class Provenance(Frozen):
     load_recipe: Callable[[str], LoadedModel]  # the same model in another recipe, over the same mapped constants
     assets: Mapping[str, Path]
     source: str | Path  # the installed model, `distribution:model`, or the model's folder
+    arrays: str  # the library whose arrays methods take and return
 
 
 class LoadedModel:
@@ -66,7 +67,7 @@ class LoadedModel:
                 found="state that its calls may have changed, and that is not sent along",
                 hint="send it before its first call or after `reset()`, or call `load` in the other process",
             )
-        return load_again, (self._provenance.source, self.recipe)
+        return load_again, (self._provenance.source, self.recipe, self.arrays)
 
     def __copy__(self) -> LoadedModel:
         return LoadedModel(self._runnable, self._provenance)
@@ -88,6 +89,11 @@ class LoadedModel:
     def recipes(self) -> tuple[str, ...]:
         """The names of the model's recipes, in load order."""
         return self._provenance.recipes
+
+    @property
+    def arrays(self) -> str:
+        """The library whose arrays methods take and return: `torch` or `numpy`."""
+        return self._provenance.arrays
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
@@ -148,9 +154,9 @@ class LoadedModel:
         self._check_method("forward")
 
 
-def load_again(source: str | Path, recipe: str) -> LoadedModel:
+def load_again(source: str | Path, recipe: str, arrays: str) -> LoadedModel:
     """Return a model that was sent from another process."""
-    return hatch_lower.load(source, recipe=recipe)
+    return hatch_lower.load(source, recipe=recipe, arrays=arrays)
 
 
 # names that a method cannot have, for they are attributes of every loaded model

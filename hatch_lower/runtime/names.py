@@ -6,7 +6,7 @@ integers, finite floats, `None`, `True` and `False`. Everything else reaches it 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from hatch_lower.format.expression import Compound, Expression, divide, modulo
 
@@ -52,6 +52,10 @@ class Names:
         if index not in self.delegates:
             self.delegates[index] = self.fresh("d")
         return self.delegates[index]
+
+
+def tuple_code(items: Sequence[str]) -> str:
+    return f"({', '.join(items)},)" if items else "()"
 
 
 def expression_code(expression: Expression, variables: Mapping[str, str], names: Names) -> str:

@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
-
 from hatch_lower.errors import CallError, InputError, LowerError, ProgramError
 from hatch_lower.format.arguments import Special
 from hatch_lower.format.expression import Expression, evaluate, expression_text, symbols_in
 from hatch_lower.format.inputs import Input, LiteralInput, SymbolInput, TensorInput, input_text, range_texts
 from hatch_lower.format.plan import MethodPlan
 from hatch_lower.runtime.analysis import SIZE, Binding
+from hatch_lower.runtime.arrays import Arrays, same_layout
 
 
 class Refusals:
     """Raises the `InputError` that fits; one object for each method, bound into its code."""
 
-    def __init__(self, method: str, plan: MethodPlan, paths: Sequence[str], bindings: Sequence[Binding]) -> None:
+    def __init__(
+        self, method: str, plan: MethodPlan, arrays: Arrays, paths: Sequence[str], bindings: Sequence[Binding]
+    ) -> None:
         self._method = method
+        self._arrays = arrays
         self._plan = plan
         self._paths = paths
         self._bindings = bindings
@@ -63,29 +64,46 @@ class Refusals:
         # what is wrong with a leaf by itself: type, dtype, device, layout, rank, static sizes, literal
         entry = self._plan.inputs[index]
         if isinstance(entry, TensorInput):
-            reason = _tensor_mismatch(entry, value)
+            reason = self._mismatch(entry, value)
         elif isinstance(entry, SymbolInput):
             reason = "" if type(value) is int else "not an int"
         else:
-            reason = "" if _is_literal(entry, value) else "another value, for which the graph was not exported"
+            reason = "" if self._is_literal(entry, value) else "another value, for which the graph was not exported"
         if reason:
             self._refuse(index, value, reason)
 
-    def as_tensor(self, index: int, value: object) -> Tensor:
-        plain = as_plain_tensor(value)
+    def as_array(self, index: int, value: object) -> Any:
+        plain = self._arrays.plain(value)
         if plain is None:
-            self._refuse(index, value, "not a tensor" if not isinstance(value, Tensor) else "a tensor without memory")
+            is_array = isinstance(value, self._arrays.kind)
+            noun = self._arrays.noun
+            self._refuse(index, value, f"{noun} without memory" if is_array else f"not {noun}")
         return plain
 
-    def keep_layout(self, index: int, value: Tensor, strides: tuple[int, ...]) -> None:
-        # the method changes this tensor in place, so that it cannot be copied into other strides
-        if value.is_neg() or value.is_conj() or not same_layout(value, strides):
-            self._refuse(
-                index,
-                value,
-                f"strides {list(value.stride())}, which must be {list(strides)}: the method changes this tensor in "
-                "place",
-            )
+    def keep_layout(self, index: int, value: Any, strides: tuple[int, ...]) -> None:
+        # it cannot be copied into other strides
+        if reason := self._arrays.layout_mismatch(value, strides):
+            self._refuse(index, value, f"{reason}: the method changes this tensor in place")
+
+    def _mismatch(self, entry: TensorInput, value: Any) -> str:
+        if not isinstance(value, self._arrays.kind):
+            return f"not {self._arrays.noun}"
+        if reason := self._arrays.kind_mismatch(entry, value):
+            return reason
+        if len(value.shape) != len(entry.shape):
+            return f"{len(value.shape)} dimensions, which must be {len(entry.shape)}"
+        for dimension, (expected, size) in enumerate(zip(entry.shape, value.shape, strict=True)):
+            if isinstance(expected, int) and expected != size:
+                return f"dimension {dimension} is {size}, which must be {expected}"
+        return ""
+
+    def _is_literal(self, entry: LiteralInput, value: object) -> bool:
+        # of the same type: 1 is neither 1.0 nor True
+        expected = entry.value
+        if isinstance(expected, Special):
+            return self._arrays.is_special(value, expected)
+        is_nan = isinstance(expected, float | complex) and expected != expected
+        return type(value) is type(expected) and bool(value == expected or (is_nan and value != value))
 
     def _size_mismatch(self, entry: Input, value: Any, sizes: Mapping[str, int]) -> str:
         labels = {name: limits.name for name, limits in self._plan.symbols.items()}
@@ -114,35 +132,20 @@ class Refusals:
         what = f"method `{self._method}` takes {input_text(entry, self._plan.symbols)} for `{self._paths[index]}`"
         raise InputError(
             f"{what}, {ranges}" if ranges else what,
-            found=f"{describe_value(value)}: {reason}",
-            hint="convert the argument, or export the method for what you want to pass",
+            found=f"{self._arrays.describe(value)}: {reason}",
+            hint=self._arrays.conversion_hint(value)
+            or "convert the argument, or export the method for what you want to pass",
         )
 
 
-def as_plain_tensor(value: object) -> Tensor | None:
-    """Return a tensor without its Python subclass; `None` for what is no tensor, or has no memory of its own."""
-    if not isinstance(value, Tensor):
-        return None
-    if type(value) is Tensor:
-        return value
-    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return None
-    return value.detach().as_subclass(Tensor)
-
-
-def same_layout(value: Tensor, strides: tuple[int, ...]) -> bool:
-    """Return whether a tensor has these strides, but for dimensions of size 1 and tensors without elements."""
-    found = value.stride()
-    if found == strides or value.numel() == 0:
-        return True
-    return all(size == 1 or left == right for size, left, right in zip(value.shape, found, strides, strict=True))
-
-
-def describe_value(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype}[{', '.join(str(size) for size in value.shape)}]"
+def refuse_produced(arrays: Arrays, expected: str, value: object) -> NoReturn:
+    # reached if the plan does not belong to this torch
+    raise ProgramError(
+        "a delegate would have been given a tensor that it was not lowered for",
+        where=expected,
+        found=arrays.describe(value),
+        hint="install the torch version that the program requires, or build the wheel again",
+    )
 
 
 def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
@@ -156,36 +159,11 @@ def call_failed(backend: str, where: str, error: Exception) -> NoReturn:
     ) from error
 
 
-def _tensor_mismatch(entry: TensorInput, value: object) -> str:
-    if not isinstance(value, Tensor):
-        return "not a tensor"
-    if value.device.type != "cpu":
-        return f"on the device {value.device}, which must be the CPU"
-    if value.layout is not torch.strided:
-        return f"of the layout {str(value.layout).removeprefix('torch.')}, which must be strided"
-    if value.dtype is not getattr(torch, entry.dtype):
-        return f"the dtype must be {entry.dtype}"
-    if value.dim() != len(entry.shape):
-        return f"{value.dim()} dimensions, which must be {len(entry.shape)}"
-    for dimension, (expected, size) in enumerate(zip(entry.shape, value.shape, strict=True)):
-        if isinstance(expected, int) and expected != size:
-            return f"dimension {dimension} is {size}, which must be {expected}"
-    return ""
-
-
-def _is_literal(entry: LiteralInput, value: object) -> bool:
-    # of the same type: 1 is neither 1.0 nor True
-    expected = getattr(torch, entry.value.name) if isinstance(entry.value, Special) else entry.value
-    if isinstance(entry.value, Special) and entry.value.kind == "device":
-        expected = torch.device(entry.value.name)
-    is_nan = isinstance(expected, float | complex) and expected != expected
-    return type(value) is type(expected) and bool(value == expected or (is_nan and value != value))
-
-
 class OutputCheck:
     """Compares the outputs of one delegate call, as far as they follow from known sizes; `None` stands for a number."""
 
-    def __init__(self, where: str, expected: Sequence[TensorInput | None]) -> None:
+    def __init__(self, arrays: Arrays, where: str, expected: Sequence[TensorInput | None]) -> None:
+        self._arrays = arrays
         self._where = where
         self._expected = expected
 
@@ -195,7 +173,7 @@ class OutputCheck:
         if len(outputs) != len(self._expected):
             raise self._error(self._where, f"{len(outputs)} outputs instead of {len(self._expected)}")
         for index, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
-            if expected is not None and (difference := difference_of(output, expected, sizes)):
+            if expected is not None and (difference := difference_of(self._arrays, output, expected, sizes)):
                 raise self._error(f"{self._where}, output {index}", difference)
 
     def _error(self, where: str, found: str) -> ProgramError:
@@ -207,24 +185,22 @@ class OutputCheck:
         )
 
 
-def difference_of(output: object, expected: TensorInput, sizes: Mapping[str, int]) -> str:
-    if not isinstance(output, Tensor):
-        return f"`{type(output).__name__}` instead of a tensor"
-    dtype = str(output.dtype).removeprefix("torch.")
-    if dtype != expected.dtype or not output.is_cpu:
-        return f"{dtype} on {output.device.type} instead of {expected.dtype} on cpu"
-    shape = known(expected.shape, sizes, output.shape) if output.dim() == len(expected.shape) else None
-    if shape != tuple(output.shape):
-        return f"the shape {list(output.shape)} instead of {list(shape or expected.shape)}"
-    strides = known(expected.stride, sizes, output.stride())
-    if not same_layout(output, strides) and not same_layout(output, clone_strides(output.shape, strides)):
-        return f"the strides {list(output.stride())} instead of {list(strides)} for the shape {list(output.shape)}"
-    return ""
-
-
-def clone_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+def difference_of(arrays: Arrays, output: Any, expected: TensorInput, sizes: Mapping[str, int]) -> str:
+    if not isinstance(output, arrays.kind):
+        return f"`{type(output).__name__}` instead of {arrays.noun}"
+    dtype, device = arrays.dtype_name(output), arrays.device(output)
+    if dtype != expected.dtype or device != "cpu":
+        return f"{dtype} on {device} instead of {expected.dtype} on cpu"
+    found = tuple(output.shape)
+    shape = known(expected.shape, sizes, found) if len(found) == len(expected.shape) else None
+    if shape != found:
+        return f"the shape {list(found)} instead of {list(shape or expected.shape)}"
+    steps = arrays.strides(output)
+    strides = known(expected.stride, sizes, steps)
     # others where a view has gaps or repeats elements, which a delegate need not do
-    return torch.empty_strided(shape, strides, device="meta").clone().stride()
+    if not same_layout(found, steps, strides) and not same_layout(found, steps, arrays.clone_strides(found, strides)):
+        return f"the strides {list(steps)} instead of {list(strides)} for the shape {list(found)}"
+    return ""
 
 
 def known(expressions: Sequence[Expression], sizes: Mapping[str, int], found: Sequence[int]) -> tuple[int, ...]:

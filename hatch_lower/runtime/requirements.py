@@ -13,8 +13,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import hatch_lower
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import refuse
@@ -92,9 +90,11 @@ def general_reason(text: str, where: str) -> str | None:
 
 
 def version_here(name: str) -> str | None:
-    # torch and hatch-lower are asked directly, as they are imported anyway
-    if name in ("torch", "hatch-lower"):
-        return str(torch.__version__ if name == "torch" else hatch_lower.__version__)
+    # those that are imported anyway are asked directly
+    if name == "hatch-lower":
+        return hatch_lower.__version__
+    if name == "torch" and name in sys.modules:
+        return str(sys.modules[name].__version__)
     try:
         return read_field(importlib.metadata.distribution(name), "Version") or None
     except importlib.metadata.PackageNotFoundError:

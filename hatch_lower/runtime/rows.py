@@ -5,32 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
 from hatch_lower.errors import InputError
+from hatch_lower.runtime.arrays import Arrays
 
 Step: TypeAlias = Callable[..., tuple[Any, ...]]
 
 
-def map_rows(where: str, step: Step, tensors: Sequence[Tensor], extra: Sequence[object]) -> tuple[Tensor | None, ...]:
+def map_rows(
+    arrays: Arrays, where: str, step: Step, tensors: Sequence[Any], extra: Sequence[object]
+) -> tuple[Any, ...]:
     # `step` returns a tuple of tensors of the same shapes for each row, or `None` in their place
-    return stack([step(*row, *extra) for row in rows_of(where, tensors)])
+    return stack(arrays, [step(*row, *extra) for row in rows_of(arrays, where, tensors)])
 
 
 def scan_rows(
-    where: str, step: Step, carried: Sequence[object], tensors: Sequence[Tensor], extra: Sequence[object]
+    arrays: Arrays,
+    where: str,
+    step: Step,
+    carried: Sequence[object],
+    tensors: Sequence[Any],
+    extra: Sequence[object],
 ) -> tuple[object, ...]:
     count = len(carried)
     outputs = []
-    for row in rows_of(where, tensors):
+    for row in rows_of(arrays, where, tensors):
         results = step(*carried, *row, *extra)
         carried = results[:count]
         outputs.append(results[count:])
-    return (*carried, *stack(outputs))
+    return (*carried, *stack(arrays, outputs))
 
 
-def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+def rows_of(arrays: Arrays, where: str, tensors: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     # each row is contiguous, for so torch traced the graph that takes it
     lengths = [len(tensor) for tensor in tensors]
     if min(lengths) == 0 or min(lengths) != max(lengths):
@@ -41,9 +46,9 @@ def rows_of(where: str, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...
             found=f"tensor{'s' if len(tensors) > 1 else ''} of shape {shapes}",
             hint="pass larger tensors; the eager module refuses these too",
         )
-    return zip(*(map(Tensor.contiguous, tensor.unbind()) for tensor in tensors), strict=True)
+    return zip(*map(arrays.rows, tensors), strict=True)
 
 
-def stack(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor | None, ...]:
+def stack(arrays: Arrays, rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     # what is stacked shares no memory with any row
-    return tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
+    return tuple(None if column[0] is None else arrays.stack(column) for column in zip(*rows, strict=True))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
 from hatch_lower.format.manifest import ModelEntry, RecipeEntry
+from hatch_lower.format.plan import Plan
+from hatch_lower.runtime.arrays import is_installed
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.requirements import requirement_reason, unsupported_reason
 
@@ -66,8 +68,18 @@ class DelegateKinds:
         return {point.name: point for point in importlib.metadata.entry_points(group=DELEGATE_GROUP)} | self._own
 
 
-def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: DelegateKinds, where: str) -> str:
-    """Return the recipe that was asked for, or the first in load order that can run here."""
+def choose_recipe(
+    name: str,
+    model: ModelEntry,
+    asked: str | None,
+    kinds: DelegateKinds,
+    where: str,
+    fits: Callable[[str], str | None],
+) -> str:
+    """Return the recipe that was asked for, or the first in load order that can run here.
+
+    `fits` returns why a recipe for which all is here cannot run all the same, or `None`.
+    """
     # taking another than the first is said in a `RuntimeWarning`, for it may be slower by far
     if asked is not None and asked not in model.recipes:
         raise ProgramError(
@@ -75,7 +87,7 @@ def choose_recipe(name: str, model: ModelEntry, asked: str | None, kinds: Delega
         )
     reasons: dict[str, str] = {}
     for recipe in model.order if asked is None else (asked,):
-        reason = refusal_reason(model.recipes[recipe], kinds, where)
+        reason = refusal_reason(model.recipes[recipe], kinds, where) or fits(recipe)
         if reason is None:
             if reasons:
                 passed = "; ".join(f"`{other}` cannot run here: {why}" for other, why in reasons.items())
@@ -99,3 +111,16 @@ def refusal_reason(recipe: RecipeEntry, kinds: DelegateKinds, where: str) -> str
     if reason is not None:
         return reason
     return next(filter(None, map(kinds.missing_reason, recipe.backends)), None)
+
+
+def numpy_reason(plan: Plan, imports: Sequence[str], kinds: DelegateKinds) -> str | None:
+    """Return why a program cannot take and return NumPy's arrays, or `None`."""
+    from hatch_lower.runtime.torch_reasons import torch_reasons
+
+    # beside torch, what delegates of tensors are given and return is converted
+    has_torch = is_installed("torch")
+    numpy_delegates = [name for name in plan.backends if has_torch or kinds.load(name).arrays == "numpy"]
+    reasons = torch_reasons(plan, numpy_delegates, () if has_torch else imports)
+    if not reasons:
+        return None
+    return f"it needs torch{'' if has_torch else ', which is not installed'}: {reasons[0].what}"

@@ -1,21 +1,180 @@
-"""Tensors over memory that was mapped."""
+"""Tensors of torch as the arrays of a program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from hatch_lower.format.arguments import Special
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.graph import Graph
+from hatch_lower.format.inputs import TensorInput, is_contiguous
+from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
 from hatch_lower.runtime.mapped import Stored
+from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.torch_operators import TorchOperators
 
 
-def span_tensor(storage: Storage, content: memoryview) -> Tensor:
-    """Return a storage over its bytes, which live as long as the tensor."""
-    dtype = getattr(torch, storage.dtype)
-    return torch.frombuffer(content, dtype=dtype) if storage.length else torch.empty(0, dtype=dtype)
+class TorchArrays(Arrays):
+    name = "torch"
+    noun = "a tensor"
+    kind: ClassVar[type[Any]] = Tensor
+    size_templates: ClassVar[Mapping[str, str]] = {
+        "aten.sym_numel.default": "{0}.numel()",
+        "aten.sym_size.int": "{0}.size({1})",
+        "aten.sym_storage_offset.default": "{0}.storage_offset()",
+        "aten.sym_stride.int": "{0}.stride({1})",
+    }
+
+    # Memory
+
+    def storing(self) -> AbstractContextManager[object]:
+        return torch.inference_mode(False)
+
+    def span(self, storage: Storage, content: memoryview) -> Tensor:
+        return flat_tensor(storage.dtype, content)
+
+    def view(self, constant: Constant, spans: Mapping[int, Any]) -> Tensor:
+        span = spans[constant.storage]
+        dtype = getattr(torch, constant.dtype)
+        try:
+            if span.dtype is not dtype:
+                span = span.view(dtype)
+            viewed: Tensor = span.as_strided(constant.shape, constant.stride, constant.offset)
+        except (RuntimeError, TypeError, ValueError) as error:
+            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")
+        return viewed
+
+    def copy(self, array: Tensor) -> Tensor:
+        return array.clone()
+
+    def assign(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+    def rows(self, array: Tensor) -> Iterable[Tensor]:
+        return map(Tensor.contiguous, array.unbind())
+
+    def stack(self, rows: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(rows))
+
+    def permuted(self, array: Tensor, order: Sequence[int]) -> Tensor:
+        return array.permute(*order)
+
+    def contiguous_copy(self, array: Tensor) -> Tensor:
+        # not `contiguous()`, which leaves an empty tensor as it is
+        return array.clone(memory_format=torch.contiguous_format)
+
+    # Generated code
+
+    def operators(self, graph: Graph, where: str) -> TorchOperators:
+        return TorchOperators(graph, where)
+
+    def special(self, value: Special) -> object:
+        return torch.device("cpu") if value.kind == "device" else getattr(torch, value.name)
+
+    def opening_lines(self, call: str, names: Names) -> list[str]:
+        is_on = names.bind("is_on", torch.is_autocast_enabled)
+        device, autocast = names.bind("device", "cpu"), names.bind("autocast", torch.autocast)
+        return [
+            f"if {is_on}({device}):",
+            f" with {autocast}({device}, enabled=False): return {call}",
+        ]
+
+    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+        return f"{variable}.dtype is not {names.bind(dtype, getattr(torch, dtype), ('dtype', dtype))}"
+
+    def place_tests(self, variable: str, names: Names) -> list[str]:
+        strided = names.bind("strided", torch.strided, "strided")
+        return [f"not {variable}.is_cpu", f"{variable}.layout is not {strided}"]
+
+    def rank_test(self, rank: int, variable: str) -> str:
+        return f"{variable}.dim() != {rank}"
+
+    def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
+        # off the autograd tape; native code does not see a lazy conjugation or negation
+        kind = getattr(torch, dtype)
+        lines = [f"if {variable}.requires_grad: {variable} = {variable}.detach()"] if of_caller else []
+        if in_place:
+            return lines
+        if kind.is_complex:
+            lines.append(f"if {variable}.is_conj(): {variable} = {variable}.resolve_conj()")
+        if kind.is_floating_point or kind.is_complex:
+            lines.append(f"if {variable}.is_neg(): {variable} = {variable}.resolve_neg()")
+        return lines
+
+    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+        if strides is None:
+            return [f"if not {variable}.is_contiguous(): {variable} = {variable}.contiguous()"]
+        wanted = tuple_code(strides)
+        wrong = f"not {variable}.is_contiguous()" if is_contiguous(entry) else f"{variable}.stride() != {wanted}"
+        return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {wanted})"]
+
+    def copy_code(self, code: str) -> str:
+        return f"{code}.clone()"
+
+    def assign_code(self, target: str, code: str) -> str:
+        return f"{target}.copy_({code})"
+
+    # Values
+
+    def plain(self, value: object) -> Tensor | None:
+        # a tensor without its Python subclass; none has no memory of its own
+        if not isinstance(value, Tensor):
+            return None
+        if type(value) is Tensor:
+            return value
+        if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return None
+        return value.detach().as_subclass(Tensor)
+
+    def dtype_name(self, array: Tensor) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    def kind_mismatch(self, entry: TensorInput, array: Tensor) -> str:
+        if array.device.type != "cpu":
+            return f"on the device {array.device}, which must be the CPU"
+        if array.layout is not torch.strided:
+            return f"of the layout {str(array.layout).removeprefix('torch.')}, which must be strided"
+        return "" if array.dtype is getattr(torch, entry.dtype) else f"the dtype must be {entry.dtype}"
+
+    def layout_mismatch(self, array: Tensor, strides: tuple[int, ...]) -> str:
+        if not array.is_neg() and not array.is_conj() and same_layout(array.shape, array.stride(), strides):
+            return ""
+        return f"strides {list(array.stride())}, which must be {list(strides)}"
+
+    def is_special(self, value: object, wanted: Special) -> bool:
+        expected = torch.device(wanted.name) if wanted.kind == "device" else getattr(torch, wanted.name)
+        return type(value) is type(expected) and bool(value == expected)
+
+    def conversion_hint(self, value: object) -> str:
+        if type(value).__module__.partition(".")[0] != "numpy":
+            return ""
+        return 'pass `torch.from_numpy(array)`, or load the model with `arrays="numpy"`, which takes NumPy\'s arrays'
+
+    def device(self, array: Tensor) -> str:
+        return array.device.type
+
+    def strides(self, array: Tensor) -> tuple[int, ...]:
+        return array.stride()
+
+    def clone_strides(self, shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
+        return torch.empty_strided(shape, strides, device="meta").clone().stride()
+
+
+ARRAYS = TorchArrays()
+
+
+def flat_tensor(dtype: str, content: memoryview) -> Tensor:
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
 
 def stored_tensors(contents: Mapping[str, Stored], where: str) -> dict[str, Tensor]:
@@ -23,21 +182,21 @@ def stored_tensors(contents: Mapping[str, Stored], where: str) -> dict[str, Tens
 
 
 def stored_tensor(stored: Stored, where: str) -> Tensor:
-    dtype = getattr(torch, stored.dtype)
     try:
-        flat = torch.frombuffer(stored.content, dtype=dtype) if stored.content else torch.empty(0, dtype=dtype)
-        return flat.reshape(stored.shape)
+        return flat_tensor(stored.dtype, stored.content).reshape(stored.shape)
     except RuntimeError as error:
         refuse(where, f"sizes that no tensor has ({error})")
 
 
-def view_constant(constant: Constant, spans: Mapping[int, Tensor]) -> Tensor:
-    # its bounds were checked when the plan was read
-    span = spans[constant.storage]
-    dtype = getattr(torch, constant.dtype)
-    try:
-        if span.dtype is not dtype:
-            span = span.view(dtype)
-        return span.as_strided(constant.shape, constant.stride, constant.offset)
-    except (RuntimeError, TypeError, ValueError) as error:
-        refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"torch refuses it: {error}")
+def restride(value: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if same_layout(value.shape, value.stride(), strides):
+        return value
+    repeated = [dim for dim, stride in enumerate(strides) if stride == 0 and value.shape[dim] > 1]
+    narrow = value
+    for dim in repeated:
+        narrow = narrow.narrow(dim, 0, 1)
+    copy = torch.empty_strided(narrow.shape, strides, dtype=value.dtype).copy_(narrow).expand(value.shape)
+    # compared bit by bit, for NaN is not equal to itself
+    if repeated and not torch.equal(copy.contiguous().view(torch.uint8), value.contiguous().view(torch.uint8)):
+        raise several_values(ARRAYS.describe(value), repeated)
+    return copy

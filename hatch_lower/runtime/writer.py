@@ -24,9 +24,7 @@ import inspect
 import keyword
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hatch_lower.format.arguments import Argument, ConstantName, Special, Value
 from hatch_lower.format.graph import (
@@ -45,12 +43,16 @@ from hatch_lower.format.plan import Plan
 from hatch_lower.format.tree import Leaf, count_leaves, leaf_paths
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.analysis import Aliasing, Root, bind_symbols, last_uses, references_to_values, symbols_of
+from hatch_lower.runtime.arrays import Arrays
 from hatch_lower.runtime.containers import output_code, take_apart
-from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines, tuple_code
-from hatch_lower.runtime.names import Names
-from hatch_lower.runtime.operators import function_of, python_code, resolve_operators, size_code
+from hatch_lower.runtime.inputs import InputWriter, delegate_input_lines
+from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.operators import python_code, size_code
 from hatch_lower.runtime.refusals import OutputCheck, Refusals, call_failed
 from hatch_lower.runtime.rows import map_rows, scan_rows
+
+if TYPE_CHECKING:
+    from hatch_lower.runtime.exchange import Exchange
 
 
 class GraphScope(Frozen):
@@ -64,14 +66,24 @@ class GraphScope(Frozen):
 class MethodWriter:
     """Writes the source of one method: a function for each graph, the method's own last."""
 
-    def __init__(self, plan: Plan, name: str, is_locked: bool, checks_outputs: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        arrays: Arrays,
+        exchanges: Sequence[Exchange | None],
+        is_locked: bool,
+        checks_outputs: bool,
+    ) -> None:
         self._plan = plan
+        self._arrays = arrays
+        self._exchanges = exchanges  # of each delegate
         self._name = name
         self._is_locked = is_locked
         self._checks_outputs = checks_outputs
         self._method = plan.methods[name]
         self._where = f"method `{name}`"
-        self._operators = resolve_operators(self._method.graph, self._where)
+        self._operators = arrays.operators(self._method.graph, self._where)
         self._functions: list[str] = []
         self.names = Names(parameter.name for parameter in self._method.parameters)
 
@@ -79,9 +91,9 @@ class MethodWriter:
         method, names = self._method, self.names
         paths = [path for parameter in method.parameters for path in leaf_paths(parameter.tree, parameter.name)]
         bindings = bind_symbols(method.inputs)
-        refusals = Refusals(self._name, method, paths, bindings)
+        refusals = Refusals(self._name, method, self._arrays, paths, bindings)
         opening, leaves = self._open_parameters(refusals)
-        checks = InputWriter(method, names, refusals, leaves, bindings)
+        checks = InputWriter(method, self._arrays, names, refusals, leaves, bindings)
         body = checks.write()
         slots = method.graph.inputs
         checked = dict(zip(slots, method.inputs, strict=True))
@@ -108,7 +120,7 @@ class MethodWriter:
         )
         tests = [rest, extra, *(f"{parameter.name} is {missing}" for parameter in parameters)]
         refuse = names.bind("refuse", refusals.refuse_call)
-        lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})", *self._leave_autocast()]
+        lines = [f"if {' or '.join(tests)}: {refuse}({{{given}}}, {rest}, {extra})", *self._opening_lines()]
         leaves: list[str] = []
         for parameter in parameters:
             if isinstance(parameter.tree, Leaf):
@@ -120,20 +132,12 @@ class MethodWriter:
                 leaves += opened
         return lines, leaves
 
-    def _leave_autocast(self) -> list[str]:
-        # the method calls itself again without autocast, which would change dtypes that the export has settled
-        names = self.names
+    def _opening_lines(self) -> list[str]:
         arguments = [
             parameter.name if parameter.kind == "positional" else f"{parameter.name}={parameter.name}"
             for parameter in self._method.parameters
         ]
-        is_on = names.bind("is_autocast_enabled", torch.is_autocast_enabled)
-        device = names.bind("device", "cpu")
-        autocast = names.bind("autocast", torch.autocast)
-        return [
-            f"if {is_on}({device}):",
-            f" with {autocast}({device}, enabled=False): return {names.local('method')}({', '.join(arguments)})",
-        ]
+        return self._arrays.opening_lines(f"{self.names.local('method')}({', '.join(arguments)})", self.names)
 
     def _write_graph(self, graph: Graph, scope: GraphScope, kept: frozenset[int] = frozenset()) -> list[str]:
         last = last_uses(graph, kept)
@@ -157,11 +161,10 @@ class MethodWriter:
         args = self._arguments(instruction.args, scope)
         match instruction:
             case OpCall():
-                code = size_code(instruction.op, args) if not instruction.kwargs else None
+                templates = self._arrays.size_templates if not instruction.kwargs else {}
+                code = size_code(templates, instruction.op, args)
                 if code is None:
-                    operator = self._operators[instruction.op]
-                    called = function_of(instruction.op, operator)
-                    function = self.names.bind(operator.__name__.partition(".")[0], called, instruction.op)
+                    function = self.names.bind(*self._operators.function(instruction.op), instruction.op)
                     code = f"{function}({', '.join([*args, *self._keywords(instruction, scope)])})"
                 return [f"{out} = {code}"]
             case PythonCall():
@@ -185,18 +188,21 @@ class MethodWriter:
             if isinstance(entry, TensorInput) and not is_checked:
                 variable = self.names.fresh("a")
                 lines.append(f"{variable} = {code}")
-                lines += delegate_input_lines(where, entry, variable, scope.symbols, self.names, self._method.symbols)
+                lines += delegate_input_lines(
+                    where, entry, variable, scope.symbols, self._arrays, self.names, self._method.symbols
+                )
                 given.append(variable)
             else:
                 given.append(code)
         copies = [argument for argument, code in zip(given, args, strict=True) if argument != code]
         failed = partial(call_failed, self._plan.delegates[instruction.delegate].backend, where)
         error, raised = self.names.local("error"), self.names.bind("raised", Exception, "raised")
+        call = self._delegate_call(instruction, given)
         lines += [
-            f"try: {out} = {self.names.delegate(instruction.delegate)}([{', '.join(given)}])",
+            f"try: {out} = {call}",
             f"except {raised} as {error}: {self.names.bind('failed', failed, ('failed', where))}({error})",
         ]
-        check = self.names.bind("check_outputs", OutputCheck(where, instruction.outputs))
+        check = self.names.bind("check_outputs", OutputCheck(self._arrays, where, instruction.outputs))
         if self._checks_outputs:
             known = [f"{self.names.bind('key', name, ('key', name))}: {code}" for name, code in scope.symbols.items()]
             lines.append(f"{check}({out}, {{{', '.join(known)}}})")
@@ -206,6 +212,16 @@ class MethodWriter:
             wrong = f"{kind}({out}) is not {plain} or {length}({out}) != {len(instruction.outputs)}"
             lines.append(f"if {wrong}: {check}({out}, {{}})")
         return [*lines, f"del {', '.join(copies)}"] if copies else lines
+
+    def _delegate_call(self, instruction: DelegateCall, given: Sequence[str]) -> str:
+        exchange, run = self._exchanges[instruction.delegate], self.names.delegate(instruction.delegate)
+        if exchange is None:
+            return f"{run}([{', '.join(given)}])"
+        converted = [
+            exchange.given_code(entry, code, self.names) if isinstance(entry, TensorInput) else code
+            for entry, code in zip(instruction.inputs, given, strict=True)
+        ]
+        return exchange.returned_code(instruction.outputs, f"{run}([{', '.join(converted)}])", self.names)
 
     def _write_while(self, loop: While, args: list[str], out: str, scope: GraphScope) -> list[str]:
         extra = self._arguments(loop.extra, scope)
@@ -222,8 +238,9 @@ class MethodWriter:
         if isinstance(loop, Scan):
             groups.insert(1, self._arguments(loop.rows, scope))
         run = map_rows if isinstance(loop, Map) else scan_rows
+        bound = self.names.bind("rows", partial(run, self._arrays), run)
         where = self.names.bind("where", self._where, "where")
-        return f"{self.names.bind('rows', run, run)}({where}, {function}, {', '.join(map(tuple_code, groups))})"
+        return f"{bound}({where}, {function}, {', '.join(map(tuple_code, groups))})"
 
     def _call_graph(self, graph: Graph, args: Sequence[str], scope: GraphScope) -> str:
         function, given = self._write_function(graph, scope)
@@ -266,16 +283,17 @@ class MethodWriter:
             if isinstance(argument, Value | ConstantName) and (
                 any(root.is_constant for root in roots) or roots & changed
             ):
-                lines.append(f"{names.local(f'o{len(codes)}')} = {names.bind('copy', copy_tensor, 'copy')}({code})")
+                copy = names.bind("copy", partial(copy_array, self._arrays), "copy")
+                lines.append(f"{names.local(f'o{len(codes)}')} = {copy}({code})")
                 code = names.local(f"o{len(codes)}")
             codes.append(code)
         copies = []
         for target, text, source, _ in targets:
             code = self._argument(source, scope)
             if aliasing.roots_of(source) & changed:
-                lines.append(f"{names.local(text)} = {code}.clone()")
+                lines.append(f"{names.local(text)} = {self._arrays.copy_code(code)}")
                 code = names.local(text)
-            copies.append(f"{target}.copy_({code})")
+            copies.append(self._arrays.assign_code(target, code))
         return [*lines, *copies, f"return {output_code(method.outputs, iter(codes), names)}"]
 
     def _keywords(self, call: OpCall, scope: GraphScope) -> Iterator[str]:
@@ -302,8 +320,7 @@ class MethodWriter:
         if isinstance(argument, int):
             return f"({argument})" if argument < 0 else str(argument)
         if isinstance(argument, Special):
-            kind = torch.device("cpu") if argument.kind == "device" else getattr(torch, argument.name)
-            return self.names.bind(argument.name, kind, ("special", argument))
+            return self.names.bind(argument.name, self._arrays.special(argument), ("special", argument))
         return self.names.bind("literal", argument, ("literal", type(argument), repr(argument)))
 
 
@@ -311,5 +328,5 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f" {line}" for line in lines]
 
 
-def copy_tensor(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) else value
+def copy_array(arrays: Arrays, value: object) -> object:
+    return arrays.copy(value) if isinstance(value, arrays.kind) else value

@@ -74,6 +74,7 @@ from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.torch_arrays import ARRAYS
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
 
@@ -389,7 +390,10 @@ def test_no_text_of_a_file_gets_into_code(package: Package) -> None:
                 is_parameter = marker.isidentifier() and "parameters" in path and key == "name"
                 try:
                     plan = read_plan(canonical_json(changed), "plan")
-                    sources = [compile_method(plan, each, is_locked=False).source for each in plan.methods]
+                    same = [None] * len(plan.delegates)
+                    sources = [
+                        compile_method(plan, each, ARRAYS, same, is_locked=False).source for each in plan.methods
+                    ]
                 except LowerError:
                     continue
                 compiled += 1

@@ -13,6 +13,7 @@ from torch.fx import Graph
 from hatch_lower.backends.call_map import CallMap, call_facts, inverse, read_call_map, read_facts
 from hatch_lower.backends.partition_copy import instruction_handles, memory_order
 from hatch_lower.errors import ProgramError
+from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.delegates import DelegateBlob
 
 pytestmark = pytest.mark.torch
@@ -41,7 +42,7 @@ def test_a_call_map_selects_inputs_and_makes_outputs() -> None:
 
 
 def test_a_call_map_that_changes_nothing_hands_through() -> None:
-    call = CallMap(2, [0, 1], [0, 1])
+    call = CallMap(2, [0, 1], [0, 1], find_arrays("torch"))
     inputs, results = [torch.ones(1), torch.ones(1)], [torch.ones(1), torch.ones(1)]
     assert call.select(inputs) is inputs
     assert call.arrange(inputs, results) is results

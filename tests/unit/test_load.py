@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from support.lowered import file_entry, floats, install, lowered_model, safetensors_bytes, write_lowered
@@ -602,6 +603,72 @@ def test_delegates_that_cannot_be_used(site: Path, value: str, message: str) -> 
         load("digits")
 
 
+# the library of arrays
+
+
+def numpy_model(folder: Path) -> dict[str, Any]:
+    """Write a model of which one recipe needs torch, and the next one does not."""
+    turned = plan_value(forward=method([VECTOR], [op("aten.view.default", v(0), [2, 2], out=1)], v(1)))
+    recipes = {"default": {"plan": portable_plan()}, "lean": {"plan": turned}}
+    return lowered_model(folder, "digits", recipes, tensors=TENSORS, order=["default", "lean"])
+
+
+@pytest.fixture
+def lean(tmp_path: Path) -> Path:
+    return write_lowered(tmp_path / "digits" / "_lowered", {"digits": numpy_model(tmp_path / "digits" / "_lowered")})
+
+
+def test_a_model_takes_and_returns_arrays_of_the_library_that_is_asked_for(lean: Path) -> None:
+    values = numpy.arange(4, dtype=numpy.float32)
+    assert load(lean).arrays == load(lean, arrays="torch").arrays == "torch"
+    assert torch.equal(load(lean, recipe="lean")(torch.from_numpy(values)), torch.from_numpy(values).view(2, 2))
+    with pytest.warns(RuntimeWarning, match="runs its recipe `lean`, for `default` cannot run here: it needs `arrays="):
+        model = load(lean, arrays="numpy")
+    assert (model.arrays, model.recipe) == ("numpy", "lean")
+    for each in (
+        model,
+        model.clone(),
+        copy.deepcopy(model),
+        model.in_recipe("lean"),
+        pickle.loads(pickle.dumps(model)),
+    ):
+        assert each.arrays == "numpy"
+        result = each(values)
+        assert type(result) is numpy.ndarray
+        assert numpy.array_equal(result, values.reshape(2, 2))
+    with pytest.raises(ProgramError, match="recipe `default` of model `digits` cannot run here") as caught:
+        load(lean, recipe="default", arrays="numpy")
+    assert caught.value.found == '`default`: it needs `arrays="torch"`: `aten.add.Tensor`'
+
+
+def test_an_unknown_library_of_arrays_is_refused(lean: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load(lean, arrays="jax")
+    assert str(caught.value) == (
+        '`arrays` is "torch" or "numpy"\n'
+        "  found: 'jax'\n"
+        "  to do: leave it out: then models take and return tensors where torch is installed, else NumPy's arrays"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hidden", "asked", "found"),
+    [
+        (["torch", "numpy"], None, "neither torch nor NumPy"),
+        (["torch"], "torch", "no module `torch`"),
+        (["numpy"], "numpy", "no module `numpy`"),
+    ],
+)
+def test_a_library_of_arrays_that_is_not_installed_is_named(
+    lean: Path, monkeypatch: pytest.MonkeyPatch, hidden: list[str], asked: str | None, found: str
+) -> None:
+    for name in hidden:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ProgramError, match=f"arrays of {asked or 'numpy'} here, which is not installed") as caught:
+        load(lean, arrays=asked)
+    assert caught.value.found == found
+
+
 # eager models of editable installs
 
 
@@ -658,6 +725,11 @@ def test_an_eager_model_has_its_assets(eager: Path) -> None:
     (folder / "eager.json").write_bytes(canonical_json({"schema": 1, "models": models, "assets": listed}))
     assert dict(load("export").assets) == {"labels.txt": folder / "export/assets/labels.txt"}
     assert dict(load("pair").assets) == {}
+
+
+def test_an_eager_model_takes_tensors_alone(eager: Path) -> None:
+    with pytest.raises(ProgramError, match="model `export` runs eagerly and has no method that takes NumPy's arrays"):
+        load("export", arrays="numpy")
 
 
 def test_an_eager_model(eager: Path) -> None:

@@ -17,7 +17,7 @@ from hatch_lower.exir.backend.backend_api import Lowered
 from hatch_lower.exir.graph.surgery import count_operations
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.numbers import Tolerance, wrong_places
-from hatch_lower.runtime.refusals import describe_value
+from hatch_lower.runtime.torch_arrays import ARRAYS
 from hatch_lower.torch_private import trees
 
 
@@ -134,7 +134,7 @@ def leaf_difference(found: object, expected: object, tolerance: Tolerance) -> st
         close = isinstance(found, float) and isinstance(expected, float) and abs(found - expected) <= tolerance.atol
         return "" if same or close else f"{found!r:.60} instead of {expected!r:.60}"
     if found.dtype != expected.dtype or found.shape != expected.shape:
-        return f"{describe_value(found)} instead of {describe_value(expected)}"
+        return f"{ARRAYS.describe(found)} instead of {ARRAYS.describe(expected)}"
     wrong = wrong_places(expected, found, tolerance.widened([expected.dtype])).nonzero()
     if not len(wrong):
         return ""

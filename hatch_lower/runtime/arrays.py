@@ -1,0 +1,216 @@
+"""The library of a program's arrays, torch or NumPy: what differs between them is behind one interface.
+
+Neither is imported here. `find_arrays` imports the one that a model is loaded for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol
+
+from hatch_lower.errors import InputError, ProgramError
+from hatch_lower.format.arguments import Special
+from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.graph import Graph
+from hatch_lower.format.inputs import TensorInput
+from hatch_lower.runtime.names import Names
+
+LIBRARIES = ("torch", "numpy")
+
+
+class Operators(Protocol):
+    """The operators that the graph of a method calls."""
+
+    def function(self, name: str) -> tuple[str, Callable[..., object]]:
+        """Return what is called in generated code, and a short name for it."""
+
+    def may_alias(self, name: str) -> bool:
+        """Return whether what an operator returns may share memory with its arguments."""
+
+
+class Arrays(ABC):
+    """What arrays of one library are made of, compared with and described by; it has no state."""
+
+    name: ClassVar[str]
+    noun: ClassVar[str]  # what people call one, with its article
+    kind: ClassVar[type[Any]]
+    # code of operators that a method of the array answers sooner
+    size_templates: ClassVar[Mapping[str, str]]
+
+    # Memory
+
+    @abstractmethod
+    def storing(self) -> AbstractContextManager[object]:
+        """Return the context in which constants are made and state is written."""
+
+    @abstractmethod
+    def span(self, storage: Storage, content: memoryview) -> Any:
+        """Return a storage of one dimension over its bytes, which live as long as the array."""
+
+    @abstractmethod
+    def view(self, constant: Constant, spans: Mapping[int, Any]) -> Any:
+        """Return a constant over the span of its storage; its bounds were checked when the plan was read."""
+
+    @abstractmethod
+    def copy(self, array: Any) -> Any: ...
+
+    @abstractmethod
+    def assign(self, target: Any, source: Any) -> None: ...
+
+    @abstractmethod
+    def is_same(self, one: Any, other: Any) -> bool:
+        """Return whether two spans are equal bit by bit, for NaN is not equal to itself."""
+
+    @abstractmethod
+    def rows(self, array: Any) -> Iterable[Any]:
+        """Return the rows of an array, each of them contiguous."""
+
+    @abstractmethod
+    def stack(self, rows: Sequence[Any]) -> Any: ...
+
+    @abstractmethod
+    def permuted(self, array: Any, order: Sequence[int]) -> Any:
+        """Return a view in which the dimensions are in this order."""
+
+    @abstractmethod
+    def contiguous_copy(self, array: Any) -> Any: ...
+
+    # Generated code
+
+    @abstractmethod
+    def operators(self, graph: Graph, where: str) -> Operators:
+        """Return the operators that a graph calls, at any depth; those that are not to be had are refused."""
+
+    @abstractmethod
+    def special(self, value: Special) -> object:
+        """Return what stands for one of torch's own constants in a call of an operator."""
+
+    @abstractmethod
+    def opening_lines(self, call: str, names: Names) -> list[str]:
+        """Return what a method begins with; `call` is the code of a call of it with the same arguments."""
+
+    @abstractmethod
+    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+        """Return the code that is true for an array of another dtype."""
+
+    @abstractmethod
+    def place_tests(self, variable: str, names: Names) -> list[str]:
+        """Return the codes that are true for an array that does not lie in memory in the usual way."""
+
+    @abstractmethod
+    def rank_test(self, rank: int, variable: str) -> str: ...
+
+    @abstractmethod
+    def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
+        """Return the lines after which the elements in memory are an array's values.
+
+        Args:
+            of_caller: it is an argument, of which nothing but the values counts.
+            in_place: it is changed in place, and so has to keep its memory.
+        """
+
+    @abstractmethod
+    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+        """Return the lines that lay out an array as it was exported; without `strides` contiguous."""
+
+    @abstractmethod
+    def copy_code(self, code: str) -> str: ...
+
+    @abstractmethod
+    def assign_code(self, target: str, code: str) -> str: ...
+
+    # Values
+
+    @abstractmethod
+    def plain(self, value: object) -> Any | None:
+        """Return a value as an array of just `kind`, over the same memory; `None` for what is none."""
+
+    @abstractmethod
+    def dtype_name(self, array: Any) -> str: ...
+
+    @abstractmethod
+    def kind_mismatch(self, entry: TensorInput, array: Any) -> str:
+        """Return what is wrong with where an array lies and of what dtype it is, or an empty string."""
+
+    @abstractmethod
+    def layout_mismatch(self, array: Any, strides: tuple[int, ...]) -> str:
+        """Return why an array that keeps its memory is not one of these strides, or an empty string."""
+
+    @abstractmethod
+    def is_special(self, value: object, wanted: Special) -> bool: ...
+
+    @abstractmethod
+    def conversion_hint(self, value: object) -> str:
+        """Return what to do about an argument that is no array, or an empty string."""
+
+    @abstractmethod
+    def device(self, array: Any) -> str: ...
+
+    @abstractmethod
+    def strides(self, array: Any) -> tuple[int, ...]:
+        """Return an array's strides in elements."""
+
+    @abstractmethod
+    def clone_strides(self, shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the strides of a clone of an array of these."""
+
+    def describe(self, value: object) -> str:
+        if not isinstance(value, self.kind):
+            return f"{value!r:.80}" if isinstance(value, bool | int | float | str | None) else type(value).__name__
+        array: Any = value
+        return f"{self.dtype_name(array)}[{', '.join(str(size) for size in array.shape)}]"
+
+
+def same_layout(shape: Sequence[int], found: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether strides are the same, but for dimensions of size 1 and arrays without elements."""
+    if found == strides or 0 in shape:
+        return True
+    return all(size == 1 or left == right for size, left, right in zip(shape, found, strides, strict=True))
+
+
+def several_values(found: str, repeated: Sequence[int]) -> InputError:
+    return InputError(
+        "a tensor was exported as one value repeated along a dimension, and now holds several there",
+        found=f"{found}, dimension {', '.join(map(str, repeated))}",
+        hint="export the method with an example input that was not expanded",
+    )
+
+
+def is_installed(library: str) -> bool:
+    if sys.modules.get(library) is not None:
+        return True
+    try:
+        return importlib.util.find_spec(library) is not None
+    except (ImportError, ValueError):  # somebody has hidden it
+        return False
+
+
+def find_arrays(name: str | None = None) -> Arrays:
+    """Return the arrays of a library; of torch where it is installed, else of NumPy, if none is named.
+
+    Raises:
+        ProgramError: if the library is not installed.
+        InputError: if there is no such library.
+    """
+    if name is None:
+        name = "torch" if is_installed("torch") else "numpy"
+    if name not in LIBRARIES:
+        raise InputError(
+            '`arrays` is "torch" or "numpy"',
+            found=f"{name!r:.40}",
+            hint="leave it out: then models take and return tensors where torch is installed, else NumPy's arrays",
+        )
+    if not is_installed(name):
+        raise ProgramError(
+            f"a model takes and returns arrays of {name} here, which is not installed",
+            found="neither torch nor NumPy" if not any(map(is_installed, LIBRARIES)) else f"no module `{name}`",
+            hint=f"install {name}" + (', or load the model with `arrays="numpy"`' if name == "torch" else ""),
+        )
+    module = importlib.import_module(f"hatch_lower.runtime.{name}_arrays")
+    arrays: Arrays = module.ARRAYS
+    return arrays

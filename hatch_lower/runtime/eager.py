@@ -1,0 +1,87 @@
+"""Models of editable installs that run their module itself."""
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.model import Method, Model
+
+
+class EagerModel:
+    """The methods of the modules that an entry point returned, called without gradients."""
+
+    def __init__(self, modules: Mapping[str, tuple[torch.nn.Module, str]]) -> None:
+        self._modules = modules
+        self._buffers = [(buffer, buffer.clone()) for module, _ in modules.values() for buffer in module.buffers()]
+        self._methods = {name: without_gradients(getattr(*bound)) for name, bound in modules.items()}
+
+    @property
+    def methods(self) -> Mapping[str, Callable[..., object]]:
+        return MappingProxyType(self._methods)
+
+    def clone(self) -> "EagerModel":
+        return EagerModel(copy.deepcopy(dict(self._modules)))
+
+    def reset(self) -> None:
+        with torch.no_grad():
+            for buffer, content in self._buffers:
+                buffer.copy_(content)
+
+    def has_changed(self) -> bool:
+        return not all(torch.equal(buffer, content) for buffer, content in self._buffers)
+
+    def signature(self, name: str) -> str:
+        return f"{name}{inspect.signature(self._methods[name])}"
+
+
+def make_eager(name: str, export: str) -> EagerModel:
+    module, _, attributes = export.partition(":")
+    try:
+        owner: Any = importlib.import_module(module)
+        value = functools.reduce(getattr, attributes.split("."), owner)()
+        modules = modules_of(value)
+        if modules is not None:
+            return EagerModel(modules)
+    except Exception as error:
+        raise ProgramError(
+            f"the entry point of model `{name}` failed",
+            where=export,
+            found=f"{type(error).__name__}: {error}",
+            hint='the model runs eagerly, as the project is installed editable with `editable = "eager"`',
+        ) from error
+    raise ProgramError(
+        f"the entry point of model `{name}` returns no model",
+        where=export,
+        found=type(value).__name__,
+        hint="return a `hatch_lower.Model`, `(module, example_args)`, an `ExportedProgram`, or a dict of them",
+    )
+
+
+def modules_of(value: Any) -> dict[str, tuple[torch.nn.Module, str]] | None:
+    """Return the module and attribute of each method that an entry point's result stands for; `None` for others."""
+    if isinstance(value, Model):
+        methods: Mapping[str, Method] = value.methods
+        return {name: (value.module, method.attribute or name) for name, method in methods.items()}
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], torch.nn.Module):
+        return {"forward": (value[0], "forward")}
+    programs = value if isinstance(value, dict) else {"forward": value}
+    # not `isinstance`: torch.export is not imported here, and is there already if one was made
+    if programs and all(type(program).__name__ == "ExportedProgram" for program in programs.values()):
+        return {name: (program.module(), "forward") for name, program in programs.items()}
+    return None
+
+
+def without_gradients(function: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> object:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run

@@ -1,0 +1,106 @@
+"""Between a program's arrays and those of a delegate that computes with the other library: over the same memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hatch_lower.format.inputs import TensorInput
+from hatch_lower.format.values import DTYPES
+from hatch_lower.runtime.names import Names
+from hatch_lower.runtime.numpy_dtypes import element_dtype, is_common
+
+BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an element that only one library knows
+
+
+class Exchange(ABC):
+    """What a delegate is given, and what it returns."""
+
+    @abstractmethod
+    def given(self, array: Any) -> Any:
+        """Return an array of the program as one of the delegate's."""
+
+    @abstractmethod
+    def given_code(self, entry: TensorInput, code: str, names: Names) -> str: ...
+
+    @abstractmethod
+    def returned_code(self, entries: Sequence[TensorInput | None], code: str, names: Names) -> str: ...
+
+
+class ToNumpy(Exchange):
+    """A program of tensors, and a delegate of NumPy's arrays."""
+
+    def given(self, array: Tensor) -> Any:
+        return array_of(array.detach())
+
+    def given_code(self, entry: TensorInput, code: str, names: Names) -> str:
+        return f"{code}.numpy()" if is_common(entry.dtype) else f"{names.bind('array', array_of, array_of)}({code})"
+
+    def returned_code(self, entries: Sequence[TensorInput | None], code: str, names: Names) -> str:
+        if all(entry is None or is_common(entry.dtype) for entry in entries):
+            return f"{names.bind('tensors', tensors_of, tensors_of)}({code})"
+        dtypes = [None if entry is None else entry.dtype for entry in entries]
+        return f"{names.bind('tensors', partial(tensors_of_dtypes, dtypes))}({code})"
+
+
+class ToTorch(Exchange):
+    """A program of NumPy's arrays, and a delegate of tensors."""
+
+    def given(self, array: Any) -> Tensor:
+        return tensor_of(array)
+
+    def given_code(self, entry: TensorInput, code: str, names: Names) -> str:
+        return f"{names.bind('tensor', partial(tensor_of, dtype=entry.dtype), ('tensor', entry.dtype))}({code})"
+
+    def returned_code(self, entries: Sequence[TensorInput | None], code: str, names: Names) -> str:
+        return f"{names.bind('arrays', arrays_of, arrays_of)}({code})"
+
+
+def find_exchange(program: str, delegate: str) -> Exchange | None:
+    """Return what stands between the arrays of a program and of a delegate, by their libraries' names."""
+    if program == delegate:
+        return None
+    return ToNumpy() if delegate == "numpy" else ToTorch()
+
+
+def array_of(tensor: Tensor) -> Any:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if is_common(name):
+        return tensor.numpy()
+    return tensor.view(BYTES[tensor.itemsize]).numpy().view(element_dtype(name))
+
+
+def tensor_of(array: Any, dtype: str = "") -> Tensor:
+    # torch warns about memory that must not be written into
+    name = dtype or array.dtype.name
+    given = array if array.flags.writeable else array.copy()
+    if name not in DTYPES or is_common(name):
+        return torch.from_numpy(given)
+    return torch.from_numpy(given.view(f"i{given.itemsize}")).view(getattr(torch, name))
+
+
+def tensors_of(results: object) -> object:
+    if type(results) is not list:
+        return results
+    return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in results]
+
+
+def tensors_of_dtypes(dtypes: Sequence[str | None], results: object) -> object:
+    if type(results) is not list or len(results) != len(dtypes):
+        return results
+    return [
+        tensor_of(each, dtype or "") if isinstance(each, np.ndarray) else each
+        for each, dtype in zip(results, dtypes, strict=True)
+    ]
+
+
+def arrays_of(results: object) -> object:
+    if type(results) is not list:
+        return results
+    return [array_of(each.detach()) if isinstance(each, Tensor) else each for each in results]

@@ -1,0 +1,199 @@
+"""NumPy's arrays as the arrays of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.arguments import Special
+from hatch_lower.format.constants import Constant, Storage
+from hatch_lower.format.graph import Graph
+from hatch_lower.format.inputs import TensorInput, is_contiguous
+from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
+from hatch_lower.runtime.foreign import as_array
+from hatch_lower.runtime.names import Names, tuple_code
+from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
+from hatch_lower.runtime.operators import calls_in
+
+Array = np.ndarray[Any, Any]
+
+
+class NumpyOperators:
+    def function(self, name: str) -> tuple[str, Any]:
+        return name.split(".")[1], NUMPY_OPERATORS[name].function
+
+    def may_alias(self, name: str) -> bool:
+        return NUMPY_OPERATORS[name].may_alias
+
+
+class NumpyArrays(Arrays):
+    name = "numpy"
+    noun = "an array"
+    kind: ClassVar[type[Any]] = np.ndarray
+    size_templates: ClassVar[Mapping[str, str]] = {
+        "aten.sym_numel.default": "{0}.size",
+        "aten.sym_size.int": "{0}.shape[{1}]",
+    }
+
+    # Memory
+
+    def storing(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def span(self, storage: Storage, content: memoryview) -> Array:
+        # bytes: `view` gives them their dtype
+        return np.frombuffer(content, np.uint8)
+
+    def view(self, constant: Constant, spans: Mapping[int, Any]) -> Array:
+        dtype = element_dtype(constant.dtype)
+        steps = [step * dtype.itemsize for step in constant.stride]
+        span: Array = spans[constant.storage]
+        viewed: Array = np.ndarray(constant.shape, dtype, span.data, constant.offset * dtype.itemsize, steps)
+        return viewed
+
+    def copy(self, array: Array) -> Array:
+        return copy_in_order(array, dense_order(array))
+
+    def assign(self, target: Array, source: Array) -> None:
+        target[...] = source
+
+    def is_same(self, one: Array, other: Array) -> bool:
+        return np.array_equal(one, other)  # they are bytes
+
+    def rows(self, array: Array) -> Iterable[Array]:
+        # with the ellipsis NumPy gives arrays of no dimensions, and no scalars
+        return (contiguous(array[index, ...]) for index in range(len(array)))
+
+    def stack(self, rows: Sequence[Array]) -> Array:
+        return contiguous(np.stack(rows))
+
+    def permuted(self, array: Array, order: Sequence[int]) -> Array:
+        view: Array = array.transpose(order)
+        return view
+
+    def contiguous_copy(self, array: Array) -> Array:
+        copy: Array = array.copy(order="C")
+        return copy
+
+    # Generated code
+
+    def operators(self, graph: Graph, where: str) -> NumpyOperators:
+        missing = next((call.op for call in calls_in(graph) if call.op not in NUMPY_OPERATORS), None)
+        if missing is not None:
+            raise ProgramError(
+                "the program needs torch for what runs between its partitions",
+                where=where,
+                found=f"a call of `{missing}`",
+                hint='install torch, and load the model with `arrays="torch"`, or another recipe of it',
+            )
+        return NumpyOperators()
+
+    def special(self, value: Special) -> object:
+        return element_dtype(value.name) if value.kind == "dtype" else value
+
+    def opening_lines(self, call: str, names: Names) -> list[str]:
+        return []
+
+    def dtype_test(self, dtype: str, variable: str, names: Names) -> str:
+        # not `is`: the same dtype may be another object
+        return f"{variable}.dtype != {names.bind(dtype, border_dtype(dtype), ('dtype', dtype))}"
+
+    def place_tests(self, variable: str, names: Names) -> list[str]:
+        return []
+
+    def rank_test(self, rank: int, variable: str) -> str:
+        return f"{variable}.ndim != {rank}"
+
+    def resolve_lines(self, dtype: str, variable: str, *, of_caller: bool, in_place: bool = False) -> list[str]:
+        return []
+
+    def layout_lines(self, entry: TensorInput, variable: str, strides: Sequence[str] | None, names: Names) -> list[str]:
+        if strides is None:
+            bound = names.bind("contiguous", contiguous, contiguous)
+            return [f"if not {variable}.flags.carray: {variable} = {bound}({variable})"]
+        size = border_dtype(entry.dtype).itemsize
+        wanted = tuple_code([f"{stride}*{size}" for stride in strides])
+        # what is not contiguous, aligned and writable is looked at again: read-only memory is as good
+        wrong = f"{variable}.strides != {wanted} or not {variable}.flags.aligned"
+        if is_contiguous(entry):
+            wrong = f"not {variable}.flags.carray"
+        return [f"if {wrong}: {variable} = {names.bind('restride', restride, 'restride')}({variable}, {wanted})"]
+
+    def copy_code(self, code: str) -> str:
+        return f"{code}.copy()"
+
+    def assign_code(self, target: str, code: str) -> str:
+        return f"{target}[...] = {code}"
+
+    # Values
+
+    def plain(self, value: object) -> Array | None:
+        return as_array(value)
+
+    def dtype_name(self, array: Array) -> str:
+        return str(array.dtype)
+
+    def kind_mismatch(self, entry: TensorInput, array: Array) -> str:
+        wanted = border_dtype(entry.dtype)
+        if array.dtype == wanted:
+            return ""
+        if array.dtype == wanted.newbyteorder():
+            return f"its bytes are in the order of another machine: pass `array.astype({entry.dtype!r})`"
+        return f"the dtype must be {entry.dtype}"
+
+    def layout_mismatch(self, array: Array, strides: tuple[int, ...]) -> str:
+        if not array.flags.writeable:
+            return "read-only memory"
+        if not array.flags.aligned:
+            return f"memory that is not at a multiple of {array.dtype.alignment} bytes"
+        found = self.strides(array)
+        if same_layout(array.shape, found, strides):
+            return ""
+        return f"strides {list(found)}, which must be {list(strides)}"
+
+    def is_special(self, value: object, wanted: Special) -> bool:
+        return False  # a program that takes one of torch's constants needs torch
+
+    def conversion_hint(self, value: object) -> str:
+        return "pass `numpy.asarray(...)` of it, of the right dtype" if isinstance(value, list | tuple) else ""
+
+    def device(self, array: Array) -> str:
+        return "cpu"
+
+    def strides(self, array: Array) -> tuple[int, ...]:
+        # not a multiple where it is a field of a record: then none is right
+        size = array.itemsize
+        return tuple(step // size if step % size == 0 else -1 for step in array.strides)
+
+    def clone_strides(self, shape: Sequence[int], strides: tuple[int, ...]) -> tuple[int, ...]:
+        order = dense_order(as_strided(np.empty(1, np.uint8), shape, strides))
+        return copy_in_order(np.empty(shape, np.uint8), order).strides
+
+
+ARRAYS = NumpyArrays()
+
+
+def contiguous(array: Array) -> Array:
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
+
+
+def restride(array: Array, steps: tuple[int, ...]) -> Array:
+    """Return an array, or a copy, whose strides are these bytes."""
+    if array.flags.aligned and same_layout(array.shape, array.strides, steps):
+        return array
+    repeated = [dim for dim, step in enumerate(steps) if step == 0 and array.shape[dim] > 1]
+    narrow = array[tuple(slice(1) if dim in repeated else slice(None) for dim in range(array.ndim))]
+    length = sum((size - 1) * step for size, step in zip(narrow.shape, steps, strict=True)) + array.itemsize
+    copy = np.ndarray(narrow.shape, array.dtype, np.empty(length, np.uint8), 0, steps)
+    copy[...] = narrow
+    whole = as_strided(copy, array.shape, steps)
+    # compared byte by byte, for NaN is not equal to itself
+    if repeated and whole.tobytes() != array.tobytes():
+        raise several_values(ARRAYS.describe(array), repeated)
+    return whole

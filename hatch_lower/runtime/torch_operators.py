@@ -1,0 +1,140 @@
+"""Operators of torch that a plan names: ATen overloads, and those that libraries register."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hatch_lower.errors import ProgramError
+from hatch_lower.format.graph import Graph
+from hatch_lower.runtime.operators import calls_in
+from hatch_lower.torch_private.operators import (
+    REGISTERED_BY,
+    OpOverload,
+    compiled_function,
+    has_composite_kernel,
+    is_registered,
+    schema_of,
+)
+
+# operators whose sizes and strides torch takes as they are; it checks those of the others, `as_strided` among them
+ALIASING = frozenset({"aten._reshape_alias.default", "aten._reshape_alias_copy.default"})
+
+# operators that make a sparse tensor of indices
+SPARSE = re.compile(r"aten\.sparse_(?:coo|compressed|csr|csc|bsr|bsc)_tensor\..*")
+
+# operators for torch's own use, which no model calls: nothing is checked, or they open a file
+UNBOUNDED = re.compile(
+    r"aten\._sparse_\w*_tensor_(?:unsafe|with_dims_and_tensors)\..*|aten\._nested_view_from_.*"
+    r"|aten\.set_?\.source_.*_storage_offset.*|(?:inductor|debugprims)\..*"
+)
+
+
+class TorchOperators:
+    """The overloads that a graph calls."""
+
+    def __init__(self, graph: Graph, where: str) -> None:
+        self._overloads = resolve_operators(graph, where)
+
+    def function(self, name: str) -> tuple[str, Callable[..., object]]:
+        operator = self._overloads[name]
+        return operator.__name__.partition(".")[0], function_of(name, operator)
+
+    def may_alias(self, name: str) -> bool:
+        return may_return_alias(self._overloads[name])
+
+
+def resolve_operators(graph: Graph, where: str) -> dict[str, OpOverload[..., Any]]:
+    """Return every overload that a graph calls, at any depth, by its name in the plan."""
+    operators: dict[str, OpOverload[..., Any]] = {}
+    for call in calls_in(graph):
+        if call.op not in operators:
+            operators[call.op] = find_operator(call.op, where)
+        schema = schema_of(operators[call.op])
+        positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        known = {argument.name for argument in schema.arguments[len(call.args) :]}
+        if len(call.args) > positional or not known.issuperset(call.kwargs):
+            raise ProgramError(
+                "the program calls an operator with arguments that it does not take",
+                where=where,
+                found=f"{len(call.args)} arguments and {list(call.kwargs)} for {schema}",
+                hint="install the torch version that the program requires",
+            )
+    return operators
+
+
+def find_operator(name: str, where: str) -> OpOverload[..., Any]:
+    # a program is arithmetic on tensors: no operator opens a file, or reads what nobody gave it
+    namespace, packet, overload = name.split(".")
+    if namespace in REGISTERED_BY:
+        importlib.import_module(REGISTERED_BY[namespace])
+    try:
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError):
+        operator = None
+    if not isinstance(operator, OpOverload) or not is_registered(operator):
+        raise ProgramError(
+            "the program calls an operator that torch does not have here",
+            where=where,
+            found=name,
+            hint="install the torch version that the program requires; if a library registers the operator, name its"
+            " module in `imports` of the recipe, build the wheel again, and until then import it before loading",
+        )
+    if any(argument.name == "filename" for argument in schema_of(operator).arguments):
+        raise ProgramError(
+            "the program calls an operator that opens files",
+            where=where,
+            found=name,
+            hint="read the file in the model's own code, before the export",
+        )
+    if UNBOUNDED.fullmatch(name):
+        raise ProgramError(
+            "the program calls an operator that reads memory outside of its arguments'",
+            where=where,
+            found=name,
+            hint="export the model with operators on dense tensors that check their arguments",
+        )
+    return operator
+
+
+def function_of(name: str, operator: OpOverload[..., Any]) -> Callable[..., object]:
+    if name in ALIASING:
+        return functools.partial(alias_within_storage, compiled_function(operator))
+    if SPARSE.fullmatch(name):
+        return functools.partial(check_indices, compiled_function(operator))
+    return compiled_function(operator)
+
+
+def alias_within_storage(
+    operator: Callable[..., object], self: Tensor, size: Sequence[int], stride: Sequence[int]
+) -> object:
+    ends = [(extent - 1) * step for extent, step in zip(size, stride, strict=False)]
+    first = self.storage_offset() + sum(min(end, 0) for end in ends)
+    last = self.storage_offset() + sum(max(end, 0) for end in ends)
+    count = self.untyped_storage().nbytes() // self.itemsize
+    if len(size) != len(stride) or (0 not in size and (first < 0 or last >= count)):
+        raise ProgramError(
+            "the program would have read memory outside of a tensor's",
+            found=f"sizes {list(size)} and strides {list(stride)}, where there is room for {count} elements",
+            hint="install the distribution again; if that does not help, build its wheel again",
+        )
+    return operator(self, size, stride)
+
+
+def check_indices(operator: Callable[..., object], *args: object, **kwargs: object) -> object:
+    # torch compares the indices of a sparse tensor with its sizes only if it is told to
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        return operator(*args, **kwargs)
+
+
+def may_return_alias(operator: OpOverload[..., Any]) -> bool:
+    # the schema says so, except for composites (`dropout` returns its argument at inference)
+    if any(result.alias_info is not None for result in schema_of(operator).returns):
+        return True
+    return has_composite_kernel(operator)
