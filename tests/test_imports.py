@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import subprocess
-import sys
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
+from support.lowered import lowered_model, write_lowered
+from support.plans import method, op, plan_value, tensor_input, v
+from support.without_torch import run_without_torch, save_engine
 
-import hatch_lower
-
-PACKAGE = Path(hatch_lower.__file__).parent
 Modules = Callable[[str], set[str]]
-# of the extra `build`, by the names that are imported, and what drives a build
-BUILDING = ("click", "cyclonedx", "elftools", "filelock", "hatchling", "platformdirs", "safetensors")
-FORBIDDING = f"""
-import sys
-
-class Forbidding:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {BUILDING!r}:
-            raise ModuleNotFoundError(f"{{name}} is forbidden here", name=name)
-
-sys.meta_path.insert(0, Forbidding())
-"""
 COMPILE_HALVES = ("exir", "pipeline", "build", "hatch", "cli")
 
 
@@ -84,36 +70,119 @@ def test_a_run_half_imports_no_compile_half(modules_after: Modules, backend: str
     assert not modules & {"hatchling", "click", "torch._inductor"}
 
 
+@pytest.mark.parametrize("module", ["load", "executor", "delegates", "numpy_arrays"])
+def test_the_runtime_does_not_import_torch(modules_after: Modules, module: str) -> None:
+    assert "torch" not in modules_after(f"import hatch_lower.runtime.{module}")
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_the_run_half_of_an_engine_does_not_import_torch(modules_after: Modules, engine: str) -> None:
+    assert "torch" not in modules_after(f"import hatch_lower.backends.{engine}.run")
+
+
+def make_network() -> Any:
+    """Return a network with weights, a table of indices, two outputs and state."""
+    import torch
+    from torch import nn
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table = nn.Embedding(11, 16)
+            self.inner = nn.Linear(16, 16)
+            self.norm = nn.LayerNorm(16)
+            self.register_buffer("seen", torch.zeros(16))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> dict[str, torch.Tensor]:
+            hidden = nn.functional.gelu(self.norm(self.inner(x))) + self.table(at)
+            self.seen.copy_(self.seen + hidden.sum((0, 1)))
+            return {"hidden": hidden.transpose(0, 1), "seen": self.seen + 1}
+
+    return Network()
+
+
 @pytest.mark.torch
-def test_what_runs_programs_does_without_what_builds_them(modules_after: Modules) -> None:
-    listed = importlib.metadata.requires("hatch-lower") or []
-    assert [Requirement(text).name for text in listed if "extra ==" not in text] == ["packaging"]
-    runtime = [f"hatch_lower.runtime.{path.stem}" for path in sorted((PACKAGE / "runtime").glob("*.py"))]
-    halves = [f"hatch_lower.backends.{path.parent.name}.run" for path in sorted(PACKAGE.glob("backends/*/run.py"))]
-    names = [name for name in [*runtime, *halves] if not name.endswith("__")]
-    assert len(names) > 25
-    code = f"{FORBIDDING}\nimport importlib, hatch_lower\nhatch_lower.load\n"
-    modules = modules_after(f"{code}for name in {names!r}: importlib.import_module(name)")
-    assert set(names) <= modules
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_program_of_an_engine_computes_the_same_where_torch_cannot_be_imported(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript" if engine == "onnxruntime" else engine)
+    import numpy
+    import torch
+
+    import hatch_lower
+
+    rows = {0: torch.export.Dim("rows", min=1, max=9)}
+    x, at = torch.randn(3, 4, 16), torch.tensor([1, 3, 10, 0])
+    shapes = {"x": rows, "at": None}
+    folder = save_engine(engine, tmp_path / "program", make_network(), x, at, dynamic_shapes=shapes)
+    expected = []
+    model = hatch_lower.load(folder)
+    assert model.arrays == "torch"
+    inputs = [torch.randn(count, 4, 16) for count in (3, 1, 9)]
+    for number, given in enumerate(inputs):
+        numpy.save(tmp_path / f"x{number}.npy", given.numpy())
+        found = model(given, at)
+        expected.append({name: array_text(value.numpy()) for name, value in found.items()})
+    code = """
+        import json
+        from pathlib import Path
+        import numpy
+        import hatch_lower
+
+        def text(array):
+            assert type(array) is numpy.ndarray
+            return [str(array.dtype), list(array.shape), array.tobytes().hex()]
+
+        folder, count, data = sys.argv[1:]
+        model = hatch_lower.load(Path(folder))
+        assert model.arrays == "numpy"
+        at = numpy.array([1, 3, 10, 0])
+        found = []
+        for number in range(int(count)):
+            outputs = model(numpy.load(f"{data}/x{number}.npy"), at)
+            found.append({name: text(value) for name, value in outputs.items()})
+        print(json.dumps(found))
+    """
+    assert json.loads(run_without_torch(code, folder, len(inputs), tmp_path)) == expected
 
 
-def test_the_command_line_without_click_says_what_to_install() -> None:
-    code = f"{FORBIDDING}\nfrom hatch_lower.cli import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "error: this command needs the package `click`, which is not installed\n"
-        '  to do: install it: pip install "hatch-lower[cli]"\n'
-    )
+def array_text(array: Any) -> list[object]:
+    return [str(array.dtype), list(array.shape), array.tobytes().hex()]
 
 
-def test_a_command_without_a_package_of_its_own_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HATCH_LOWER_CACHE_DIR", raising=False)
-    forbidding = FORBIDDING.replace("'click', ", "").replace("'hatchling', ", "")
-    code = f"{forbidding}\nfrom hatch_lower.cli import main\nmain(['cache', 'trim'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "error: this command needs the package `platformdirs`, which is not installed\n"
-        '  to do: install it: pip install "hatch-lower[build]"\n'
+@pytest.mark.torch
+def test_without_torch_the_next_recipe_stands_in_for_one_that_needs_it(tmp_path: Path) -> None:
+    vector = tensor_input(4)
+    adding = plan_value(forward=method([vector], [op("aten.add.Tensor", v(0), v(0), out=1)], v(1)))
+    viewing = plan_value(forward=method([vector], [op("aten.view.default", v(0), [2, 2], out=1)], v(1)))
+    folder = tmp_path / "_lowered"
+    recipes = {"default": {"plan": adding}, "lean": {"plan": viewing}}
+    write_lowered(folder, {"net": lowered_model(folder, "net", recipes, order=["default", "lean"])})
+    code = """
+        import warnings
+        from pathlib import Path
+        import numpy
+        import hatch_lower
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = hatch_lower.load(Path(sys.argv[1]))
+        print(*(each.message for each in caught))
+        print(model.recipe, model(numpy.arange(4, dtype="float32")).tolist())
+        for arrays in ({}, {"arrays": "torch"}):
+            try:
+                hatch_lower.load(Path(sys.argv[1]), recipe="default", **arrays)
+            except hatch_lower.ProgramError as error:
+                print(error)
+    """
+    assert run_without_torch(code, folder) == (
+        "model `net` runs its recipe `lean`, for `default` cannot run here: it needs torch, which is not installed:"
+        " `aten.add.Tensor`\n"
+        "lean [[0.0, 1.0], [2.0, 3.0]]\n"
+        "recipe `default` of model `net` cannot run here\n"
+        "  found: `default`: it needs torch, which is not installed: `aten.add.Tensor`\n"
+        "  to do: install what is named, or another wheel of the distribution\n"
+        "a model takes and returns arrays of torch here, which is not installed\n"
+        "  found: no module `torch`\n"
+        '  to do: install torch, or load the model with `arrays="numpy"`\n'
     )

@@ -19,6 +19,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
 import torch.nn.functional as F  # noqa: N812
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
+from support.tensors import OfTensors
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
@@ -1040,10 +1041,10 @@ def test_constants_of_every_dtype_and_layout_give_eagers_numbers(tmp_path: Path)
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO"])
 def test_device_and_threads_are_those_of_the_recipe(blob: DelegateBlob, constants: list[Tensor], device: str) -> None:
-    delegate = OpenvinoDelegate.load(changed(blob, device=device), constants)
-    assert delegate._compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
+    delegate = OfTensors(OpenvinoDelegate, changed(blob, device=device), constants)
+    assert delegate.delegate._compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
     if device == "CPU":
-        assert delegate._compiled.get_property("INFERENCE_NUM_THREADS") == 2
+        assert delegate.delegate._compiled.get_property("INFERENCE_NUM_THREADS") == 2
     x = torch.randn(3, 64)
     torch.testing.assert_close(delegate.run([x])[0], Net().eval()(x).detach())
 
@@ -1070,7 +1071,7 @@ def test_a_model_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_several_models_and_threads_at_once(blob: DelegateBlob, constants: list[Tensor]) -> None:
-    models, net = [OpenvinoDelegate.load(blob, constants) for _ in range(2)], Net().eval()
+    models, net = [OfTensors(OpenvinoDelegate, blob, constants) for _ in range(2)], Net().eval()
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -1089,7 +1090,7 @@ def test_several_models_and_threads_at_once(blob: DelegateBlob, constants: list[
 
 
 def test_a_result_is_not_changed_by_the_next_call(blob: DelegateBlob, constants: list[Tensor]) -> None:
-    delegate = OpenvinoDelegate.load(blob, constants)
+    delegate = OfTensors(OpenvinoDelegate, blob, constants)
     (first,) = delegate.run([torch.ones(2, 64)])
     kept = first.clone()
     delegate.run([torch.zeros(2, 64)])
@@ -1125,7 +1126,7 @@ def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, constants: lis
     damaged.write_bytes(blob.path.read_bytes()[:200])
     for each in (DelegateBlob(damaged, blob.info, blob.data), changed(blob, device="TPU")):
         with pytest.raises(ProgramError, match="OpenVINO cannot load a partition"):
-            OpenvinoDelegate.load(each, constants)
+            OfTensors(OpenvinoDelegate, each, constants)
 
 
 # What it says.
@@ -1154,7 +1155,7 @@ def test_an_absent_library_is_named(
     for call, error in (
         (lambda: OpenvinoBackend.partitioner({}), BackendError),
         (lambda: OpenvinoBackend.fingerprint([]), BackendError),
-        (lambda: OpenvinoDelegate.load(blob, constants), ProgramError),
+        (lambda: OfTensors(OpenvinoDelegate, blob, constants), ProgramError),
     ):
         with pytest.raises(error, match="needs the OpenVINO library") as caught:
             call()

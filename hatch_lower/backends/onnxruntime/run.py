@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.onnxruntime.library import import_onnxruntime
 from hatch_lower.backends.onnxruntime.places import fits, relocate
 from hatch_lower.errors import ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob, Place, description_error
-from hatch_lower.torch_private.process import has_vnni
+from hatch_lower.runtime.numpy_dtypes import is_bfloat16
+from hatch_lower.runtime.processor import multiplies_bytes, thread_count
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions
 
+Array = np.ndarray[Any, Any]
 FOLDER = "session.model_external_initializers_file_folder_path"
 BFLOAT16 = 16  # ONNX's number of the dtype
 SPIN_DURATION = "session.intra_op.spin_duration_us"
@@ -29,6 +30,8 @@ WEIGHT_ROUNDING = "WeightBiasQuantization"
 class OnnxruntimeDelegate(Delegate):
     """A partition as a session of ONNX Runtime. Calls from several threads may run side by side."""
 
+    arrays: ClassVar[str] = "numpy"
+
     def __init__(self, session: InferenceSession, call: CallMap, values: Sequence[object]) -> None:
         self._session = session
         self._values = values
@@ -38,7 +41,7 @@ class OnnxruntimeDelegate(Delegate):
         self._names = [f"y{index}" for index in range(call.results)]
 
     @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OnnxruntimeDelegate:
+    def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OnnxruntimeDelegate:
         try:
             onnxruntime = import_onnxruntime()
         except ImportError as error:
@@ -60,14 +63,14 @@ class OnnxruntimeDelegate(Delegate):
             )
         options = onnxruntime.SessionOptions()
         # Without a number, ONNX Runtime would bind its threads to processors, of which every session takes the same.
-        options.intra_op_num_threads = info.threads or torch.get_num_threads()
+        options.intra_op_num_threads = info.threads or thread_count()
         options.inter_op_num_threads = 1
         # By default threads spin for some 50 ms after a call, on processors that whatever computes next wants: another
         # partition, torch, another model. Between two operators, and calls of a small model, less than this passes.
         options.add_session_config_entry(SPIN_DURATION, "100")
         # By default sums of products of bytes saturate where the processor has no instruction for them. Where it has
         # one, they are as exact without this, and twice as fast.
-        options.add_session_config_entry(EXACT_BYTES, "0" if has_vnni() else "1")
+        options.add_session_config_entry(EXACT_BYTES, "0" if multiplies_bytes() else "1")
         options.use_deterministic_compute = True
         options.log_severity_level = 3
         try:
@@ -94,15 +97,13 @@ class OnnxruntimeDelegate(Delegate):
             )
         return cls(session, info.call, values)
 
-    def run(self, inputs: list[Tensor]) -> Sequence[object]:
+    def run(self, inputs: list[Array]) -> Sequence[object]:
         feed = {name: to_array(inputs[position]) for name, position in self._feed}
-        return self._map.arrange(inputs, [torch.from_numpy(result) for result in self._run(self._names, feed)])
+        return self._map.arrange(inputs, self._run(self._names, feed))
 
 
 def to_array(value: object) -> object:
-    if isinstance(value, Tensor):
-        return (value.detach() if value.requires_grad else value).numpy()
-    return torch.tensor(value, dtype=torch.int64).numpy()
+    return value if isinstance(value, np.ndarray) else np.array(value, dtype=np.int64)
 
 
 class OnnxFacts(NamedTuple):
@@ -117,7 +118,7 @@ class OnnxFacts(NamedTuple):
 
 
 def bind_constants(
-    options: SessionOptions, blob: DelegateBlob, constants: Sequence[Tensor], bound: Sequence[int]
+    options: SessionOptions, blob: DelegateBlob, constants: Sequence[Array], bound: Sequence[int]
 ) -> tuple[bytes, list[object]]:
     """Return the model with the places of its constants, and those in memory, which the session does not keep alive.
 
@@ -150,19 +151,24 @@ def choose_folder(
     return folder, {position: (files[place.path].name, place.offset) for position, place in folders[folder].items()}
 
 
-def to_value(constant: Tensor) -> object:
+def to_value(constant: Array) -> object:
     from onnxruntime import OrtValue
 
-    dense = constant.detach().contiguous()
-    if dense.dtype is torch.bfloat16:
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(dense.view(torch.int16).numpy(), BFLOAT16)
-    return OrtValue.ortvalue_from_numpy(dense.numpy())
+    dense = constant if constant.flags.c_contiguous else constant.copy(order="C")
+    if is_bfloat16(dense):
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(dense.view(np.int16), BFLOAT16)
+    return OrtValue.ortvalue_from_numpy(dense)
 
 
 def read_info(blob: DelegateBlob, constants: int) -> OnnxFacts:
     def read(info: Mapping[str, Any]) -> OnnxFacts:
         bound = [int(position) for position in info["bound"]]
         require(all(0 <= position < constants for position in bound), f"constants {bound} of {constants}")
-        return OnnxFacts(read_call_map(info), bound, [str(name) for name in info["providers"]], int(info["threads"]))
+        return OnnxFacts(
+            read_call_map(info, OnnxruntimeDelegate.arrays),
+            bound,
+            [str(name) for name in info["providers"]],
+            int(info["threads"]),
+        )
 
     return read_facts(blob, "onnxruntime", read)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from hatch_lower.backends.call_map import CallMap, read_call_map, read_facts, require
 from hatch_lower.backends.openvino.library import INSTALL, engine, engine_of_integers, import_openvino
 from hatch_lower.errors import CallError, ProgramError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16
 
+Array = np.ndarray[Any, Any]
+NUMBERS: Mapping[type, type] = {bool: np.bool_, float: np.float32, int: np.int64}  # torch's dtypes of them
 QUANTISED = b'"FakeQuantize"'
 
 
 class OpenvinoDelegate(Delegate):
+    arrays: ClassVar[str] = "numpy"
+
     def __init__(self, compiled: Any, constants: Sequence[object], info: OpenvinoFacts) -> None:
         openvino = import_openvino()
         self._compiled = compiled
@@ -31,7 +34,7 @@ class OpenvinoDelegate(Delegate):
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> OpenvinoDelegate:
+    def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> OpenvinoDelegate:
         info = read_info(blob, len(constants))
         try:
             openvino = import_openvino()
@@ -59,7 +62,7 @@ class OpenvinoDelegate(Delegate):
             ) from error
         return cls(compiled, [literals, *values], info)
 
-    def run(self, inputs: list[Tensor]) -> Sequence[object]:
+    def run(self, inputs: list[Array]) -> Sequence[object]:
         for position, least, size in self._info.indices:
             check_indices(inputs[position], least, size)
         try:
@@ -79,24 +82,28 @@ class OpenvinoDelegate(Delegate):
         return self._info.call.arrange(inputs, results)
 
     def _given(self, value: object) -> object:
-        if not isinstance(value, Tensor):
-            return self._tensor(torch.tensor(value).numpy(), shared_memory=True)
-        dense = value.detach().contiguous()
-        if dense.dtype is torch.bfloat16:
-            return self._tensor(dense.view(torch.int16).numpy(), self._shape(list(dense.shape)), self._bfloat16)
-        return self._tensor(dense.numpy(), shared_memory=True)
+        if not isinstance(value, np.ndarray):
+            return self._tensor(np.array(value, NUMBERS[type(value)]), shared_memory=True)
+        dense = dense_array(value)
+        if is_bfloat16(dense):
+            return self._tensor(dense.view(np.int16), self._shape(list(dense.shape)), self._bfloat16)
+        return self._tensor(dense, shared_memory=True)
 
-    def _result(self, result: Any) -> Tensor:
-        if result.element_type == self._bfloat16:
-            return torch.from_numpy(result.data.view("int16")).clone().view(torch.bfloat16)
-        return torch.from_numpy(result.data).clone()
+    def _result(self, result: Any) -> Array:
+        copy: Array = result.data.copy()
+        return copy.view(element_dtype("bfloat16")) if result.element_type == self._bfloat16 else copy
 
 
-def to_tensor(openvino: Any, constant: Tensor) -> Any:
-    dense = constant.detach().contiguous()
-    if dense.dtype is torch.bfloat16:
-        return openvino.Tensor(dense.view(torch.int16).numpy(), openvino.Shape(list(dense.shape)), openvino.Type.bf16)
-    return openvino.Tensor(dense.numpy(), shared_memory=True)
+def dense_array(array: Array) -> Array:
+    # contiguous, aligned, and writable: OpenVINO takes no other
+    return array if array.flags.carray else array.copy(order="C")
+
+
+def to_tensor(openvino: Any, constant: Array) -> Any:
+    dense = dense_array(constant)
+    if is_bfloat16(dense):
+        return openvino.Tensor(dense.view(np.int16), openvino.Shape(list(dense.shape)), openvino.Type.bf16)
+    return openvino.Tensor(dense, shared_memory=True)
 
 
 def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
@@ -107,11 +114,10 @@ def bind_constants(openvino: Any, model: Any, values: Sequence[Any]) -> None:
         model.remove_parameter(parameter)
 
 
-def check_indices(indices: Tensor, least: int, size: int) -> None:
-    if not indices.numel():
+def check_indices(indices: Array, least: int, size: int) -> None:
+    if not indices.size:
         return
-    lowest, highest = torch.aminmax(indices)
-    if lowest < least or highest >= size:
+    if indices.min() < least or indices.max() >= size:
         wrong = indices[(indices < least) | (indices >= size)]
         raise CallError(
             "an index is out of range",
@@ -152,16 +158,22 @@ def settings(info: OpenvinoFacts) -> dict[str, object]:
 
 def view_of(blob: DelegateBlob, name: str) -> object:
     if not name:
-        return torch.zeros(1, dtype=torch.uint8).numpy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # OpenVINO takes no read-only array, and does not write
-        return torch.frombuffer(blob.data[name], dtype=torch.uint8).numpy()
+        return np.zeros(1, np.uint8)
+    return np.asarray(Unguarded(np.frombuffer(blob.data[name], np.uint8)))
+
+
+class Unguarded:
+    """The memory of a read-only array as writable: OpenVINO takes no other, and does not write."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # lives as long as what is made of this
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
 def read_info(blob: DelegateBlob, constants: int) -> OpenvinoFacts:
     def read(info: Mapping[str, Any]) -> OpenvinoFacts:
         facts = OpenvinoFacts(
-            read_call_map(info),
+            read_call_map(info, OpenvinoDelegate.arrays),
             str(info["device"]),
             int(info["threads"]),
             tuple(int(position) for position in info["bound"]),
