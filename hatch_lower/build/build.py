@@ -31,11 +31,7 @@ def build(context: BuildContext) -> BuildResult:
     settings, store = context.settings, context.store
     assets = find_assets(settings)
     known = look_up(context)
-    results = {
-        name: lookup.result
-        for name, lookup in known.items()
-        if lookup.result is not None and keeps_promises(settings, lookup.result)
-    }
+    results = results_that_hold(settings, known)
     missing = [model for model in settings.models if model.name not in results]
     sources: Mapping[str, LocalSource] = {}
     if urls := urls_of(missing):
@@ -44,7 +40,7 @@ def build(context: BuildContext) -> BuildResult:
         sources = obtain_sources(context, urls)
         # by the digests that are known now
         known = look_up(context)
-        results = {name: lookup.result for name, lookup in known.items() if lookup.result is not None}
+        results = results_that_hold(settings, known)
         missing = [model for model in settings.models if model.name not in results]
     # a project that was copied or moved has no history here yet, and `explain` is to know it
     moved = store.writes and not history_path(store.directory, settings.root).exists()
@@ -57,6 +53,14 @@ def build(context: BuildContext) -> BuildResult:
         answers = export_models(context, missing, known, sources=sources) if missing else []
         results |= record_results(context, known, answers)
     return result_of(settings, results, assets, context.work)
+
+
+def results_that_hold(settings: Settings, known: Mapping[str, LookupResult]) -> dict[str, ModelResult]:
+    return {
+        name: lookup.result
+        for name, lookup in known.items()
+        if lookup.result is not None and keeps_promises(settings, lookup.result)
+    }
 
 
 def keeps_promises(settings: Settings, result: ModelResult) -> bool:
