@@ -222,11 +222,14 @@ def show(error: BaseException) -> None:
 
 def unexpected_error(model: str, error: BaseException) -> ProcessError:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
+    newer = why_untried(sys.modules["torch"].__version__) if "torch" in sys.modules else ""
     return ProcessError(
         "the build process failed unexpectedly",
         where=f"model `{model}`",
         found="".join(lines[-4:]),
-        hint="this is a fault in hatch-lower or in a backend; please report it with the whole output",
+        hint=f"{newer}: build with one of these, and please report it with the whole output"
+        if newer
+        else "this is a fault in hatch-lower or in a backend; please report it with the whole output",
     )
 
 

@@ -32,7 +32,7 @@ from hatch_lower.build.environment import child_environment
 from hatch_lower.build.process import Child, tell_of_long_stage
 from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Answer, Request, write_answer
-from hatch_lower.build.worker import enter_folder
+from hatch_lower.build.worker import enter_folder, unexpected_error
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.bench_tables import BenchTable, ModelLimits
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings
@@ -311,6 +311,17 @@ def test_a_torch_that_was_not_tried_is_warned_about_once(shop: Shop) -> None:
         "what is built is compared with eager as always, except where `verify` is false"
     ]
     assert read_manifest(result.payload[0].source.read_bytes(), "manifest.json").torch == "9.16.0+cpu"
+
+
+@pytest.mark.torch
+def test_a_fault_beside_a_torch_that_was_not_tried_says_with_which_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "9.16.0")
+    error = unexpected_error("small", ImportError("cannot import name 'Verifier' from 'torch._export.verifier'"))
+    assert "cannot import name 'Verifier'" in error.found
+    tried = f"newer than those that hatch-lower was tried with ({', '.join(tried_versions())})"
+    assert error.hint == f"torch 9.16.0 is {tried}: build with one of these, and please report it with the whole output"
+    monkeypatch.undo()
+    assert unexpected_error("small", ValueError()).hint.startswith("this is a fault in hatch-lower")
 
 
 def test_notes_about_the_cache_wait_for_a_reporter() -> None:
