@@ -14,7 +14,7 @@ from torch import Tensor
 from hatch_lower.format.inputs import TensorInput
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.names import Names
-from hatch_lower.runtime.numpy_dtypes import element_dtype, is_common
+from hatch_lower.runtime.numpy_dtypes import element_dtype, is_bfloat16, is_common
 
 BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by the size of an element that only one library knows
 
@@ -78,7 +78,7 @@ def array_of(tensor: Tensor) -> Any:
 
 def tensor_of(array: Any, dtype: str = "") -> Tensor:
     # torch warns about memory that must not be written into
-    name = dtype or array.dtype.name
+    name = dtype or ("bfloat16" if is_bfloat16(array) else array.dtype.name)
     given = array if array.flags.writeable else array.copy()
     if name not in DTYPES or is_common(name):
         return torch.from_numpy(given)

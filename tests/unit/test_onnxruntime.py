@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 from support.exports import Workshop, settings_of
-from support.tensors import OfTensors
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 import hatch_lower
 from hatch_lower.backends.testing.memory import SMAPS, own_bytes
+from hatch_lower.backends.testing.probes import of_tensors
 from hatch_lower.config.settings import Recipe
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ProgramError
@@ -149,8 +149,8 @@ class Made:
         (folder / file).write_bytes(data)
         return DelegateBlob(path, {**self.result.info, **changed}, places=places)
 
-    def load(self, folder: Path, **changed: Any) -> OfTensors:
-        return OfTensors(OnnxruntimeDelegate, self.blob(folder, **changed), self.constants)
+    def load(self, folder: Path, **changed: Any) -> Any:
+        return of_tensors(OnnxruntimeDelegate).load(self.blob(folder, **changed), self.constants)
 
 
 def made_of(delegate: Any) -> Made:
@@ -686,7 +686,7 @@ def test_constants_behind_links_are_found(net: Made, tmp_path: Path, file: str) 
     link.symlink_to(real / file)
     places = [place and place._replace(path=link) for place in blob.places]
     x = torch.randn(2, 5, 32)
-    given = OfTensors(OnnxruntimeDelegate, replace(blob, places=places), net.constants).run([x, 5])
+    given = of_tensors(OnnxruntimeDelegate).load(replace(blob, places=places), net.constants).run([x, 5])
     torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
 
 
@@ -712,7 +712,7 @@ def test_constants_in_several_files_and_folders_are_bound_each(net: Made, tmp_pa
 def test_constants_in_no_file_are_bound_too(net: Made, tmp_path: Path) -> None:
     x = torch.randn(2, 5, 32)
     blob = replace(net.blob(tmp_path), places=[None] * len(net.constants))
-    given = OfTensors(OnnxruntimeDelegate, blob, [constant.clone() for constant in net.constants]).run([x, 5])
+    given = of_tensors(OnnxruntimeDelegate).load(blob, [constant.clone() for constant in net.constants]).run([x, 5])
     torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
 
 
@@ -850,13 +850,13 @@ def test_options_reach_the_run_half_and_the_requirement(tmp_path: Path) -> None:
     assert result.requirements == ("onnxruntime-gpu>=1.23,<2",)
     assert (result.info["threads"], result.info["providers"]) == (1, providers)
     loaded = made.load(tmp_path)
-    assert loaded.delegate._session.get_session_options().intra_op_num_threads == 1
-    assert loaded.delegate._session.get_providers() == ["CPUExecutionProvider"]
+    assert loaded.inner._session.get_session_options().intra_op_num_threads == 1
+    assert loaded.inner._session.get_providers() == ["CPUExecutionProvider"]
 
 
 def test_as_many_threads_as_torch_has_are_the_default(net: Made, tmp_path: Path) -> None:
     loaded = net.load(tmp_path)
-    options = loaded.delegate._session.get_session_options()
+    options = loaded.inner._session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
     # they leave the processors to what computes next
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
@@ -914,7 +914,7 @@ def test_loads_side_by_side_leave_the_switch_of_the_telemetry_as_it_was(monkeypa
 @pytest.mark.usefixtures("hidden")
 def test_a_program_without_onnx_runtime_names_the_extra(tmp_path: Path) -> None:
     with pytest.raises(ProgramError) as caught:
-        OfTensors(OnnxruntimeDelegate, DelegateBlob(tmp_path / "partition.onnx"), [])
+        of_tensors(OnnxruntimeDelegate).load(DelegateBlob(tmp_path / "partition.onnx"), [])
     assert 'pip install "hatch-lower[onnxruntime]"' in str(caught.value)
 
 

@@ -19,7 +19,6 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers operators
 import torch.nn.functional as F  # noqa: N812
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
-from support.tensors import OfTensors
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
@@ -28,6 +27,7 @@ from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
 from hatch_lower.backends.openvino.claims import CLAIMS, NAN_LOSING
 from hatch_lower.backends.openvino.prepare import COMPOSITES, QUANTISING
+from hatch_lower.backends.testing.probes import of_tensors
 from hatch_lower.errors import BackendError, CallError, ProgramError
 from hatch_lower.exir.backend.canonical_partitioners.operators import operator_name
 from hatch_lower.exir.graph.state import constant_of, constant_specs
@@ -1041,10 +1041,10 @@ def test_constants_of_every_dtype_and_layout_give_eagers_numbers(tmp_path: Path)
 
 @pytest.mark.parametrize("device", ["CPU", "AUTO"])
 def test_device_and_threads_are_those_of_the_recipe(blob: DelegateBlob, constants: list[Tensor], device: str) -> None:
-    delegate = OfTensors(OpenvinoDelegate, changed(blob, device=device), constants)
-    assert delegate.delegate._compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
+    delegate = of_tensors(OpenvinoDelegate).load(changed(blob, device=device), constants)
+    assert delegate.inner._compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
     if device == "CPU":
-        assert delegate.delegate._compiled.get_property("INFERENCE_NUM_THREADS") == 2
+        assert delegate.inner._compiled.get_property("INFERENCE_NUM_THREADS") == 2
     x = torch.randn(3, 64)
     torch.testing.assert_close(delegate.run([x])[0], Net().eval()(x).detach())
 
@@ -1071,7 +1071,7 @@ def test_a_model_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_several_models_and_threads_at_once(blob: DelegateBlob, constants: list[Tensor]) -> None:
-    models, net = [OfTensors(OpenvinoDelegate, blob, constants) for _ in range(2)], Net().eval()
+    models, net = [of_tensors(OpenvinoDelegate).load(blob, constants) for _ in range(2)], Net().eval()
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -1090,7 +1090,7 @@ def test_several_models_and_threads_at_once(blob: DelegateBlob, constants: list[
 
 
 def test_a_result_is_not_changed_by_the_next_call(blob: DelegateBlob, constants: list[Tensor]) -> None:
-    delegate = OfTensors(OpenvinoDelegate, blob, constants)
+    delegate = of_tensors(OpenvinoDelegate).load(blob, constants)
     (first,) = delegate.run([torch.ones(2, 64)])
     kept = first.clone()
     delegate.run([torch.zeros(2, 64)])
@@ -1126,7 +1126,7 @@ def test_what_openvino_cannot_load_is_refused(blob: DelegateBlob, constants: lis
     damaged.write_bytes(blob.path.read_bytes()[:200])
     for each in (DelegateBlob(damaged, blob.info, blob.data), changed(blob, device="TPU")):
         with pytest.raises(ProgramError, match="OpenVINO cannot load a partition"):
-            OfTensors(OpenvinoDelegate, each, constants)
+            of_tensors(OpenvinoDelegate).load(each, constants)
 
 
 # What it says.
@@ -1155,7 +1155,7 @@ def test_an_absent_library_is_named(
     for call, error in (
         (lambda: OpenvinoBackend.partitioner({}), BackendError),
         (lambda: OpenvinoBackend.fingerprint([]), BackendError),
-        (lambda: OfTensors(OpenvinoDelegate, blob, constants), ProgramError),
+        (lambda: of_tensors(OpenvinoDelegate).load(blob, constants), ProgramError),
     ):
         with pytest.raises(error, match="needs the OpenVINO library") as caught:
             call()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from hatch_lower.backends.testing.bench import Bench
 from hatch_lower.backends.testing.case import Case, NotClaimedError
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.exchange import array_of, tensor_of
 
 # lowered several times, also in other processes
 SAMPLE = (
@@ -57,7 +60,8 @@ Run = Callable[[Delegate, list[Tensor]], Sequence[object]]
 
 
 def watched(kind: type[Delegate], load: Load | None = None, run: Run | None = None) -> type[Delegate]:
-    """Return a run half that stands before another one."""
+    """Return a run half that stands before another one; both functions see tensors, whatever that one takes."""
+    kind = of_tensors(kind)
 
     class Watched(Delegate):
         def __init__(self, inner: Delegate) -> None:
@@ -71,3 +75,23 @@ def watched(kind: type[Delegate], load: Load | None = None, run: Run | None = No
             return run(self._inner, inputs) if run else self._inner.run(inputs)
 
     return Watched
+
+
+def of_tensors(kind: type[Delegate]) -> type[Any]:
+    """Return a run half that takes and returns tensors, over one of NumPy's arrays; it is its `inner`."""
+    if kind.arrays == "torch":
+        return kind
+
+    class OfTensors(Delegate):
+        def __init__(self, inner: Delegate) -> None:
+            self.inner = inner
+
+        @classmethod
+        def load(cls, blob: DelegateBlob, constants: Sequence[Tensor]) -> Delegate:
+            return cls(kind.load(blob, [array_of(constant.detach()) for constant in constants]))
+
+        def run(self, inputs: list[Any]) -> Sequence[object]:
+            results = self.inner.run([array_of(value) if isinstance(value, Tensor) else value for value in inputs])
+            return [tensor_of(value) if isinstance(value, np.ndarray) else value for value in results]
+
+    return OfTensors
