@@ -31,7 +31,7 @@ from hatch_lower.cache.store import Store, open_store
 from hatch_lower.config.settings import Settings
 from hatch_lower.errors import ConfigError, EntryPointError
 from hatch_lower.events import Event
-from hatch_lower.format.results import BuildResult, MethodRow, PayloadFile
+from hatch_lower.format.results import BuildResult, MethodRow, ModelResult, PayloadFile
 from hatch_lower.hatch import hooks
 from hatch_lower.hatch.tags import NativeFile
 
@@ -77,6 +77,8 @@ class Lowering:
     native: tuple[Path, ...] = ()
     error: BaseException | None = None
     damage: bool = False
+    beside: bytes = b""
+    """Weights for a file beside the wheel."""
     blobs: Store | None = None
     """Where the payload is, if not in the folder of the build."""
     calls: list[tuple[Settings, ProjectView]] = field(default_factory=list)
@@ -100,7 +102,18 @@ class Lowering:
         if self.error is not None:
             raise self.error
         row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2)
-        return BuildResult(tuple(payload), (row,), self.requirements, self.native)
+        return BuildResult(tuple(payload), (row,), self.requirements, self.native, self.models(work))
+
+    def models(self, work: Path) -> tuple[ModelResult, ...]:
+        """Return a model with weights outside, if there are any."""
+        if not self.beside:
+            return ()
+        source = work / "beside"
+        source.write_bytes(bytes(len(self.beside)) if self.damage else self.beside)
+        sha256 = hashlib.sha256(self.beside).hexdigest()
+        file = PayloadFile(f"digits-digits-{sha256[:16]}.safetensors", source, len(self.beside), sha256)
+        outside = {"files": 1, "outside": len(self.beside), "copied": 4, "kept": {"not there": 1234, "elsewhere": 5}}
+        return (ModelResult("digits", {}, (), (), (), {}, "2.13.0", {}, outside, (file,)),)
 
 
 @pytest.fixture
@@ -544,6 +557,55 @@ def test_a_removed_file_that_becomes_another_is_an_error(
         list(Removing(str(root), plugin_manager=manager()).build(versions=["standard"]))
     assert "became another when it was made again" in capfd.readouterr().err
     assert list((root / "dist").iterdir()) == []
+
+
+WEIGHTS_LINE = (
+    "weights of digits: 9 bytes in 1 file outside the wheel, 4 of them copied at each load, since they are not aligned"
+    " there; in the wheel 1,234 not there; 5 elsewhere"
+)
+
+
+def test_weights_go_beside_the_wheel_and_are_told_of(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lowering.beside = b"9 weights"
+    root = make_project()
+    wheel = build_wheel(root)
+    (path,) = (root / "dist").glob("*.safetensors")
+    assert path.read_bytes() == lowering.beside
+    assert path.stat().st_mode == wheel.stat().st_mode
+    assert len(list((root / "dist").iterdir())) == 2
+    said = capfd.readouterr().err
+    assert WEIGHTS_LINE in said
+    assert f"hatch-lower: to be uploaded: {path}" in said
+    # what is there already stays, and what is not what it is called is written again
+    before = path.stat().st_mtime_ns
+    build_wheel(root)
+    assert path.stat().st_mtime_ns == before
+    path.write_bytes(b"8 weights")
+    build_wheel(root)
+    assert path.read_bytes() == lowering.beside
+
+
+def test_a_wheel_whose_weights_cannot_be_written_does_not_stay(
+    make_project: MakeProject, lowering: Lowering, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lowering.beside, lowering.files = b"9 weights", {"digits/_lowered/manifest.json": b"{}"}
+    root = make_project()
+    name = f"digits-digits-{hashlib.sha256(lowering.beside).hexdigest()[:16]}.safetensors"
+    (root / "dist" / name).mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        build_wheel(root)
+    assert "weights could not be written beside the wheel" in capfd.readouterr().err
+    assert [path.name for path in (root / "dist").iterdir()] == [name]
+
+
+def test_an_editable_wheel_has_its_weights_with_it(make_project: MakeProject, lowering: Lowering) -> None:
+    root = make_project('weights = "https://example.org/model.safetensors"')
+    for version, weights in (("editable", ()), ("standard", ("https://example.org/model.safetensors",))):
+        build_wheel(root, version)
+        settings, _ = lowering.calls[-1]
+        assert settings.models[0].weights == weights
 
 
 def test_an_editable_wheel_has_the_payload(make_project: MakeProject, lowering: Lowering) -> None:
