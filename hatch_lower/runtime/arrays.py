@@ -131,6 +131,10 @@ class Arrays(ABC):
         """Return a value as an array of just `kind`, over the same memory; `None` for what is none."""
 
     @abstractmethod
+    def foreign_reason(self, value: object) -> str:
+        """Return why `plain` returns `None`."""
+
+    @abstractmethod
     def dtype_name(self, array: Any) -> str: ...
 
     @abstractmethod

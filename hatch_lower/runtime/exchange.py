@@ -85,14 +85,19 @@ def tensor_of(array: Any, dtype: str = "") -> Tensor:
     return torch.from_numpy(given.view(f"i{given.itemsize}")).view(getattr(torch, name))
 
 
-def tensors_of(results: object) -> object:
-    if type(results) is not list:
+def is_sequence(results: object) -> bool:
+    # what is none is refused after this
+    return type(results) is list or isinstance(results, Sequence)
+
+
+def tensors_of(results: Any) -> object:
+    if not is_sequence(results):
         return results
     return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in results]
 
 
-def tensors_of_dtypes(dtypes: Sequence[str | None], results: object) -> object:
-    if type(results) is not list or len(results) != len(dtypes):
+def tensors_of_dtypes(dtypes: Sequence[str | None], results: Any) -> object:
+    if not is_sequence(results) or len(results) != len(dtypes):
         return results
     return [
         tensor_of(each, dtype or "") if isinstance(each, np.ndarray) else each
@@ -100,7 +105,7 @@ def tensors_of_dtypes(dtypes: Sequence[str | None], results: object) -> object:
     ]
 
 
-def arrays_of(results: object) -> object:
-    if type(results) is not list:
+def arrays_of(results: Any) -> object:
+    if not is_sequence(results):
         return results
     return [array_of(each.detach()) if isinstance(each, Tensor) else each for each in results]

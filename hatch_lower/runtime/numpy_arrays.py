@@ -136,6 +136,13 @@ class NumpyArrays(Arrays):
     def plain(self, value: object) -> Array | None:
         return as_array(value)
 
+    def foreign_reason(self, value: object) -> str:
+        if isinstance(value, np.ma.MaskedArray):
+            return "an array of which some values are masked"
+        if hasattr(value, "__dlpack__"):
+            return "nothing that NumPy can read: it must lie on the CPU, and be dense and of one of NumPy's dtypes"
+        return "not an array"
+
     def dtype_name(self, array: Array) -> str:
         return str(array.dtype)
 

@@ -75,9 +75,7 @@ class Refusals:
     def as_array(self, index: int, value: object) -> Any:
         plain = self._arrays.plain(value)
         if plain is None:
-            is_array = isinstance(value, self._arrays.kind)
-            noun = self._arrays.noun
-            self._refuse(index, value, f"{noun} without memory" if is_array else f"not {noun}")
+            self._refuse(index, value, self._arrays.foreign_reason(value))
         return plain
 
     def keep_layout(self, index: int, value: Any, strides: tuple[int, ...]) -> None:

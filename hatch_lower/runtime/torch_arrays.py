@@ -135,6 +135,9 @@ class TorchArrays(Arrays):
             return None
         return value.detach().as_subclass(Tensor)
 
+    def foreign_reason(self, value: object) -> str:
+        return "a tensor without memory" if isinstance(value, Tensor) else "not a tensor"
+
     def dtype_name(self, array: Tensor) -> str:
         return str(array.dtype).removeprefix("torch.")
 

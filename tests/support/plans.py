@@ -156,12 +156,15 @@ class Doubling(Delegate):
 
 def executor_of(
     value: Any,
-    *spans: torch.Tensor,
+    *spans: Any,
     delegates: Mapping[str, type[Delegate]] | None = None,
     checks_outputs: bool = False,
+    arrays: str = "torch",
 ) -> Executor:
-    """Return an executor of a plan's JSON value."""
+    """Return an executor of a plan's JSON value; spans of NumPy's arrays are bytes."""
+    from hatch_lower.runtime.arrays import find_arrays
     from hatch_lower.runtime.executor import execute_plan
 
     kinds = delegates or {"doubling": Doubling}
-    return execute_plan(plan_of(value), spans, kinds, Path("/nowhere"), checks_outputs=checks_outputs)
+    library = find_arrays(arrays)
+    return execute_plan(plan_of(value), spans, kinds, Path("/nowhere"), checks_outputs=checks_outputs, arrays=library)
