@@ -11,9 +11,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +29,7 @@ if sys.platform != "win32":
 
 PART = ".part"
 FULL = ("ENOSPC", "EDQUOT", "EFBIG")
+FLAGS = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NOFOLLOW"))
 UNLOCKED = ("ENOLCK", "ENOTSUP", "ENOSYS")
 
 Show = Callable[[int], None]  # is told how many bytes there are
@@ -186,9 +187,8 @@ def held_part(target: Path) -> Iterator[Part]:
     Where the system has no locks it is one that nobody else knows, and that goes in any case.
     """
     path = target.with_name(target.name + PART)
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     while True:
-        with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
+        with os.fdopen(os.open(path, FLAGS, 0o666), "r+b") as file:
             if not lock(file):
                 is_left = os.fstat(file.fileno()).st_size > 0
                 break
@@ -203,12 +203,13 @@ def held_part(target: Path) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def private_part(target: Path) -> Iterator[Part]:
-    descriptor, name = tempfile.mkstemp(prefix=f"{target.name}.", suffix=PART, dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "r+b") as file:
-            yield Part(Path(name), file)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    # not by `tempfile`, whose files are nobody else's: what is fetched may be for several users
+    path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
+    with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:
+        try:
+            yield Part(path, file)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def lock(file: IO[bytes]) -> bool:
