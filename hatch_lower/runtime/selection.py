@@ -123,4 +123,5 @@ def numpy_reason(plan: Plan, imports: Sequence[str], kinds: DelegateKinds) -> st
     reasons = torch_reasons(plan, numpy_delegates, () if has_torch else imports)
     if not reasons:
         return None
-    return f"it needs torch{'' if has_torch else ', which is not installed'}: {reasons[0].what}"
+    needed = '`arrays="torch"`' if has_torch else "torch, which is not installed"
+    return f"it needs {needed}: {reasons[0].what}"
