@@ -1,0 +1,114 @@
+"""Recipes that need torch and those that do not: what they require, and the promise `torch-free`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.exports import Workshop, settings_of
+
+from hatch_lower.config.settings import Recipe, Settings
+from hatch_lower.config.tables import BackendChoice
+from hatch_lower.errors import BackendError, ConfigError
+from hatch_lower.format.record import ModelReport
+
+pytestmark = pytest.mark.torch
+
+SOURCE = """\
+import torch
+from hatch_lower import Method, Model
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        y = y.exp()
+        return torch.relu(self.linear(y))
+
+def export():
+    torch.manual_seed(0)
+    return Model(Net(), {"forward": Method((torch.ones(2, 4),))})
+"""
+WITH_BESSEL = {"y.exp()": "torch.special.bessel_j0(y)"}
+ONNX = Recipe("default", (BackendChoice("onnxruntime"),), verify=False)
+PORTABLE = Recipe("portable", verify=False)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    """Return a place to lower models, with a cache of its own."""
+    monkeypatch.setenv("HATCH_LOWER_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    return Workshop(folder)
+
+
+def settings(*recipes: Recipe, promised: Sequence[str] = (), dependencies: Sequence[str] | None = None) -> Settings:
+    return replace(
+        settings_of(*recipes, check=False),
+        torch_free=tuple(promised),
+        dependencies=None if dependencies is None else tuple(dependencies),
+    )
+
+
+def required(report: ModelReport) -> dict[str, list[str]]:
+    return {name: list(recipe.requirements) for name, recipe in report.manifest.recipes.items()}
+
+
+def test_a_program_that_its_engine_takes_whole_requires_no_torch(shop: Workshop) -> None:
+    report, _ = shop.build(shop.capture(SOURCE), settings(ONNX, PORTABLE))
+    engine = "onnxruntime>=1.23,<2"
+    assert required(report) == {
+        "default": ["hatch-lower>=0.1", "numpy>=1.26", engine],
+        "portable": ["hatch-lower>=0.1", "torch>=2.13"],
+    }
+    report, _ = shop.build(shop.capture(SOURCE, WITH_BESSEL), settings(ONNX))
+    assert required(report) == {"default": ["hatch-lower>=0.1", engine, "torch>=2.13"]}
+
+
+def test_a_project_of_torch_free_recipes_need_not_depend_on_torch(shop: Workshop) -> None:
+    declared = ["hatch-lower>=0.1", "onnxruntime>=1.23,<2", "numpy>=1.26"]
+    shop.build(shop.capture(SOURCE), settings(ONNX, dependencies=declared))
+    reference = replace(ONNX, backends=(BackendChoice("reference"),))
+    for recipe in (reference, replace(ONNX, imports=("json",))):
+        with pytest.raises(ConfigError) as caught:
+            shop.build(shop.capture(SOURCE), settings(recipe, dependencies=declared))
+        assert caught.value.found == "`torch>=2.13`: not among the dependencies"
+
+
+def test_a_promise_is_refused_with_the_operation_and_its_source_line(shop: Workshop) -> None:
+    source = shop.capture(SOURCE, WITH_BESSEL)
+    with pytest.raises(BackendError) as caught:
+        shop.build(source, settings(ONNX, promised=["default"]))
+    assert str(caught.value) == (
+        "the recipe is `torch-free`, and its program would need torch\n"
+        "  where: model `net`, recipe `default`\n"
+        "  found: `aten.special_bessel_j0.default` in method `forward` at net.py:11: onnxruntime: ONNX"
+        " Runtime has nothing that is known to give eager's results for `aten.special_bessel_j0.default`\n"
+        "  to do: write the model without these operations, or so that a backend takes them; or let `torch-free` of the"
+        " recipe be false"
+    )
+
+
+def test_a_promise_is_kept_of_what_an_earlier_build_has_lowered(shop: Workshop) -> None:
+    source = shop.capture(SOURCE, WITH_BESSEL)
+    shop.build(source, settings(ONNX))
+    with pytest.raises(BackendError, match=r"`aten.special_bessel_j0.default` in method `forward` at net.py:11"):
+        shop.build(source, settings(ONNX, promised=["default"]))
+    kept, _ = shop.build(shop.capture(SOURCE), settings(ONNX, promised=["default"]))
+    assert required(kept)["default"][1] == "numpy>=1.26"
+
+
+def test_all_that_needs_torch_is_named(shop: Workshop) -> None:
+    source = shop.capture(SOURCE, {"y.exp()": "y.sin() + y.cos()"})
+    recipe = Recipe("default", (BackendChoice("reference"),), imports=("json",), verify=False)
+    with pytest.raises(BackendError) as caught:
+        shop.build(source, settings(recipe, promised=["default"]))
+    lines = caught.value.found.split("\n")
+    assert lines[0] == "the module `json`, which registers what torch calls"
+    assert lines[1].startswith("the delegate `reference` in method `forward` at net.py:10")
