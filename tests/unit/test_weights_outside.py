@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from support.exports import Workshop, settings_of
 
 from hatch_lower.canonical import sha256_bytes, sha256_file
+from hatch_lower.config.settings import Recipe
+from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import PackageError, VerificationError
 from hatch_lower.exir.graph.tensors import dtype_name, span_bytes
 from hatch_lower.format.constants import content_key
@@ -238,6 +240,46 @@ def test_a_file_beside_the_wheel_has_the_weights(shop: Workshop) -> None:
     assert report.manifest.constants is None
     assert report.outside is not None
     assert (report.outside.outside, report.outside.copied, report.outside.kept) == (116, 0, {})
+
+
+@pytest.mark.parametrize("weights", ["file", URL])
+def test_what_executorch_reads_by_name_stays_in_its_file(
+    shop: Workshop, published: Callable[..., LocalSource], weights: str
+) -> None:
+    pytest.importorskip("executorch")
+    recipes = Recipe("default", (BackendChoice("executorch"),)), Recipe("portable")
+    settings = settings_of(*recipes, weights=(weights,))
+    source = published({"weight": torch.eye(64), "bias": torch.arange(64.0), "table": torch.arange(640.0).sin()})
+    report, _ = shop.build(shop.capture(LARGE), settings, [source] if weights == URL else ())
+    assert report.manifest.constants is not None
+    assert report.manifest.constants.path == "net/constants.ptd"
+    assert report.outside is not None
+    assert report.outside.outside == 640 * 4
+    (reason,) = report.outside.kept
+    assert reason == "`executorch` reads them from its own file"
+    assert report.outside.kept[reason] >= 64 * 64 * 4
+
+
+LARGE = """\
+import torch
+from hatch_lower import Method, Model
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.linear.weight.data = torch.eye(64)
+        self.linear.bias.data = torch.arange(64.0)
+        self.register_buffer("table", torch.arange(640.0).sin())
+
+    def forward(self, x):
+        return self.linear(x), torch.special.bessel_j0(self.table) * x.sum()
+
+
+def export():
+    return Model(Net().eval(), {"forward": Method((torch.ones(2, 64),))})
+"""
 
 
 def levels(report: ModelReport) -> set[int]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from hatch_lower.build.diff.changes import Path, document_changes
 from hatch_lower.build.diff.words import change_text
+from hatch_lower.config.tables import IN_A_FILE
 
 # Fields that the export itself fills: they are told from the methods, one by one
 EXPORTED = frozenset({"methods", "graphs", "names", "examples", "state"})
@@ -52,12 +53,31 @@ def key_changes(before: Mapping[str, object], after: Mapping[str, object]) -> li
     for name in {**before, **after}:
         if name in EXPORTED or name in CONSEQUENCES:
             continue
+        if name == "weights":
+            settings += weights_lines(*(dict(pairs_of(key.get(name))) for key in (before, after)))
+            continue
         for change in document_changes((name,), before.get(name), after.get(name)):
             if name in TOOLS:
                 tools.append(tool_line(change.place, change.first, change.second))
             else:
                 settings.append(setting_line(change.place, change.first, change.second))
     return list(dict.fromkeys([*settings, *tools]))
+
+
+def pairs_of(value: object) -> Sequence[tuple[str, str]]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def weights_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each file, by URL and digest, that may have weights on one side only, or has others."""
+    for url in {**before, **after}:
+        words = "a file beside the wheel" if url == IN_A_FILE else url
+        if url not in after:
+            yield f"weights no longer in {words}"
+        elif url not in before:
+            yield f"weights in {words}"
+        elif before[url] != after[url]:
+            yield f"other contents of {words}"
 
 
 def consequences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
