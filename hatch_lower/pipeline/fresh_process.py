@@ -28,13 +28,15 @@ from hatch_lower.format.codec import decode, encode
 from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.format.weights import read_weights
 from hatch_lower.pipeline.checkpoint import OutsideFiles
+from hatch_lower.runtime.arrays import find_arrays
 from hatch_lower.runtime.check import check_method
 from hatch_lower.runtime.executor import Executor, execute_plan
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance
 from hatch_lower.runtime.outside import OutsideWeights
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.runtime.torch_arrays import ARRAYS, stored_tensors
+from hatch_lower.runtime.torch_arrays import stored_tensors
+from hatch_lower.runtime.torch_reasons import torch_reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +163,24 @@ class RequiredOnly(importlib.abc.MetaPathFinder):
 
 
 def load_written(
-    path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None
+    path: Path, constants: Path | None, folder: Path, outside: OutsideFiles | None = None, library: str = "torch"
 ) -> tuple[Plan, Executor]:
     """Return a plan as it was written, and what runs it: with the installed run halves, as in an installed package."""
     plan = read_plan(path.read_bytes(), path.name)
     file = open_written(constants, outside)
     contents, places = ((), ()) if file is None else (file.spans(plan.storages), file.places(plan.storages))
-    spans = tuple(map(ARRAYS.span, plan.storages, contents))
+    arrays = find_arrays(library)
+    spans = tuple(map(arrays.span, plan.storages, contents))
     kinds = DelegateKinds()
     delegates = {entry.backend: kinds.load(entry.backend) for entry in plan.delegates}
-    return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True)
+    return plan, execute_plan(plan, spans, delegates, folder, places=places, checks_outputs=True, arrays=arrays)
+
+
+def libraries_of(packaged: Packaged) -> tuple[str, ...]:
+    """Return on whose arrays a program is to run: without torch, too, if it needs none."""
+    plan = read_plan(packaged.plan.read_bytes(), packaged.plan.name)
+    needs_torch = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), packaged.imports)
+    return ("torch",) if needs_torch else ("torch", "numpy")
 
 
 def open_written(constants: Path | None, outside: OutsideFiles | None) -> ConstantsFile | OutsideWeights | None:
@@ -190,13 +200,15 @@ def problem_of(packaged: Packaged) -> str:
             sys.meta_path.insert(0, finder)
         for name in packaged.imports:
             importlib.import_module(name)
-        plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside)
         examples = ConstantsFile(packaged.examples, packaged.examples.name)
         tensors = stored_tensors(examples.contents(), packaged.examples.name)
-        for name, tolerance in packaged.tolerances.items():
-            status, detail, _ = check_method(executor, plan, name, tensors, tolerance)
-            if status not in ("ok", "skipped"):
-                return f"method `{name}`: {detail}"
+        for library in libraries_of(packaged):
+            plan, executor = load_written(packaged.plan, packaged.constants, packaged.folder, packaged.outside, library)
+            on_numpy = library == "numpy"
+            for name, tolerance in packaged.tolerances.items():
+                status, detail, _ = check_method(executor, plan, name, tensors, tolerance, on_numpy=on_numpy)
+                if status not in ("ok", "skipped"):
+                    return f"method `{name}`{' on arrays of NumPy' * on_numpy}: {detail}"
     except LowerError as error:
         return f"{error.what}: {error.found}" if error.found else error.what
     except BaseException as error:  # a run half may raise anything, and end nothing but this

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from hatch_lower.config.requirements import names_torch, requirements_to_add
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
-from hatch_lower.errors import BackendError, ProgramError
+from hatch_lower.errors import BackendError
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.exir.backend.registry import find_backend
 from hatch_lower.format.debug_map import NO_DEBUG, DebugMap
@@ -69,7 +69,7 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     required = {PLAN_READER: None}
     for recipe in recipes:
         names = [choice.name for choice in recipe.backends]
-        if recipe.imports or (names and not numpy_delegates(names)):
+        if recipe.imports or (names and not DelegateKinds().on_numpy(names)):
             required[TORCH] = None
         for choice in recipe.backends:
             with backend_guard(choice.name, f"recipe `{recipe.name}`"):
@@ -93,7 +93,7 @@ def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
 
 def recipe_requirements(lowered: LoweredRecipe, project: str) -> tuple[str, ...]:
     plan = lowered.emitted.plan
-    on_numpy = numpy_delegates(plan.backends)
+    on_numpy = DelegateKinds().on_numpy(plan.backends)
     reasons = torch_reasons(plan, on_numpy, lowered.recipe.imports)
     arrays = array_requirements(plan, on_numpy, needs_torch=bool(reasons))
     return with_one_torch([PLAN_READER, *lowered.emitted.requirements(), *owners_of(lowered.recipe, project), *arrays])
@@ -111,7 +111,7 @@ def refuse_torch(place: str, plan: Plan, debug: DebugMap, imports: Sequence[str]
 
     `requirements` are at least those of its backends.
     """
-    reasons = torch_reasons(plan, numpy_delegates(plan.backends), imports)
+    reasons = torch_reasons(plan, DelegateKinds().on_numpy(plan.backends), imports)
     lines = list(dict.fromkeys(reason_line(reason, debug) for reason in reasons))
     lines = lines or [f"a backend requires `{text}`" for text in requirements if names_torch(text)]
     if lines:
@@ -135,19 +135,6 @@ def reason_line(reason: TorchReason, debug: DebugMap) -> str:
     words += [f"in method `{reason.method}`"] if reason.method else []
     words += [f"at {', '.join(sources)}"] if sources else []
     return ": ".join([" ".join(words), *left])
-
-
-def numpy_delegates(backends: Iterable[str]) -> frozenset[str]:
-    """Return the backends whose run halves, as installed here, take NumPy's arrays."""
-    kinds = DelegateKinds()
-
-    def takes_numpy(backend: str) -> bool:
-        try:
-            return kinds.load(backend).arrays == "numpy"
-        except ProgramError:  # it is not here, and may be where the program runs
-            return False
-
-    return frozenset(filter(takes_numpy, backends))
 
 
 def owners_of(recipe: Recipe, project: str) -> set[str]:

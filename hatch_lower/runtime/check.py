@@ -117,9 +117,18 @@ def read_tensors(folder: PackagedFolder, entry: ModelEntry) -> Mapping[str, Tens
 
 
 def check_method(
-    loaded: LoadedModel | Executor, plan: Plan, name: str, tensors: Mapping[str, Tensor], tolerance: Tolerance
+    loaded: LoadedModel | Executor,
+    plan: Plan,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    tolerance: Tolerance,
+    *,
+    on_numpy: bool = False,
 ) -> tuple[str, str, float | None]:
-    """Compare what a method returns; return status, detail and largest error of its `CheckRow`."""
+    """Compare what a method returns; return status, detail and largest error of its `CheckRow`.
+
+    `on_numpy`: it takes and returns NumPy's arrays.
+    """
     # called twice, each time with the packaged state: what a first call leaves behind shows in the second
     method = plan.methods[name]
     if not any(key.startswith(f"{name}/output/") for key in tensors):
@@ -132,9 +141,10 @@ def check_method(
     first = None
     for call in ("", " of a second call"):
         try:
-            args, kwargs = call_arguments(method, leaves)
+            args, kwargs = call_arguments(method, leaves, on_numpy=on_numpy)
             loaded.reset()
             given = outputs(loaded.methods[name](*args, **kwargs))
+            given = as_tensors(given) if on_numpy else given
         except Exception as error:  # a delegate, and the classes of containers, may raise anything
             text = str(error) if isinstance(error, LowerError) else f"{type(error).__name__}: {error}"
             return "fails", text, None
@@ -194,12 +204,29 @@ def literal_value(literal: Literal) -> object:
     return torch.device(literal.name) if literal.kind == "device" else getattr(torch, literal.name)
 
 
-def call_arguments(method: MethodPlan, leaves: list[object]) -> tuple[list[object], dict[str, object]]:
+def call_arguments(
+    method: MethodPlan, leaves: list[object], *, on_numpy: bool = False
+) -> tuple[list[object], dict[str, object]]:
     # a method may change its arguments: each call gets tensors of its own
-    copies = iter([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    cloned = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    copies = iter(as_arrays(cloned) if on_numpy else cloned)
     values = [(parameter, build_tree(parameter.tree, copies.__next__)) for parameter in method.parameters]
     args = [value for parameter, value in values if parameter.kind == "positional"]
     return args, {parameter.name: value for parameter, value in values if parameter.kind == "keyword"}
+
+
+def as_arrays(leaves: list[object]) -> list[object]:
+    from hatch_lower.runtime.exchange import array_of  # torch itself does without NumPy
+
+    return [array_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def as_tensors(leaves: list[object]) -> list[object]:
+    from numpy import ndarray
+
+    from hatch_lower.runtime.exchange import tensor_of
+
+    return [tensor_of(leaf) if isinstance(leaf, ndarray) else leaf for leaf in leaves]
 
 
 def build_tree(tree: Tree, leaf: Callable[[], Any]) -> object:

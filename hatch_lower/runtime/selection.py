@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hatch_lower import DELEGATE_GROUP
 from hatch_lower.errors import ProgramError, nearest
@@ -50,6 +50,16 @@ class DelegateKinds:
         if not isinstance(kind, type) or not issubclass(kind, Delegate):
             raise ProgramError(f"the delegate `{backend}` is no `Delegate`", where=point.value, found=repr(kind))
         return kind
+
+    def on_numpy(self, backends: Iterable[str]) -> frozenset[str]:
+        """Return those whose run halves take NumPy's arrays; one that is not here counts as one of tensors."""
+        return frozenset(backend for backend in backends if self._takes_numpy(backend))
+
+    def _takes_numpy(self, backend: str) -> bool:
+        try:
+            return self.load(backend).arrays == "numpy"
+        except ProgramError:
+            return False
 
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
         # for those that come with hatch-lower no other distribution is read

@@ -106,15 +106,22 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
     assert str(caught.value) == (
         "4 settings of the build hook `lower` are wrong\n"
         f"  found: `{LOWER}.recipes.portable.backend` is not a setting, found an array; "
-        "did you mean `backends`? known: `atol`, `backends`, `imports`, `rtol`, `verify`\n"
+        "did you mean `backends`? known: `atol`, `backends`, `imports`, `rtol`, `torch-free`, `verify`\n"
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
         "did you mean `runtime-requirements`? known: `atol`, `backends`, `bench`, `cache`, `check`, `editable`, "
         "`imports`, `inputs`, `jobs`, `models`, `package`, `pass-env`, `recipe-order`, `recipes`, `rtol`, "
-        "`runtime-requirements`, `seed`, `strict`, `timeout`, `verify`, `weights`\n"
+        "`runtime-requirements`, `seed`, `strict`, `timeout`, `torch-free`, `verify`, `weights`\n"
         "  to do: correct pyproject.toml (or hatch.toml); `hatch-lower schema --markdown` explains every setting"
     )
+
+
+def test_a_recipe_is_torch_free_if_it_says_so_or_the_top_does() -> None:
+    table = {"recipes": {"lean": {"torch-free": True}, "other": {}, "whole": {"torch-free": False}}}
+    assert read({}).torch_free == ()
+    assert read(table).torch_free == ("lean",)
+    assert read({"torch-free": True, **table}).torch_free == ("default", "lean", "other")
 
 
 def test_one_problem_is_singular() -> None:

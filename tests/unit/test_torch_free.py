@@ -7,12 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.exports import Workshop, settings_of
+from support.plans import method, op, plan_value, tensor_input, v
 
+from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
+from hatch_lower.pipeline.emit.constants_file import write_constants
+from hatch_lower.pipeline.fresh_process import Packaged, problem_of
+from hatch_lower.runtime.numbers import Tolerance
+from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, NumpyOperator
 
 pytestmark = pytest.mark.torch
 
@@ -112,3 +119,19 @@ def test_all_that_needs_torch_is_named(shop: Workshop) -> None:
     lines = caught.value.found.split("\n")
     assert lines[0] == "the module `json`, which registers what torch calls"
     assert lines[1].startswith("the delegate `reference` in method `forward` at net.py:10")
+
+
+def test_a_torch_free_program_is_verified_on_numpys_arrays_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    viewing = method([tensor_input(4)], [op("aten.view.default", v(0), [2, 2], out=1)], v(1))
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(canonical_json(plan_value(forward=viewing)))
+    x = torch.arange(4.0)
+    examples = tmp_path / "examples.safetensors"
+    write_constants(examples, {"forward/input/0": x, "forward/output/0": x.reshape(2, 2)})
+    packaged = Packaged(tmp_path, plan, None, (), examples, {"forward": Tolerance()})
+    assert problem_of(packaged) == ""
+    wrong = NumpyOperator(lambda self, size: self.reshape(size) + 1)
+    monkeypatch.setattr(
+        "hatch_lower.runtime.numpy_arrays.NUMPY_OPERATORS", {**NUMPY_OPERATORS, "aten.view.default": wrong}
+    )
+    assert problem_of(packaged).startswith("method `forward` on arrays of NumPy: `output`: largest absolute error 1, ")
