@@ -111,8 +111,8 @@ def read_settings(
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
     ]
     problems += weights_problems(given.weights, f"{path}.weights")
-    for name, model in given.models.items():
-        problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(name)}.weights")
+    for each, model in given.models.items():
+        problems += weights_problems(model.weights or (), f"{path}.models.{quote_key(each)}.weights")
     if problems:
         count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
         what = f"{count} of the build hook `lower` {'is' if len(problems) == 1 else 'are'} wrong"

@@ -527,6 +527,10 @@ def test_weights_are_a_url_or_several_or_a_file(value: object, weights: tuple[st
     assert model.weights == weights
 
 
+def test_a_table_of_a_model_does_not_name_the_distribution() -> None:
+    assert read({"models": {"teacher": {"export": "tools.export:teacher"}}}).name == "digits"
+
+
 def test_weights_of_a_model_come_before_those_at_the_top() -> None:
     models = {"digits": {"weights": []}, "teacher": {"export": "tools.export:teacher"}}
     digits, teacher = read({"weights": URL, "models": models}).models
