@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -49,7 +50,7 @@ def check(
         chosen = choose(places, name, model, recipe)
         from hatch_lower.runtime.numbers import Tolerance
 
-        rows = check_all(chosen, recipe, Tolerance(rtol, atol))
+        rows = check_all(chosen, recipe, Tolerance(rtol, atol), name)
     if as_json:
         show_json([row_json(row) for row in rows])
     else:
@@ -77,15 +78,20 @@ def choose(
 
 
 def check_all(
-    chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance
+    chosen: list[tuple[str, PackagedFolder, str]], recipe: str | None, tolerance: Tolerance, name: str
 ) -> list[CheckRow]:
     from hatch_lower.runtime.check import check_model
 
     return [
-        replace(row, detail=row.detail.replace(str(folder.path), place))
+        replace(row, detail=said_of(row.detail, folder.path, place, name))
         for place, folder, model in chosen
         for row in check_model(folder, model, recipe, tolerance)
     ]
+
+
+def said_of(detail: str, folder: Path, place: str, name: str) -> str:
+    # a wheel is unpacked where nobody finds it: there is no folder to fetch weights for
+    return detail.replace(f"hatch-lower fetch {folder}", f"hatch-lower fetch {name}").replace(str(folder), place)
 
 
 def row_json(row: CheckRow) -> dict[str, object]:

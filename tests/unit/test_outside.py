@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,16 @@ def test_weights_that_are_missing_are_damage_for_a_check(tmp_path: Path, cache: 
     (row,) = json.loads(done.stdout)
     assert (done.exit_code, row["status"]) == (1, "damaged")
     assert "weights of the model are not on this machine" in row["detail"]
+
+
+def test_a_check_of_a_wheel_says_how_to_fetch_its_weights(tmp_path: Path, cache: Path) -> None:
+    folder = write_outside(tmp_path / "digits" / "_lowered", {URL: FILE})
+    wheel = tmp_path / "digits-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted(folder.rglob("*.*")):
+            archive.write(path, path.relative_to(tmp_path))
+    (row,) = json.loads(CliRunner().invoke(main, ["check", str(wheel), "--json"]).stdout)
+    assert f"run `hatch-lower fetch {wheel}`" in row["detail"]
 
 
 def test_integers_are_compared_whenever_they_are_loaded(tmp_path: Path, cache: Path) -> None:
