@@ -10,9 +10,7 @@ from hatch_lower.format.graph import (
     DelegateCall,
     Graph,
     Instruction,
-    Map,
     OpCall,
-    Scan,
     While,
     arguments_of,
     nested_graphs,
@@ -78,8 +76,6 @@ def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates
                 yield f"the delegate `{backend}`"
             elif any(entry.dtype == UNKNOWN for entry in tensors_of(instruction)):
                 yield f"{UNKNOWN} in a call of the delegate `{backend}`"
-        case Map() | Scan():
-            yield f"a loop over rows (`{instruction.kind}`)"
     if any(plan.constants[name].dtype == UNKNOWN for name in constants_in(arguments_of(instruction))):
         yield f"a constant of dtype {UNKNOWN}"
 

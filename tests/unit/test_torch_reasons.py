@@ -61,9 +61,11 @@ def test_an_operator_that_computes_needs_torch_at_any_depth() -> None:
     assert found == [("0.false.0", "`aten.neg.default`"), ("1.body.0", "`aten.neg.default`")]
 
 
-def test_a_loop_over_rows_needs_torch() -> None:
+def test_a_loop_over_rows_needs_torch_where_its_body_does() -> None:
     rows = {"kind": "map", "body": graph(1, [], v(0)), "args": [v(0)], "extra": [], "out": 1}
-    assert reasons(method([TABLE], [rows], v(0))) == [("0", "a loop over rows (`map`)")]
+    assert reasons(method([TABLE], [rows], v(0))) == []
+    rows["body"] = graph(1, [op("aten.sin.default", v(0), out=1)], v(1))
+    assert reasons(method([TABLE], [rows], v(0))) == [("0.body.0", "`aten.sin.default`")]
 
 
 def test_an_input_that_only_torch_has_needs_torch() -> None:
