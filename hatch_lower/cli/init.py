@@ -22,6 +22,8 @@ from hatch_lower.config.tables import quote_key
 from hatch_lower.errors import ConfigError, nearest, refused_error
 
 OWN_NAME = "hatch-lower"
+TORCH = "torch>=2.13"
+TORCH_FREE = frozenset({"onnxruntime", "openvino"})  # backends whose run halves take NumPy's arrays
 
 
 @click.command()
@@ -119,17 +121,20 @@ def append(path: Path, lines: Sequence[str]) -> None:
 
 def next_steps(table: Mapping[str, Any], export: str, backends: Sequence[str]) -> Iterator[str]:
     try:
-        metadata = importlib.metadata.metadata(OWN_NAME)
+        provided = importlib.metadata.metadata(OWN_NAME).get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:  # it is run from its sources
-        needed = [f"{OWN_NAME}>={__version__}"]
-    else:
-        extras = sorted(set(backends) & set(metadata.get_all("Provides-Extra") or []))
-        torch = [text for text in metadata.get_all("Requires-Dist") or [] if Requirement(text).name == "torch"]
-        chosen = f"[{','.join(extras)}]" if extras else ""
-        needed = [f"{OWN_NAME}{chosen}>={__version__}", *torch[:1]]
-    for where, listed in (
-        ("[build-system] requires", table["build-system"].get("requires", [])),
-        ("[project] dependencies", table["project"].get("dependencies", [])),
+        provided = []
+    extras = sorted(set(backends) & set(provided))
+    chosen = f"[{','.join(extras)}]" if extras else ""
+    own = f"{OWN_NAME}{chosen}>={__version__}"
+    # what an engine leaves may need torch all the same: then the build says so
+    for where, listed, needed in (
+        ("[build-system] requires", table["build-system"].get("requires", []), [own, TORCH]),
+        (
+            "[project] dependencies",
+            table["project"].get("dependencies", []),
+            [own] if set(backends) <= TORCH_FREE else [own, TORCH],
+        ),
     ):
         missing = [text for text in needed if not any(is_covered(text, other) for other in listed)]
         if missing:

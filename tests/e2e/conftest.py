@@ -25,7 +25,7 @@ def clean(shared: Shared, wheelhouse: Path) -> VirtualEnvironment:
 
     def make(folder: Path) -> None:
         environment = make_environment(folder / "venv")
-        environment.install("hatch-lower", "torch==2.13.*", wheelhouse=wheelhouse)
+        environment.install("hatch-lower[cli]", "torch==2.13.*", wheelhouse=wheelhouse)
 
     return VirtualEnvironment(shared.once("clean", make) / "venv")
 

@@ -12,10 +12,11 @@ from click import Group
 from click.testing import CliRunner, Result
 from support.installed import update_entries
 
-from hatch_lower import __version__
+from hatch_lower import DELEGATE_GROUP, __version__
 from hatch_lower.build.installation import installed_sizes
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.cli import main
+from hatch_lower.cli.init import TORCH_FREE
 from hatch_lower.cli.inspect import delegate_text, delegates_text, installation_text, undelegated_rows
 from hatch_lower.cli.output import count, page
 from hatch_lower.config.schema import reference_markdown, schema_text
@@ -30,6 +31,7 @@ from hatch_lower.format.manifest import FileEntry, Manifest, MethodEntry, ModelE
 from hatch_lower.format.plan import MethodPlan, Parameter, Plan, write_plan
 from hatch_lower.format.tree import Container, Leaf
 from hatch_lower.hatch.terminal import table_lines
+from hatch_lower.runtime.selection import DelegateKinds
 
 IMAGE = TensorInput("float32", ("s0", 8), (8, 1))
 PARAMETERS = (Parameter("image", "positional", Leaf()),)
@@ -624,6 +626,20 @@ def test_init_appends_tables_and_leaves_the_rest_as_it_is(tmp_path: Path) -> Non
     again = run("init", "--root", str(tmp_path))
     assert again.stderr == ("error: the project uses hatch-lower already\n  where: tool.hatch.build.hooks.lower\n")
     assert path.read_text() == f"{PROJECT}\n{added}"
+
+
+def test_init_for_an_engine_of_numpys_arrays_asks_for_torch_in_builds_only(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT.replace('"torch==2.13.*",', ""))
+    done = run("init", "--root", str(tmp_path), "--backend", "onnxruntime")
+    own = f'"hatch-lower[onnxruntime]>={__version__}"'
+    assert f'- let `[build-system] requires` contain {own}, "torch>=2.13"\n' in done.output
+    assert f"- let `[project] dependencies` contain {own}\n" in done.output
+
+
+@pytest.mark.torch
+def test_init_knows_the_engines_of_numpys_arrays() -> None:
+    installed = importlib.metadata.distribution("hatch-lower").entry_points.select(group=DELEGATE_GROUP)
+    assert DelegateKinds().on_numpy(point.name for point in installed) == TORCH_FREE
 
 
 @pytest.mark.parametrize(
