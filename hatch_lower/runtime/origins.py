@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from hatch_lower import __version__
 from hatch_lower.frozen import Frozen
@@ -84,7 +84,7 @@ def origin_of(url: str, limits: Limits, headers: Mapping[str, str] = {}) -> Orig
 
 def local_path(url: str) -> Path:
     """Return the path that a `file:` URL means."""
-    return Path(unquote(urlsplit(url).path))
+    return Path(urllib.request.url2pathname(urlsplit(url).path))
 
 
 class LocalOrigin:
