@@ -114,7 +114,7 @@ def is_unchanged(url: str, known: KnownSource, note: Callable[[str], None]) -> b
         try:
             return stream.stamp == known.stamp and stream.size in (None, known.size)
         finally:
-            stream.pieces.close()
+            stream.close()
     except BrokenError as error:
         note(f"{url} could not be asked whether it has changed: {error}")
         return True

@@ -103,7 +103,7 @@ def read_info(blob: DelegateBlob, constants: int) -> tuple[CallMap, list[int], l
     """
 
     def read(info: Mapping[str, Any]) -> tuple[CallMap, list[int], list[str], bool]:
-        call, bound, openmp = read_call_map(info), list(info["bound"]), list(info["openmp"])
+        call, bound, openmp = read_call_map(info, AotiDelegate.arrays), list(info["bound"]), list(info["openmp"])
         require(info["constants"] == constants, f"{constants} constants for a partition with {info['constants']}")
         require(all(0 <= place < constants for place in bound), f"constants {bound} of {constants}")
         require(all(map(is_openmp, openmp)), f"OpenMP libraries {openmp}")

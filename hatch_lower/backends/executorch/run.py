@@ -125,7 +125,7 @@ class ExecutorchFacts(NamedTuple):
 
 def read_info(blob: DelegateBlob) -> ExecutorchFacts:
     def read(info: Mapping[str, Any]) -> ExecutorchFacts:
-        facts = ExecutorchFacts(read_call_map(info), info["threads"], info["weights"])
+        facts = ExecutorchFacts(read_call_map(info, ExecutorchDelegate.arrays), info["threads"], info["weights"])
         known = facts.threads is None or (isinstance(facts.threads, int) and facts.threads >= 1)
         require(known, f"{facts.threads!r} threads")
         require(facts.weights is None or facts.weights in blob.data_places, f"weights {facts.weights!r:.80}")
