@@ -25,11 +25,11 @@ from hatch_lower.exir.backend.options import extra_hint, spec_values
 from hatch_lower.exir.backend.partitioner import Partitioner
 from hatch_lower.torch_private.operators import OpOverload
 
-VERSION = "5"
+VERSION = "6"
 
-# Later runtimes read older files, but a release's extension module is built for one minor version of torch, and the
-# next release's has not been seen to give the same results
-REQUIREMENT = "executorch>=1.4,<1.5"
+# the first that none of this has been tried with
+LIMIT = "1.6"
+REQUIREMENT = f"executorch>=1.4,<{LIMIT}"
 
 
 class ExecutorchBackend(BackendDetails):
@@ -48,7 +48,7 @@ class ExecutorchBackend(BackendDetails):
             debug_handle_map=lowered.handles,
             data_store_output=lowered.weights,
             suffix="pte",
-            requirements=(REQUIREMENT,),
+            requirements=(required_to_run(installed("executorch", required=True)),),
             info={"threads": options.threads, "weights": next(iter(weights), None), **copied.call_facts()},
         )
 
@@ -134,3 +134,8 @@ class ExecutorchPartitioner(EnginePartitioner):
             }
         kept = [op for op in originals if op is not None and str(op) not in self.options.exclude]
         return sorted(kept, key=str), None
+
+
+def required_to_run(version: str) -> str:
+    """Return what a file requires that a version of ExecuTorch made: later runtimes read older files."""
+    return f"executorch>={'.'.join(version.split('.')[:2])},<{LIMIT}"

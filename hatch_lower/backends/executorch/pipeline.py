@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from hatch_lower.backends.executorch.prepare import CONSTANT_ALIGNMENT, ExecutorchCopy, is_outside
 from hatch_lower.backends.executorch.quantised import quantises
-from hatch_lower.backends.executorch.run import ExecutorchDelegate, is_of_the_call
+from hatch_lower.backends.executorch.run import ExecutorchDelegate, extension, is_of_the_call
 from hatch_lower.backends.executorch.support import float_partitioner, integer_partitioner, portable_kernels
 from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import BackendError
@@ -131,10 +131,8 @@ def refuse_unusable(made: Any) -> None:
 
 
 def call_with_zeros(program: Path, weights: Path | None) -> None:
-    from executorch.extension.pybindings import _portable_lib
-
     try:
-        loaded = ExecutorchDelegate.pool.load(_portable_lib, program, weights)
+        loaded = ExecutorchDelegate.pool.load(extension(), program, weights)
         facts = loaded.method_meta(METHOD)
     except RuntimeError as error:
         raise unusable("load", error) from error

@@ -100,10 +100,20 @@ def operand(value: Tensor | int) -> Tensor:
     return empty((value, 0)) if isinstance(value, int) else value.detach().contiguous()
 
 
-def runtime(blob: DelegateBlob) -> Any:
-    # the Python modules around it import more of ExecuTorch, and warn
+def extension() -> Any:
+    """Return ExecuTorch's extension module; the Python modules around it import more of ExecuTorch, and warn."""
     try:
+        from executorch.extension.pybindings import _C  # its name since 1.5
+    except ImportError:
         from executorch.extension.pybindings import _portable_lib
+
+        return _portable_lib
+    return _C
+
+
+def runtime(blob: DelegateBlob) -> Any:
+    try:
+        return extension()
     except ImportError as error:
         raise ProgramError(
             "a partition of the backend `executorch` needs ExecuTorch's runtime, which is not installed",
@@ -111,7 +121,6 @@ def runtime(blob: DelegateBlob) -> Any:
             found=str(error),
             hint=EXTRA,
         ) from error
-    return _portable_lib
 
 
 class ExecutorchFacts(NamedTuple):

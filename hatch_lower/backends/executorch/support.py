@@ -39,6 +39,7 @@ from hatch_lower.backends.executorch.rewrite import (
     full_arguments,
     keeps_shape,
 )
+from hatch_lower.backends.executorch.run import extension
 from hatch_lower.backends.executorch.sizes import (
     VIEWS,
     Ranges,
@@ -256,9 +257,7 @@ def passes(theirs: Callable[[Node, ExportedProgram], bool], finite: bool, copy: 
 
 def portable_kernels() -> frozenset[str]:
     # those that ExecuTorch's runtime can run without a delegate
-    from executorch.extension.pybindings import _portable_lib
-
-    return frozenset(_portable_lib._get_operator_names())
+    return frozenset(extension()._get_operator_names())
 
 
 def why_not_xnnpack(node: Node, copy: Node, form: ExportedProgram, configs: Mapping[str, Any], *, finite: bool) -> str:
