@@ -21,7 +21,7 @@ from hatch_lower.runtime.containers import choose_builder, take_apart
 from hatch_lower.runtime.editable import changed_sources, stale_text
 from hatch_lower.runtime.executor import Executor
 from hatch_lower.runtime.files import MANIFEST, PackagedFolder
-from hatch_lower.runtime.load import load_model, outside_faults
+from hatch_lower.runtime.load import load_model, open_constants, outside_faults
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.mapped import ConstantsFile
 from hatch_lower.runtime.numbers import Tolerance, number_difference
@@ -62,7 +62,7 @@ def check_model(
     # every file is compared with its digest first, and with RECORD's; if one is not what it was, nothing is run
     entry = folder.manifest.models[model]
     kinds = DelegateKinds()
-    faults = list(folder.faults(model)) or list(outside_faults(folder, model))
+    faults = list(folder.faults(model)) or list(outside_faults(open_constants(folder, model)))
     damaged = [CheckRow(model, "", "", "damaged", str(fault)) for fault in faults]
     if damaged:
         yield from damaged

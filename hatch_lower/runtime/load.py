@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
@@ -124,9 +123,12 @@ def load_model(
     entry = models[model]
     folder.locate_all(entry)
     if verify:
-        for fault in chain(folder.faults(model), outside_faults(folder, model, fetch=fetch)):
+        for fault in folder.faults(model):
             raise fault
     constants = open_constants(folder, model, fetch=fetch)
+    if verify:
+        for fault in outside_faults(constants):
+            raise fault
     arrays = arrays or find_arrays()  # it may import torch, after which the collector must not run
     with collection_paused():
         return load_recipe(folder, model, constants, kinds, arrays, recipe)
@@ -235,9 +237,7 @@ def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -
     )
 
 
-def outside_faults(folder: PackagedFolder, model: str, *, fetch: bool = False) -> Iterator[ProgramError]:
-    """Yield what is wrong with the files of a model's weights outside the wheel."""
-    constants = open_constants(folder, model, fetch=fetch)
+def outside_faults(constants: ConstantsFile | OutsideWeights | None) -> Iterator[ProgramError]:
     if isinstance(constants, OutsideWeights):
         yield from constants.faults()
 
