@@ -51,8 +51,7 @@ def fetched_copy(source: Source) -> Path:
 def fetch_sources(sources: Collection[Source], to: Path | None = None, origins: Sequence[str] = ()) -> list[Fetched]:
     """Fetch sources into the cache or the folder `to`, from `origins` if there are any: see `hatch_lower.fetch`."""
     unique = list({(source.url, source.sha256): source for source in sources}.values())
-    chosen = [choose_origin(source, unique, origins) for source in unique]
-    limits = limits_from(os.environ)
+    chosen, limits = choose_origins(unique, [as_url(origin) for origin in origins]), limits_from(os.environ)
     return [fetch_source(source, to, origin, limits) for source, origin in zip(unique, chosen, strict=True)]
 
 
@@ -68,22 +67,26 @@ def limits_from(environment: Mapping[str, str]) -> Limits:
     return Limits(silence=float(text))
 
 
-def choose_origin(source: Source, sources: Sequence[Source], origins: Sequence[str]) -> str:
-    """Return which of `origins` has a source, as a URL; empty where none are given."""
-    name = name_of(source.url)
-    for origin in map(as_url, origins):
-        if origin.endswith("/"):
-            return origin + quote(name)
-        if len(sources) == 1 or name_of(origin) == name:
-            return origin
-    if not origins:
-        return ""
-    raise FetchError(
-        "none of the given places has the name of a file of weights",
-        where=source.url,
-        found=", ".join(origins),
-        hint=f"name one that ends with `{name}`, or with `/` for a folder that has all files",
-    )
+def choose_origins(sources: Sequence[Source], urls: Sequence[str]) -> list[str]:
+    """Return for each source which URL has it by its name; empty where none does, and its own is to be used."""
+    names = [name_of(source.url) for source in sources]
+    chosen = [
+        next((below(url, name) for url in urls if len(sources) == 1 or name_of(url) in ("", name)), "")
+        for name in names
+    ]
+    useless = [url for url in urls if name_of(url) and url not in chosen]
+    if useless and sources:
+        raise FetchError(
+            "no file of weights has the name of a given place",
+            where=useless[0],
+            found=f"the files are called {', '.join(names)}",
+            hint="name a place with one of these names, or with `/` at its end a folder that has all",
+        )
+    return chosen
+
+
+def below(url: str, name: str) -> str:
+    return url + quote(name) if url.endswith("/") else url
 
 
 def as_url(origin: str) -> str:
@@ -179,7 +182,7 @@ def import_hub() -> Any:
 class Progress:
     """One line on a terminal that says how much there is; nothing anywhere else."""
 
-    def __init__(self, stream: TextIO, name: str, size: int | None) -> None:
+    def __init__(self, stream: TextIO, name: str, size: int) -> None:
         self._stream = stream
         self._name = name
         self._size = size
@@ -199,6 +202,5 @@ class Progress:
         now = time.monotonic()
         if self._is_shown and now - self._drawn >= 0.1:
             self._drawn = now
-            whole = f" of {size_text(self._size)}" if self._size is not None else ""
-            self._stream.write(f"\r\x1b[2K  fetch  {self._name}: {size_text(count)}{whole}")
+            self._stream.write(f"\r\x1b[2K  fetch  {self._name}: {size_text(count)} of {size_text(self._size)}")
             self._stream.flush()

@@ -152,7 +152,7 @@ def test_a_damaged_file_is_replaced(server: Served, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == DATA
 
 
-def test_two_processes_fetch_once(server: Served, tmp_path: Path) -> None:
+def test_several_threads_fetch_once(server: Served, tmp_path: Path) -> None:
     done: list[bool] = []
     threads = [threading.Thread(target=lambda: done.append(get(server, tmp_path / "file"))) for _ in range(8)]
     for thread in threads:
@@ -188,6 +188,27 @@ def test_a_disk_that_is_full_before_or_while_it_is_written(
     text = refused(lambda: get(server, tmp_path / "file", source=huge))
     assert text.startswith("there is no space for a file of weights\n")
     assert (server.requests, names(tmp_path)) == ([], [])
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from hatch_lower.format.weights import Source
+from hatch_lower.runtime.download import download
+from hatch_lower.runtime.origins import Limits, origin_of
+url, size, sha256, target = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+print(download(Source(url, size, sha256), origin_of(url, Limits()), target, Limits(), lambda count: None))
+"""
+
+
+def test_two_processes_fetch_once(server: Served, tmp_path: Path) -> None:
+    source = source_of(f"{server.url}/model", DATA)
+    command = [sys.executable, "-c", PROCESS, source.url, str(source.size), source.sha256, str(tmp_path / "file")]
+    with held_part(tmp_path / "file") as part:  # both wait for a third one, which is killed
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        part.file.write(DATA[:1000])
+    assert sorted(process.communicate(timeout=60)[0] for process in processes) == ["False\n", "True\n"]
+    assert (server.asked(), names(tmp_path)) == (["bytes=1000-"], ["file"])
 
 
 LIMITED = """

@@ -197,8 +197,19 @@ def test_several_files_are_told_apart_by_their_names(tmp_path: Path, server: Ser
     server.files |= {"/a/one.safetensors": FILE.data, "/b/two.safetensors": second.data}
     origins = [f"{server.url}/b/two.safetensors", f"{server.url}/a/one.safetensors"]
     text = refused(lambda: hatch_lower.fetch(folder, origins=origins[:1]))
-    assert "where: one.safetensors" in text
+    assert text.startswith("the wheel does not say where its weights are\n  where: one.safetensors")
+    text = refused(lambda: hatch_lower.fetch(folder, origins=[*origins, f"{server.url}/model.safetensors"]))
+    assert text.startswith(f"no file of weights has the name of a given place\n  where: {server.url}/model.safetensors")
+    assert "found: the files are called one.safetensors, two.safetensors" in text
     assert [file.is_new for file in hatch_lower.fetch(folder, origins=origins)] == [True, True]
+
+
+def test_a_file_that_has_not_moved_is_fetched_from_its_own_place(tmp_path: Path, server: Served) -> None:
+    second = checkpoint({"more": floats(7, 7, 7, 7)})
+    gone = f"{server.url}/gone/two.safetensors"
+    folder = write_outside(tmp_path / "_lowered", {f"{server.url}/model.safetensors": FILE, gone: second})
+    server.files["/two.safetensors"] = second.data
+    assert len(hatch_lower.fetch(folder, origins=[f"{server.url}/two.safetensors"])) == 2
 
 
 def test_a_machine_that_is_offline_takes_files_alone(

@@ -185,6 +185,18 @@ def test_another_checkpoint_of_the_same_shape_is_found_by_verifying(tmp_path: Pa
     assert [(row["status"], row["detail"]) for row in rows] == [("damaged", fault)]
 
 
+def test_a_flipped_byte_is_found_by_verifying_or_changes_nothing(tmp_path: Path, cache: Path) -> None:
+    folder = write_outside(tmp_path / "_lowered", {URL: FILE})
+    wrong = []
+    for index in range(len(FILE.data)):
+        keep(cache, FILE, FILE.data[:index] + bytes([FILE.data[index] ^ 1]) + FILE.data[index + 1 :])
+        try:
+            assert load(folder, verify=True)(torch.zeros(4)).tolist() == [11, 22, 33, 44]
+        except ProgramError:
+            wrong.append(index)
+    assert len(wrong) == 32  # all that the model uses; the header of the file is not read
+
+
 def test_weights_that_are_missing_are_damage_for_a_check(tmp_path: Path, cache: Path) -> None:
     folder = write_outside(tmp_path / "_lowered", {URL: FILE})
     done = CliRunner().invoke(main, ["check", str(folder), "--json"])
