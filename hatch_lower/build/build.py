@@ -88,11 +88,14 @@ def result_of(
     settings: Settings, models: Mapping[str, ModelResult], assets: Mapping[str, Mapping[str, Path]], work: Path
 ) -> BuildResult:
     results = [with_assets(models[model.name], assets[model.name]) for model in settings.models]
-    recipes = [recipe for result in results for recipe in result.entry["recipes"].values()]
+    required: dict[str, set[str]] = {}
+    for result in results:
+        for name, recipe in result.entry["recipes"].items():
+            required.setdefault(name, set()).update(recipe["requirements"])
     return BuildResult(
         payload=collect_payload(settings, results, work),
         rows=tuple(row for result in results for row in result.rows),
-        requirements=tuple(sorted({requirement for recipe in recipes for requirement in recipe["requirements"]})),
+        requirements={name: tuple(sorted(texts)) for name, texts in required.items()},
         native=tuple(path for result in results for path in result.native),
         models=tuple(results),
     )

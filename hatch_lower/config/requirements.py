@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -16,14 +18,56 @@ from hatch_lower.frozen import Frozen
 OWN_NAME = "hatch-lower"
 
 
+class Extra(Frozen):
+    """An extra of the project that brings what a recipe requires beyond the project's dependencies."""
+
+    name: str
+    dependencies: tuple[str, ...]
+
+
 class Unmet(Frozen):
     requirement: str
     reason: str
 
 
-def requirements_to_add(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
-    """Return the requirements to append to the wheel's metadata; `mode` is the setting `runtime-requirements`."""
-    unmet = find_unmet(required, declared) if mode != "off" else ()
+def requirements_to_add(
+    mode: str,
+    required: Mapping[str, Iterable[str]],
+    declared: Sequence[str],
+    extras: Mapping[str, Extra] = MappingProxyType({}),
+) -> tuple[str, ...]:
+    """Return the requirements to append to the wheel's metadata.
+
+    Args:
+        mode: the setting `runtime-requirements`.
+        required: what each recipe requires.
+        declared: the project's dependencies.
+        extras: of the recipes that have one.
+    """
+    if mode == "off":
+        return ()
+    common = sorted({text for recipe, texts in required.items() if recipe not in extras for text in texts})
+    added = find_added(mode, common, declared)
+    for recipe, extra in extras.items():
+        # an extra cannot be appended to
+        lacks = find_unmet(sorted(required.get(recipe, ())), [*declared, *added, *extra.dependencies])
+        if lacks:
+            refuse_unmet_in_extra(recipe, extra, lacks)
+    return added
+
+
+def refuse_unmet_in_extra(recipe: str, extra: Extra, lacks: Sequence[Unmet]) -> NoReturn:
+    texts = ", ".join(f'"{lack.requirement}"' for lack in lacks)
+    raise ConfigError(
+        f"the project's extra `{extra.name}` does not imply what its recipe `{recipe}` needs at run time",
+        where=f"project.optional-dependencies.{extra.name}",
+        found="\n".join(f"`{lack.requirement}`: {lack.reason}" for lack in lacks),
+        hint=f"let it contain {texts}",
+    )
+
+
+def find_added(mode: str, required: Sequence[str], declared: Sequence[str]) -> tuple[str, ...]:
+    unmet = find_unmet(required, declared)
     if mode == "check" and unmet:
         lines = "".join(f'\n    "{lack.requirement}",' for lack in unmet)
         raise ConfigError(

@@ -11,10 +11,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+from packaging.utils import canonicalize_name
 
 from hatch_lower import BACKEND_GROUP, MODEL_GROUP
 from hatch_lower.config.bench_tables import BenchTable
 from hatch_lower.config.reader import read_table
+from hatch_lower.config.requirements import Extra
 from hatch_lower.config.tables import IN_A_FILE, BackendChoice, CacheSettings, Card, HookTable, ModelTable, quote_key
 from hatch_lower.errors import ConfigError, nearest
 from hatch_lower.frozen import Frozen
@@ -76,6 +80,7 @@ class Settings(Frozen):
     cache: CacheSettings = field(default_factory=CacheSettings)
     bench: BenchTable = field(default_factory=BenchTable)  # it is in no key
     torch_free: tuple[str, ...] = ()  # recipes that must run without torch; it is in no key
+    extras: Mapping[str, Extra] = field(default_factory=dict)  # of recipes that have one; it is in no key
 
 
 def read_settings(
@@ -88,6 +93,7 @@ def read_settings(
     packages: Sequence[str],
     path: str = HOOK_PATH,
     dependencies: Sequence[str] | None = None,
+    optional_dependencies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Settings:
     """Return the settings of one build; all problems of the hook's table are one `ConfigError`.
 
@@ -98,6 +104,7 @@ def read_settings(
     given = read_table(HookTable, table, path, problems)
     recipes = resolve_recipes(given, path, problems)
     order = resolve_order(given, recipes, path, problems)
+    extras = resolve_extras(given, optional_dependencies, path, problems)
     models = tuple(resolve_models(given, entry_points, packages, order, path, problems))
     lowered_for = dict.fromkeys(entry_points, order)
     lowered_for |= {name: order if model.recipes is None else model.recipes for name, model in given.models.items()}
@@ -138,6 +145,7 @@ def read_settings(
         cache=given.cache,
         bench=given.bench,
         torch_free=tuple(resolve_torch_free(given, recipes)),
+        extras=extras,
     )
 
 
@@ -178,6 +186,20 @@ def resolve_torch_free(given: HookTable, recipes: Mapping[str, Recipe]) -> Itera
         own = given.recipes[name].torch_free if name in given.recipes else None
         if given.torch_free if own is None else own:
             yield name
+
+
+def resolve_extras(
+    given: HookTable, known: Mapping[str, Sequence[str]], path: str, problems: list[str]
+) -> dict[str, Extra]:
+    named = {name: recipe.extra for name, recipe in given.recipes.items() if recipe.extra is not None}
+    normal = {name: str(canonicalize_name(extra)) for name, extra in named.items()}
+    problems += [
+        f"`{path}.recipes.{quote_key(name)}.extra` names no extra of the project, found `{named[name]}`;"
+        f" {nearest(extra, known)}"
+        for name, extra in normal.items()
+        if extra not in known
+    ]
+    return {name: Extra(extra, tuple(known[extra])) for name, extra in normal.items() if extra in known}
 
 
 def check_backends(choices: Sequence[BackendChoice], path: str, problems: list[str]) -> None:

@@ -67,6 +67,10 @@ class RecipeTable(Frozen):
     """Modules that `load` imports first. Default: the `imports` at the top."""
     torch_free: bool | None = None
     """Whether it must run without torch. Default: the `torch-free` at the top."""
+    extra: str | None = None
+    """The extra of the project (`[project.optional-dependencies]`) that brings what this recipe requires beyond
+    `[project] dependencies`: torch, for a portable one beside one of an engine. `load` takes a recipe whose
+    requirements are installed."""
 
 
 class Author(Frozen):

@@ -67,7 +67,7 @@ class BuildResult(Frozen):
 
     payload: tuple[PayloadFile, ...]  # sorted by path; each package's `manifest.json` is among them
     rows: tuple[MethodRow, ...]  # for the summary table, in the order of models and recipes
-    requirements: tuple[str, ...]  # PEP 508, of all programs, sorted
+    requirements: Mapping[str, tuple[str, ...]]  # PEP 508, of all programs of a recipe, sorted
     native: tuple[Path, ...]  # files with native code
     models: tuple[ModelResult, ...] = ()  # in the order of the settings
 

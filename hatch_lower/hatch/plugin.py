@@ -150,8 +150,10 @@ class LowerBuildHook(BuildHookInterface[Any]):
         result = lower(work)
         self._lower_again = lambda: lower(work / "again").payload
         project.check_complete()
-        mode, declared = project.settings.runtime_requirements, self.metadata.core.dependencies
-        build_data["dependencies"].extend(requirements_to_add(mode, result.requirements, declared))
+        settings, declared = project.settings, self.metadata.core.dependencies
+        build_data["dependencies"].extend(
+            requirements_to_add(settings.runtime_requirements, result.requirements, declared, settings.extras)
+        )
         if not editable:  # hatchling sets an editable wheel's tag itself, and the files that it points at are not in it
             digests = {file.source: file.sha256 for file in result.payload}
             set_tag(build_data, tag_of(result.native, remembering(self._store, digests)))

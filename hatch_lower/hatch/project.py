@@ -103,6 +103,7 @@ def read_project(hook: Hook, build_data: BuildData) -> Project:
         packages=find_packages(files),
         path=table,
         dependencies=core.dependencies,
+        optional_dependencies=core.optional_dependencies,
     )
     roots = tuple(Path(os.path.normpath(root / folder)) for folder in config.dev_mode_dirs) or find_import_roots(files)
     if any(model.name not in declared for model in settings.models):  # its export code need not be packaged

@@ -66,15 +66,17 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     """Refuse now what the end of the build would refuse, as far as recipes tell what their programs will require."""
     if settings.dependencies is None:
         return
-    required = {PLAN_READER: None}
+    required = {}
     for recipe in recipes:
         names = [choice.name for choice in recipe.backends]
+        known = [PLAN_READER]
         if recipe.imports or (names and not DelegateKinds().on_numpy(names)):
-            required[TORCH] = None
+            known.append(TORCH)
         for choice in recipe.backends:
             with backend_guard(choice.name, f"recipe `{recipe.name}`"):
-                required.update(dict.fromkeys(find_backend(choice.name).requirements(choice.options)))
-    requirements_to_add(settings.runtime_requirements, with_one_torch(required), settings.dependencies)
+                known += find_backend(choice.name).requirements(choice.options)
+        required[recipe.name] = with_one_torch(known)
+    requirements_to_add(settings.runtime_requirements, required, settings.dependencies, settings.extras)
 
 
 def recipe_entry(lowered: LoweredRecipe, project: str) -> RecipeEntry:
@@ -149,4 +151,6 @@ def wheel_requirements(settings: Settings, lowered: LoweredRecipe) -> tuple[str,
     """Return what the wheel requires where a recipe is to run; `None` if the build does not look after it."""
     if settings.dependencies is None or settings.runtime_requirements == "off":
         return None
-    return (*settings.dependencies, *recipe_entry(lowered, settings.name).requirements)
+    extra = settings.extras.get(lowered.recipe.name)
+    own = extra.dependencies if extra is not None else ()
+    return (*settings.dependencies, *own, *recipe_entry(lowered, settings.name).requirements)

@@ -16,6 +16,7 @@ CHOSEN = ("-p", "brief", "-k", "not debug and (perceptron or fused or counted or
 """Some of everything but the check that lowers every program; all of it in a long run."""
 BRIEF = """
 from hatch_lower.backends.testing import determinism, probes
+from hatch_lower.config.requirements import own_requirements
 
 determinism.SEEDS = ("1",)
 probes.SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind")
@@ -38,7 +39,9 @@ def test_a_new_backend_is_built_installed_and_passes_its_tests(
     (wheel,) = made.iterdir()
     # beside the environment that all share, which stays as it is
     clean.install("--target", str(site), "--no-deps", str(wheel))
-    clean.install("--target", str(site), "pytest")
+    # as its extra `test` names them; torch is there
+    needed = [text for text in map(str, own_requirements(["build"])) if not text.startswith("torch")]
+    clean.install("--target", str(site), "pytest", *needed)
     (site / "brief.py").write_text(BRIEF)
     tests = clean.run(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", *(() if LONG else CHOSEN), "tests"),

@@ -225,7 +225,7 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (manifest.distribution, manifest.version) == ("shop-floor", "1.5")
     assert manifest.hatch_lower == hatch_lower.__version__
     assert list(manifest.models) == ["small"]
-    assert result.requirements == ("torch==2.13.*",)
+    assert result.requirements == {"default": ("torch==2.13.*",)}
     assert result.native == (result.payload[1].source,)
     assert [(row.model, row.method) for row in result.rows] == [("small", "forward")]
 

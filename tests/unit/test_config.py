@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hatch_lower.config.bench_tables import BenchTable, MethodLimits, ModelLimits, RecipeLimits
+from hatch_lower.config.requirements import Extra
 from hatch_lower.config.settings import ModelSettings, Recipe, Settings, read_settings
 from hatch_lower.config.tables import Author, BackendChoice, CacheSettings, Card, Dataset
 from hatch_lower.errors import ConfigError
@@ -106,7 +107,7 @@ def test_every_wrong_key_and_value_is_reported_at_once() -> None:
     assert str(caught.value) == (
         "4 settings of the build hook `lower` are wrong\n"
         f"  found: `{LOWER}.recipes.portable.backend` is not a setting, found an array; "
-        "did you mean `backends`? known: `atol`, `backends`, `imports`, `rtol`, `torch-free`, `verify`\n"
+        "did you mean `backends`? known: `atol`, `backends`, `extra`, `imports`, `rtol`, `torch-free`, `verify`\n"
         f'    `{LOWER}.jobs` must be an integer of at least 1, found the string "two"\n'
         f"    `{LOWER}.rtol` must be a number of at least 0, found the number -1.0\n"
         f'    `{LOWER}.runtime_requirements` is not a setting, found the string "add"; '
@@ -122,6 +123,27 @@ def test_a_recipe_is_torch_free_if_it_says_so_or_the_top_does() -> None:
     assert read({}).torch_free == ()
     assert read(table).torch_free == ("lean",)
     assert read({"torch-free": True, **table}).torch_free == ("default", "lean", "other")
+
+
+def test_an_extra_of_a_recipe_is_one_of_the_projects() -> None:
+    def extras(name: str) -> Mapping[str, Extra]:
+        return read_settings(
+            {"recipes": {"portable": {"extra": name}}},
+            root=Path(),
+            name="digits",
+            version="1",
+            entry_points=DIGITS,
+            packages=["digits"],
+            optional_dependencies={"with-torch": ["torch>=2.13"]},
+        ).extras
+
+    assert extras("With_Torch") == {"portable": Extra("with-torch", ("torch>=2.13",))}
+    with pytest.raises(ConfigError) as caught:
+        extras("torch")
+    assert caught.value.found == (
+        f"`{LOWER}.recipes.portable.extra` names no extra of the project, found `torch`; did you mean `with-torch`?"
+        " known: `with-torch`"
+    )
 
 
 def test_one_problem_is_singular() -> None:

@@ -102,7 +102,7 @@ class Lowering:
         if self.error is not None:
             raise self.error
         row = MethodRow("digits", "default", "forward", 12, 10, 2, 34567, 1.25, 2)
-        return BuildResult(tuple(payload), (row,), self.requirements, self.native, self.models(work))
+        return BuildResult(tuple(payload), (row,), {"default": self.requirements}, self.native, self.models(work))
 
     def models(self, work: Path) -> tuple[ModelResult, ...]:
         """Return a model with weights outside, if there are any."""

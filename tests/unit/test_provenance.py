@@ -131,7 +131,7 @@ def make(tmp_path: Path) -> Make:
         project = Settings(
             Path("project"), "Digits_of.Me", "1.0+local", tuple(settings), (Recipe("default"),), ("default",)
         )
-        result = BuildResult(tuple(payload), (), ("hatch-lower>=0.1",), (), tuple(results))
+        result = BuildResult(tuple(payload), (), {"default": ("hatch-lower>=0.1",)}, (), tuple(results))
         return Subject(project, result, TOOLS, "3.11.7", timestamp)
 
     return make

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
-from hatch_lower.config.requirements import find_unmet, requirements_to_add
+from hatch_lower.config.requirements import Extra, find_unmet, requirements_to_add
 from hatch_lower.errors import ConfigError
 
 REQUIRED = ("hatch-lower>=0.1", "torch==2.13.*")
@@ -86,7 +86,7 @@ def test_several_dependencies_on_one_package_hold_together() -> None:
 
 def test_check_fails_with_the_lines_to_paste() -> None:
     with pytest.raises(ConfigError) as caught:
-        requirements_to_add("check", REQUIRED, ["torch>=2.13"])
+        requirements_to_add("check", {"default": REQUIRED}, ["torch>=2.13"])
     assert str(caught.value) == (
         "the project's dependencies do not imply what its lowered programs need at run time\n"
         "  where: project.dependencies\n"
@@ -154,15 +154,42 @@ def export():
 
 
 def test_check_passes_and_adds_nothing() -> None:
-    assert requirements_to_add("check", REQUIRED, ["hatch-lower>=0.1", "torch==2.13.*"]) == ()
+    assert requirements_to_add("check", {"default": REQUIRED}, ["hatch-lower>=0.1", "torch==2.13.*"]) == ()
 
 
 def test_add_gives_what_is_not_implied() -> None:
-    assert requirements_to_add("add", REQUIRED, ["hatch-lower>=0.1"]) == ("torch==2.13.*",)
+    assert requirements_to_add("add", {"default": REQUIRED}, ["hatch-lower>=0.1"]) == ("torch==2.13.*",)
+
+
+EXTRA = Extra("with-torch", ("torch>=2.13",))
+TWO = {"default": ("hatch-lower>=0.1", "numpy>=1.26"), "portable": ("hatch-lower>=0.1", "torch>=2.13")}
+
+
+def test_what_one_recipe_requires_may_come_with_an_extra() -> None:
+    declared = ["hatch-lower>=0.1", "numpy>=2"]
+    assert requirements_to_add("check", TWO, declared, {"portable": EXTRA}) == ()
+    assert requirements_to_add("add", TWO, [], {"portable": EXTRA}) == ("hatch-lower>=0.1", "numpy>=1.26")
+    with pytest.raises(ConfigError) as caught:
+        requirements_to_add("check", TWO, declared)
+    assert caught.value.found == "`torch>=2.13`: not among the dependencies"
+
+
+@pytest.mark.parametrize("mode", ["check", "add"])
+def test_an_extra_that_does_not_suffice_is_refused(mode: str) -> None:
+    extra = Extra("with-torch", ("torch>=2.12",))
+    with pytest.raises(ConfigError) as caught:
+        requirements_to_add(mode, TWO, ["hatch-lower>=0.1", "numpy>=2"], {"portable": extra})
+    assert str(caught.value) == (
+        "the project's extra `with-torch` does not imply what its recipe `portable` needs at run time\n"
+        "  where: project.optional-dependencies.with-torch\n"
+        "  found: `torch>=2.13`: `torch>=2.12` also allows 2.12\n"
+        '  to do: let it contain "torch>=2.13"'
+    )
+    assert requirements_to_add("off", TWO, [], {"portable": extra}) == ()
 
 
 def test_off_looks_at_nothing() -> None:
-    assert requirements_to_add("off", REQUIRED, []) == ()
+    assert requirements_to_add("off", {"default": REQUIRED}, []) == ()
 
 
 @pytest.mark.torch
