@@ -104,10 +104,24 @@ def test_a_run_inside_a_tensor_is_found(published: Callable[..., LocalSource]) -
     assert [begin - begins[0] for begin in begins] == [0, 4096, 8192]
 
 
-def test_one_value_all_over_is_no_run(published: Callable[..., LocalSource]) -> None:
-    source = published({"ones": torch.ones(9000)})
-    assert find_outside(storages_of(torch.ones(2000)), [source]).weights.spans == {}
-    assert len(find_outside(storages_of(torch.ones(9000)), [source]).weights.spans) == 1
+@pytest.mark.parametrize(
+    ("shape", "begin", "end"),
+    [
+        ((5000,), 777, 4000),  # of a flat tensor anything
+        ((4, 6, 64), 9 * 64, 20 * 64),  # rows
+        ((8, 32, 3, 3), 2 * 288, 5 * 288),  # filters
+        ((9, 40, 5), 200, 800),  # rows are short
+    ],
+)
+def test_parts_of_tensors_of_every_shape_are_found(
+    published: Callable[..., LocalSource], shape: tuple[int, ...], begin: int, end: int
+) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    source = published({"before": torch.arange(3.0), "tensor": tensor})
+    part = tensor.reshape(-1)[begin:end].clone()
+    (span,) = find_outside(storages_of(part), [source]).weights.spans.values()
+    (found,) = [each for each in read_checkpoint(source).tensors if each.name == "tensor"]
+    assert (span.begin - found.begin, span.end - found.begin) == (4 * begin, 4 * end)
 
 
 def test_a_source_with_none_of_the_weights_is_not_named(published: Callable[..., LocalSource]) -> None:

@@ -21,10 +21,10 @@ from hatch_lower.format.weights import Span, Weights, is_aligned
 from hatch_lower.pipeline.checkpoint import Checkpoint, CheckpointTensor, LocalSource, read_checkpoint
 
 SMALLEST_RUN = 1024  # bytes of a storage that is looked for inside a tensor; smaller ones are there by chance
-PIECE = 1 << 22  # elements of a tensor that are looked at together
-SAMPLE = 4096  # elements of a storage of which the rarest is looked for
-PREFIX = 64  # elements that are compared first
-MOST_TRIES = 4096  # places at which a storage may begin, that are compared with it
+WINDOW = 8  # bytes of a storage by which it is looked for
+LEAST_STEP = 16  # elements
+MOST_PLACES = 1 << 19  # in a tensor, at which a storage may begin; a tensor with more is not searched
+MOST_TRIES = 64  # places at which the first bytes are equal
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -101,70 +101,64 @@ def size_of(storage: Storage) -> int:
 def find_runs(storages: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> Iterator[tuple[str, int, int]]:
     """Yield storages that are part of a tensor of a file, and where they begin and end in the file."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in storages.values()):
-        probes = [
-            probe
+        wanted = {
+            key: tensor.view(INTEGERS[tensor.element_size()])
             for key, tensor in storages.items()
-            if tensor.dtype is dtype and tensor.numel() * tensor.element_size() >= SMALLEST_RUN
-            if (probe := probe_of(key, tensor)) is not None
-        ]
+            if tensor.dtype is dtype and tensor.nbytes >= SMALLEST_RUN
+        }
+        first = {key: int(windows(values, len(values))[0]) for key, values in wanted.items()}
         name = DTYPES[dtype_name(dtype)].safetensors
         for tensor in checkpoint.tensors:
-            length = math.prod(tensor.shape)
-            longer = [probe for probe in probes if len(probe.values) < length]
-            if tensor.dtype == name and longer:
-                values = torch.frombuffer(checkpoint.content[tensor.begin : tensor.end], dtype=longer[0].values.dtype)
-                found = dict(search(longer, values))
-                for probe in longer:
-                    if probe.key in found:
-                        begin = tensor.begin + found[probe.key] * values.element_size()
-                        yield probe.key, begin, begin + len(probe.values) * values.element_size()
-                probes = [probe for probe in probes if probe.key not in found]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A storage to look for, by one element of it."""
-
-    key: str
-    values: torch.Tensor  # read as integers
-    value: int  # of the element
-    position: int  # of the element
-
-
-def probe_of(key: str, tensor: torch.Tensor) -> Probe | None:
-    values = tensor.view(INTEGERS[tensor.element_size()])
-    sample = values[:SAMPLE]
-    distinct, counts = torch.unique(sample, return_counts=True)
-    if len(distinct) < 2:  # it would be found wherever there is anything like it
-        return None
-    value = distinct[counts.argmin()]
-    return Probe(key, values, int(value), int((sample == value).nonzero()[0, 0]))
-
-
-def search(probes: Sequence[Probe], values: torch.Tensor) -> Iterator[tuple[str, int]]:
-    """Yield which storages are in a tensor of a file, read as integers, and at which element they begin."""
-    wanted = torch.tensor(sorted({probe.value for probe in probes})).to(values.dtype)
-    tries = dict.fromkeys((probe.key for probe in probes), 0)
-    found = set()
-    for first in range(0, len(values), PIECE):
-        piece = values[first : first + PIECE]
-        at = torch.searchsorted(wanted, piece).clamp_(max=len(wanted) - 1)
-        hits = (wanted[at] == piece).nonzero()[:, 0]
-        for probe in probes:
-            if probe.key in found or tries[probe.key] > MOST_TRIES:
+            if tensor.dtype != name or not any(len(values) < math.prod(tensor.shape) for values in wanted.values()):
                 continue
-            for hit in hits[piece[hits] == probe.value].tolist():
-                begin = first + hit - probe.position
-                tries[probe.key] += 1
-                if begin >= 0 and all(
-                    torch.equal(values[begin : begin + length], probe.values[:length])
-                    for length in (PREFIX, len(probe.values))
-                ):
-                    found.add(probe.key)
-                    yield probe.key, begin
-                    break
-                if tries[probe.key] > MOST_TRIES:
-                    break
+            content = torch.frombuffer(checkpoint.content[tensor.begin : tensor.end], dtype=INTEGERS[dtype.itemsize])
+            for key, place in search(wanted, first, content, step_of(tensor.shape)):
+                begin = tensor.begin + place * dtype.itemsize
+                yield key, begin, begin + wanted.pop(key).nbytes
+                del first[key]
+
+
+def step_of(shape: Sequence[int]) -> int:
+    """Return the multiples of how many elements a part without gaps begins at: of rows, unless these are short."""
+    if len(shape) < 2:
+        return 1
+    steps = [math.prod(shape[dim:]) for dim in range(len(shape) - 1, 0, -1)]
+    return next((step for step in steps if step >= LEAST_STEP), steps[-1])
+
+
+def search(
+    storages: Mapping[str, torch.Tensor], first: Mapping[str, int], content: torch.Tensor, step: int
+) -> list[tuple[str, int]]:
+    """Return which storages are in a tensor of a file, all read as integers, and at which element they begin.
+
+    `first` are the first bytes of each.
+    """
+    if len(content) > step * MOST_PLACES:
+        return []
+    places = windows(content, step)
+    wanted = torch.tensor(sorted(set(first.values())))
+    at = torch.searchsorted(wanted, places).clamp_(max=len(wanted) - 1)
+    hits = (wanted[at] == places).nonzero()[:, 0]
+    found = []
+    for key, window in first.items() if len(hits) else ():
+        values = storages[key]
+        for hit in hits[places[hits] == window][:MOST_TRIES].tolist():
+            if torch.equal(content[hit * step : hit * step + len(values)], values):
+                found.append((key, hit * step))
+                break
+    return found
+
+
+def windows(values: torch.Tensor, step: int) -> torch.Tensor:
+    """Return the 8 bytes that begin with each element at a multiple of a step, as an integer."""
+    size = values.element_size()
+    count = WINDOW // size
+    length = len(values) - count + 1
+    result = values[:length:step].to(torch.int64)
+    for offset in range(1, count):
+        # as if the elements were the digits of a number; what does not fit into 64 bits is lost, the same everywhere
+        result = (result << (8 * size)) + values[offset : offset + length : step]
+    return result
 
 
 # what stays in the wheel, and why
