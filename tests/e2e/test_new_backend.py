@@ -10,13 +10,14 @@ import pytest
 from support.effort import LONG
 from support.venv import VirtualEnvironment, run
 
+from hatch_lower.config.requirements import own_requirements
+
 pytestmark = [pytest.mark.isolated, pytest.mark.slow]
 
 CHOSEN = ("-p", "brief", "-k", "not debug and (perceptron or fused or counted or bytes or every or wrong)")
 """Some of everything but the check that lowers every program; all of it in a long run."""
 BRIEF = """
 from hatch_lower.backends.testing import determinism, probes
-from hatch_lower.config.requirements import own_requirements
 
 determinism.SEEDS = ("1",)
 probes.SAMPLE = ("operators/fused", "operators/perceptron", "constants/every kind")
