@@ -17,7 +17,7 @@ from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.frozen import Frozen
 from hatch_lower.runtime.download import download, errors_of, is_at
-from hatch_lower.runtime.origins import HttpOrigin, Limits, Origin, RefusedError, origin_of
+from hatch_lower.runtime.origins import BrokenError, HttpOrigin, Limits, Origin, RefusedError, origin_of
 from hatch_lower.runtime.sources import (
     HUB,
     OFFLINE,
@@ -167,7 +167,9 @@ def download_from_hub(url: str, *, force: bool = False) -> Path:
     except Exception as error:  # of the library, of what it uses, and of the server
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise RefusedError(f"{type(error).__name__}: {error}") from error
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        kind = RefusedError if 400 <= status < 500 else BrokenError
+        raise kind(f"{type(error).__name__}: {error}") from error
     return Path(path)
 
 

@@ -95,7 +95,10 @@ class Handler(BaseHTTPRequestHandler):
         data = state.files.get(self.path)
         fault = state.next_fault() if self.command == "GET" else ""
         if data is None or fault in ("404", "500"):
-            self.send_error(500 if fault == "500" else 404)
+            self.send_response(500 if fault == "500" else 404)
+            self.send_header("X-Error-Code", "EntryNotFound")  # as the hub says that there is no such file
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif fault.startswith("redirect"):
             self.send_response(302)
             self.send_header("Location", fault.removeprefix("redirect "))

@@ -249,13 +249,22 @@ def test_a_file_of_the_hub_for_another_machine_is_not_in_its_cache(
     assert server.requests[-1][2]["Authorization"] == "Bearer secret"
 
 
-def test_a_hub_that_lies_or_has_no_such_file(tmp_path: Path, server: Served) -> None:
+def test_a_hub_that_lies_or_has_no_such_file(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = lowered(tmp_path, HUB_URL)
     server.files[HUB_PATH] = OTHER.data
     assert f"other contents than {SIZE} bytes with the sha256" in refused(lambda: hatch_lower.fetch(folder))
     server.files.clear()
     text = refused(lambda: hatch_lower.fetch(lowered(tmp_path / "other", HUB_URL.replace("name", "gone"))))
-    assert "NotFoundError: 404 Client Error" in text or "EntryNotFound" in text
+    assert text.startswith("the weights cannot be had from there")
+    assert "NotFoundError: 404" in text
+    server.files[HUB_PATH.replace("name", "gone")] = FILE.data
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", disconnected)
+    text = refused(lambda: hatch_lower.fetch(lowered(tmp_path / "third", HUB_URL.replace("name", "gone"))))
+    assert text.startswith("a download of weights broke off")
+
+
+def disconnected(*arguments: Any, **named: Any) -> str:
+    raise ConnectionError("the server is gone")
 
 
 def test_a_hub_without_its_library(tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
