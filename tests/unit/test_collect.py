@@ -154,6 +154,13 @@ def test_the_standard_library_and_this_package_are_no_inputs(project: Project) -
     assert inputs["absent"] == []
 
 
+def test_a_search_for_a_native_library_reads_the_list_of_all(project: Project) -> None:
+    # CUDA's modules do it when torch imports them; nobody can watch the program that lists them
+    inputs = project.record("import ctypes.util; assert ctypes.util.find_library('c')")
+    assert inputs["unknown"] == []
+    assert "/etc/ld.so.cache" in text_of(inputs["files"])
+
+
 def test_files_of_a_distribution_stand_for_it(project: Project, tmp_path: Path) -> None:
     site = tmp_path / "venv" / "site-packages"
     install(site, "colours", {"colours/__init__.py": "", "colours/red.txt": "red", "colours/sub/a.txt": ""})

@@ -29,6 +29,7 @@ from hatch_lower.build.inputs.stand_ins import (
     Exchanged,
     wrap_clocks,
     wrap_forks,
+    wrap_library_search,
     wrap_looks,
     wrap_metadata,
     wrap_safetensors,
@@ -114,6 +115,7 @@ class Recorder:
         wrap_safetensors(self._exchanged, self._note_read)
         wrap_clocks(self._exchanged, self._note_clock)
         wrap_forks(self._exchanged, self._events.on_fork_exec)
+        wrap_library_search(self._exchanged, self._note_read, self._notes.silent)
         wrap_metadata(self._exchanged, self._notes.note_distribution)
         if self._notes.log is None:
             wrap_looks(self._exchanged, partial(self._notes.note, LOOKED))

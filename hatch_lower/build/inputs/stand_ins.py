@@ -1,10 +1,10 @@
 """Functions and classes that are exchanged, while a recorder runs, for ones that take a note and then do the same.
 
 They are what raises no audit event: native readers of safetensors and of torch, the look-up of a distribution by name,
-and without the preloaded library `os.stat` and its kin. Who asks for the time of a file is told by these as well, for
-`os.stat` is asked by everyone who wants to know what is at a path: a call counts if it is made by other code than the
-standard library's, or through a function of the standard library that gives times. `os.stat(path)` and
-`os.path.getmtime(path)` count, `os.path.exists(path)` does not.
+the search for a native library, and without the preloaded library `os.stat` and its kin. Who asks for the time of a
+file is told by these as well, for `os.stat` is asked by everyone who wants to know what is at a path: a call counts if
+it is made by other code than the standard library's, or through a function of the standard library that gives times.
+`os.stat(path)` and `os.path.getmtime(path)` count, `os.path.exists(path)` does not.
 
 Reads of the clock and of the system's random numbers are noted, and are no inputs: they are never again what they were.
 A model that is made from them is another one in each export, and stays the same while its export is not needed. Most
@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,6 +36,7 @@ PATHS = "pathlib"  # the module whose other methods call `Path.stat` to see what
 COMPARES_TIMES = "filecmp.py"
 FROZEN = "<frozen "
 LIBRARY = tuple(f"{folder}/" for folder in standard_library())
+LOADERS_LIST = "/etc/ld.so.cache"  # of the libraries that the dynamic linker knows
 CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
 RANDOM: tuple[tuple[ModuleType, str], ...] = ((os, "urandom"), (os, "getrandom"), (random, "_urandom"))
 # Modules that ask the system for random numbers on behalf of others; NumPy's generators without a seed do so too
@@ -146,6 +148,24 @@ def wrap_metadata(exchanged: Exchanged, note: Note) -> None:
     from importlib.metadata import Distribution
 
     exchanged.put(Distribution, "from_name", lambda original: staticmethod(noting_function(original, note)))
+
+
+def wrap_library_search(exchanged: Exchanged, note: Note, silent: Callable[[], AbstractContextManager[None]]) -> None:
+    """Watch `ctypes.util.find_library`, by which CUDA's modules find libraries when torch imports them.
+
+    It starts a program that is linked statically, so that nobody can watch it, and that lists what is in one file.
+    """
+    import ctypes.util
+
+    def wrap(original: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        def finding(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+            note(LOADERS_LIST)
+            with silent():
+                return original(*arguments, **named)
+
+        return called_like(finding, original)
+
+    exchanged.put(ctypes.util, "_findSoname_ldconfig", wrap)
 
 
 def wrap_forks(exchanged: Exchanged, note: Note) -> None:
