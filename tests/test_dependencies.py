@@ -60,5 +60,5 @@ def test_a_command_without_a_package_of_its_own_says_what_to_install(monkeypatch
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: this command needs the package `platformdirs`, which is not installed\n"
-        '  to do: install it: pip install "hatch-lower[build]"\n'
+        '  to do: install it: pip install "hatch-lower[cli]"\n'
     )

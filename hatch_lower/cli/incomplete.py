@@ -8,8 +8,8 @@ from hatch_lower.errors import ConfigError
 
 # packages to import, to the extra of hatch-lower that brings them
 EXTRAS = {
-    "click": "cli",
-    **dict.fromkeys(("cyclonedx", "elftools", "filelock", "numpy", "platformdirs", "safetensors", "torch"), "build"),
+    **dict.fromkeys(("click", "elftools", "filelock", "platformdirs"), "cli"),
+    **dict.fromkeys(("cyclonedx", "numpy", "safetensors", "torch"), "build"),
 }
 
 

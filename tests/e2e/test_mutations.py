@@ -484,6 +484,7 @@ SETTINGS_WITHOUT_EFFECT: dict[str, Mutation] = {
     "editable": setting('editable = "skip"'),
     "jobs": setting("jobs = 2"),
     "timeout": setting("timeout = 60"),
+    "torch-free": setting("torch-free = true"),
     "cache": setting("cache.max-gigabytes = 1"),
     "bench": setting("bench.max-call-ratio = 1.1"),
     "pass-env": table("MANY_*", "MANY*"),

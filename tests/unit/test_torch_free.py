@@ -11,11 +11,13 @@ import torch
 from support.exports import Workshop, settings_of
 from support.plans import method, op, plan_value, tensor_input, v
 
+from hatch_lower.build.build import keeps_promises
 from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
 from hatch_lower.errors import BackendError, ConfigError
 from hatch_lower.format.record import ModelReport
+from hatch_lower.format.results import ModelResult
 from hatch_lower.pipeline.emit.constants_file import write_constants
 from hatch_lower.pipeline.fresh_process import Packaged, problem_of
 from hatch_lower.runtime.numbers import Tolerance
@@ -109,6 +111,17 @@ def test_a_promise_is_kept_of_what_an_earlier_build_has_lowered(shop: Workshop) 
         shop.build(source, settings(ONNX, promised=["default"]))
     kept, _ = shop.build(shop.capture(SOURCE), settings(ONNX, promised=["default"]))
     assert required(kept)["default"][1] == "numpy>=1.26"
+
+
+def test_a_stored_result_counts_only_if_it_keeps_the_promise() -> None:
+    def result(*requirements: str) -> ModelResult:
+        recipes = {"default": {"requirements": list(requirements)}, "other": {"requirements": ["torch>=2.13"]}}
+        return ModelResult("net", {"recipes": recipes}, (), (), (), {}, "2.13.0")
+
+    promised = settings(ONNX, promised=["default"])
+    assert keeps_promises(promised, result("hatch-lower>=0.1", "numpy>=1.26"))
+    assert not keeps_promises(promised, result("hatch-lower>=0.1", "Torch<3,>=2.13"))
+    assert keeps_promises(settings(ONNX), result("torch>=2.13"))
 
 
 def test_all_that_needs_torch_is_named(shop: Workshop) -> None:
