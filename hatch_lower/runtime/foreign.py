@@ -35,11 +35,13 @@ def of_tensor(torch: Any, tensor: Any) -> Array | None:
         return None
     try:
         plain = tensor.detach().resolve_conj().resolve_neg()
-        if is_common(name):
-            array: Array = plain.numpy()
-            return array
-        dtype = extra_dtype(name)
-        return None if dtype is None else plain.view(getattr(torch, VIEWS[plain.itemsize])).numpy().view(dtype)
+        dtype = None if is_common(name) else extra_dtype(name)
+        if dtype is not None:
+            plain = plain.view(getattr(torch, VIEWS[plain.itemsize]))
+        array: Array = plain.numpy()
+        if tensor.is_conj() or tensor.is_neg():
+            array.flags.writeable = False  # a copy, as of a scalar
+        return array if dtype is None else array.view(dtype)
     except (RuntimeError, TypeError, KeyError):  # of a subclass without memory, or of a dtype that nothing here has
         return None
 

@@ -425,6 +425,17 @@ def test_what_cannot_be_changed_in_place_is_refused(make: Callable[[Array], Any]
     assert f"{found}: the method changes this tensor in place" in caught.value.found
 
 
+@pytest.mark.torch
+def test_a_tensor_is_changed_in_place() -> None:
+    import torch
+
+    tensor = torch.zeros(4).requires_grad_()
+    changing(VECTOR)(tensor)
+    assert tensor.tolist() == [1] * 4
+    with pytest.raises(InputError, match="read-only memory: the method changes this tensor in place"):
+        changing(VECTOR)(torch.complex(torch.zeros(4), -torch.zeros(4)).conj().imag)
+
+
 def test_a_scalar_cannot_be_changed_in_place() -> None:
     with pytest.raises(InputError, match="read-only memory"):
         changing(tensor_input())(np.float32(1))
