@@ -35,7 +35,7 @@ def build(context: BuildContext) -> BuildResult:
     missing = [model for model in settings.models if model.name not in results]
     sources: Mapping[str, LocalSource] = {}
     if urls := urls_of(missing):
-        from hatch_lower.build.obtain import obtain_sources
+        from hatch_lower.build.weight_sources import obtain_sources
 
         sources = obtain_sources(context, urls)
         # by the digests that are known now

@@ -11,8 +11,8 @@ import pytest
 from support.lowered import floats
 from support.weights import COMMIT, Served, checkpoint, served
 
-from hatch_lower.build.obtain import obtain
 from hatch_lower.build.sources import known_digest, known_source, record_key, urls_of
+from hatch_lower.build.weight_sources import obtain
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import sha256_bytes
