@@ -22,7 +22,7 @@ from hatch_lower.pipeline.sandbox import backend_guard
 from hatch_lower.runtime.installed import normal_name
 from hatch_lower.runtime.requirements import requirement_reason, version_here
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.runtime.torch_reasons import TORCH, TorchReason, array_requirements, torch_reasons
+from hatch_lower.runtime.torch_reasons import NUMPY, TORCH, TorchReason, array_requirements, torch_reasons
 
 PLAN_READER = "hatch-lower>=0.1"  # the first version that reads the plans that this one writes
 
@@ -70,8 +70,11 @@ def refuse_unmet(settings: Settings, recipes: Iterable[Recipe]) -> None:
     for recipe in recipes:
         names = [choice.name for choice in recipe.backends]
         known = [PLAN_READER]
-        if recipe.imports or (names and not DelegateKinds().on_numpy(names)):
+        on_numpy = DelegateKinds().on_numpy(names)
+        if recipe.imports or (names and not on_numpy):
             known.append(TORCH)
+        elif on_numpy.issuperset(names) and names:
+            known.append(NUMPY)  # only lowering tells that it needs torch, which seldom comes without NumPy
         for choice in recipe.backends:
             with backend_guard(choice.name, f"recipe `{recipe.name}`"):
                 known += find_backend(choice.name).requirements(choice.options)

@@ -90,6 +90,14 @@ def test_a_project_of_torch_free_recipes_need_not_depend_on_torch(shop: Workshop
         assert caught.value.found == "`torch>=2.13`: not among the dependencies"
 
 
+def test_numpy_is_asked_for_with_the_engine_before_anything_is_lowered(shop: Workshop) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shop.build(shop.capture(SOURCE), settings(ONNX, dependencies=["hatch-lower>=0.1"]))
+    assert caught.value.found == (
+        "`numpy>=1.26`: not among the dependencies\n`onnxruntime>=1.23,<2`: not among the dependencies"
+    )
+
+
 def test_a_promise_is_refused_with_the_operation_and_its_source_line(shop: Workshop) -> None:
     source = shop.capture(SOURCE, WITH_BESSEL)
     with pytest.raises(BackendError) as caught:
