@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from support.lowered import lowered_model, write_lowered
-from support.plans import method, op, plan_value, tensor_input, v
+from support.plans import call, delegate_entry, method, op, plan_value, python, tensor_input, v
 from support.without_torch import run_without_torch, save_engine
 
 Modules = Callable[[str], set[str]]
+BLOB = "net/delegates/blob.bin"
 COMPILE_HALVES = ("exir", "pipeline", "build", "hatch", "cli")
 
 
@@ -156,8 +157,14 @@ def test_without_torch_the_next_recipe_stands_in_for_one_that_needs_it(tmp_path:
     adding = plan_value(forward=method([vector], [op("aten.add.Tensor", v(0), v(0), out=1)], v(1)))
     viewing = plan_value(forward=method([vector], [op("aten.view.default", v(0), [2, 2], out=1)], v(1)))
     folder = tmp_path / "_lowered"
-    recipes = {"default": {"plan": adding}, "lean": {"plan": viewing}}
-    write_lowered(folder, {"net": lowered_model(folder, "net", recipes, order=["default", "lean"])})
+    body = [call(0, [v(0)], [vector], 1), python("getitem", v(1), 0, out=2)]
+    native = plan_value(forward=method([vector], body, v(2)), delegates=[delegate_entry("aoti", file=BLOB)])
+    recipes = {
+        "default": {"plan": adding},
+        "native": {"plan": native, "blobs": {BLOB: b"code"}},
+        "lean": {"plan": viewing},
+    }
+    write_lowered(folder, {"net": lowered_model(folder, "net", recipes, order=["default", "native", "lean"])})
     code = """
         import warnings
         from pathlib import Path
@@ -177,7 +184,7 @@ def test_without_torch_the_next_recipe_stands_in_for_one_that_needs_it(tmp_path:
     """
     assert run_without_torch(code, folder) == (
         "model `net` runs its recipe `lean`, for `default` cannot run here: it needs torch, which is not installed:"
-        " `aten.add.Tensor`\n"
+        " `aten.add.Tensor`; `native` cannot run here: it needs torch, which is not installed: the delegate `aoti`\n"
         "lean [[0.0, 1.0], [2.0, 3.0]]\n"
         "recipe `default` of model `net` cannot run here\n"
         "  found: `default`: it needs torch, which is not installed: `aten.add.Tensor`\n"

@@ -61,6 +61,15 @@ class DelegateKinds:
         except ProgramError:
             return False
 
+    def takes_numpy(self, backend: str) -> bool:
+        """Return whether a run half takes NumPy's arrays; one that cannot be imported without torch does not."""
+        try:
+            return self.load(backend).arrays == "numpy"
+        except ProgramError as error:
+            if isinstance(error.__cause__, ImportError) and error.__cause__.name == "torch":
+                return False
+            raise
+
     def _point(self, backend: str) -> importlib.metadata.EntryPoint | None:
         # for those that come with hatch-lower no other distribution is read
         return self._own.get(backend) or self._installed.get(backend)
@@ -129,7 +138,7 @@ def numpy_reason(plan: Plan, imports: Sequence[str], kinds: DelegateKinds) -> st
 
     # beside torch, what delegates of tensors are given and return is converted
     has_torch = is_installed("torch")
-    numpy_delegates = [name for name in plan.backends if has_torch or kinds.load(name).arrays == "numpy"]
+    numpy_delegates = [name for name in plan.backends if has_torch or kinds.takes_numpy(name)]
     reasons = torch_reasons(plan, numpy_delegates, () if has_torch else imports)
     if not reasons:
         return None
