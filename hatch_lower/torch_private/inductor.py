@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import GraphModule
 
 from hatch_lower.torch_private.operators import OpOverload
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 
 @contextmanager

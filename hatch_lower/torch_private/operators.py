@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx.node import _get_qualified_name
 
 __all__ = [
     "COMPOSITE",
@@ -25,7 +24,6 @@ __all__ = [
     "overload_name",
     "packet_name",
     "parse_schema",
-    "qualified_name",
     "schema_of",
 ]
 
@@ -83,7 +81,3 @@ def has_composite_kernel(operator: OpOverload[..., Any]) -> bool:
 def parse_schema(text: str) -> torch.FunctionSchema:
     """Return what `name.overload(Tensor x) -> Tensor` says; it raises a `RuntimeError` for any other text."""
     return torch._C.parse_schema(text)
-
-
-def qualified_name(function: Callable[..., object]) -> str:
-    return str(_get_qualified_name(function))

@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, Node
+from torch.fx.node import _get_qualified_name
 from torch.fx.proxy import _register_stack_trace_anchor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind
@@ -42,6 +43,7 @@ __all__ = [
     "name_after_target",
     "order_kwargs",
     "own_tensors",
+    "qualified_name",
     "remember_lines",
     "storage_number",
     "version_of",
@@ -51,6 +53,11 @@ __all__ = [
 def copy_calling_convention(source: Graph, target: Graph) -> None:
     """Let a graph take its inputs and return its outputs in the containers that another one has."""
     target._codegen = source._codegen
+
+
+def qualified_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function with that of its module, as graphs show it."""
+    return str(_get_qualified_name(function))
 
 
 def name_after_target(node: Node) -> None:

@@ -176,10 +176,13 @@ def test_integers_that_are_only_given_another_scale_stay_outside(tmp_path: Path)
     simulated = quantised(Sliced().eval(), inputs)
     program = torch.export.export(simulated, inputs)
     lowered = lower(program)
-    assert len(delegates(lowered)) == 2
-    assert "it gives integers another scale, and XNNPACK fails there or rounds otherwise" in (
-        lowered.reasons["forward"].values()
-    )
+    (cut,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    around = [node for node in (*cut.all_input_nodes, *cut.users) if "quantize_per_tensor" in str(node.target)]
+    is_rescaled = len({node.args[1] for node in around}) > 1  # ExecuTorch 1.5 leaves what is cut its scale
+    assert len(around) == 2
+    assert len(delegates(lowered)) == 1 + is_rescaled
+    reason = "it gives integers another scale, and XNNPACK fails there or rounds otherwise"
+    assert (reason in lowered.reasons["forward"].values()) == is_rescaled
     model = hatch_lower.load(save_program(lowered, tmp_path / "out"))
     assert (model(*inputs) - simulated(*inputs)).abs().max() < 1.01 * output_step(program)
 

@@ -124,7 +124,7 @@ def test_operators_say_their_names() -> None:
     assert operators.overload_name(aten.relu.default) == "default"
     assert operators.packet_name(aten.add) == "aten.add"
     assert operators.schema_of(op).name == "aten::add"
-    assert operators.qualified_name(torch.nn.functional.relu) == "torch.nn.functional.relu"
+    assert programs.qualified_name(torch.nn.functional.relu) == "torch.nn.functional.relu"
     assert operators.parse_schema("one(Tensor x) -> Tensor").arguments[0].name == "x"
 
 
