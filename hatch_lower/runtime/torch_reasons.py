@@ -80,24 +80,24 @@ def reasons_of_instruction(instruction: Instruction, plan: Plan, numpy_delegates
         yield f"a constant of dtype {UNKNOWN}"
 
 
-def array_requirements(plan: Plan, numpy_delegates: Collection[str], *, needs_torch: bool) -> tuple[str, ...]:
-    """Return what a program requires besides its delegates' libraries: torch, or NumPy, and what adds dtypes to it."""
-    # beside torch nothing but a delegate's own library calls NumPy, and requires it
-    calls = [
-        instruction
-        for method in plan.methods.values()
-        for _, instruction in walk(method.graph)
-        if isinstance(instruction, DelegateCall) and plan.delegates[instruction.delegate].backend in numpy_delegates
-    ]
-    dtypes = {entry.dtype for call in calls for entry in tensors_of(call)}
-    if not needs_torch:
-        for method in plan.methods.values():
-            arguments = [argument for _, instruction in walk(method.graph) for argument in arguments_of(instruction)]
-            named = constants_in([*arguments, *method.graph.outputs])
-            dtypes |= {entry.dtype for entry in method.inputs if isinstance(entry, TensorInput)}
-            dtypes |= {plan.constants[name].dtype for name in named}
-    extra = (ML_DTYPES,) if any(dtype.startswith(OF_ML_DTYPES) for dtype in dtypes) else ()
-    return (*extra, TORCH if needs_torch else NUMPY)
+def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
+    """Return what a program requires besides its delegates' libraries: torch, or NumPy and what adds dtypes to it."""
+    if needs_torch:  # beside it nothing but a delegate's own library calls NumPy, and requires it
+        return (TORCH,)
+    dtypes = {dtype for method in plan.methods.values() for dtype in dtypes_of(method, plan)}
+    return (ML_DTYPES, NUMPY) if any(dtype.startswith(OF_ML_DTYPES) for dtype in dtypes) else (NUMPY,)
+
+
+def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
+    """Yield the dtypes of a method's arrays; those of constants that it hands to delegates only are not among them."""
+    entries = [entry for entry in method.inputs if isinstance(entry, TensorInput)]
+    arguments = list(method.graph.outputs)
+    for _, instruction in walk(method.graph):
+        arguments += arguments_of(instruction)
+        arguments += [output for nested in nested_graphs(instruction) for output in nested.outputs]
+        entries += tensors_of(instruction) if isinstance(instruction, DelegateCall) else ()
+    yield from (entry.dtype for entry in entries)
+    yield from (plan.constants[name].dtype for name in constants_in(arguments))
 
 
 def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
