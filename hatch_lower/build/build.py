@@ -14,11 +14,10 @@ from hatch_lower import __version__
 from hatch_lower.build.assets import find_assets, with_assets
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.inputs.distributions import marks_of_project
-from hatch_lower.build.lookup import LookupResult, ResultLookup, roots_of
+from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises, roots_of
 from hatch_lower.build.sources import urls_of
 from hatch_lower.cache.directory import history_path
 from hatch_lower.canonical import sha256_bytes
-from hatch_lower.config.requirements import names_torch
 from hatch_lower.config.settings import Settings
 from hatch_lower.format.results import BuildResult, ModelResult, PayloadFile, package_manifest, payload_folder
 
@@ -61,12 +60,6 @@ def results_that_hold(settings: Settings, known: Mapping[str, LookupResult]) -> 
         for name, lookup in known.items()
         if lookup.result is not None and keeps_promises(settings, lookup.result)
     }
-
-
-def keeps_promises(settings: Settings, result: ModelResult) -> bool:
-    # if not, its child process says which operation needs torch
-    recipes = [recipe for name, recipe in result.entry["recipes"].items() if name in settings.torch_free]
-    return not any(names_torch(text) for recipe in recipes for text in recipe["requirements"])
 
 
 def look_up(context: BuildContext) -> dict[str, LookupResult]:

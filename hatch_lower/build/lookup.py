@@ -35,6 +35,7 @@ from hatch_lower.cache.reports import read_report, read_result, report_blobs, re
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of, sha256_bytes
+from hatch_lower.config.requirements import names_torch
 from hatch_lower.config.settings import ModelSettings, Settings
 from hatch_lower.format.results import ModelResult
 from hatch_lower.frozen import Frozen
@@ -74,6 +75,13 @@ class LookupResult(Frozen):
         if self.result is None:
             return None
         return read_report(self.store, self.stored)
+
+
+def keeps_promises(settings: Settings, result: ModelResult) -> bool:
+    """Return whether recipes that promise to do without torch do; if not, an export says which operation needs it."""
+    # the promise is in no key
+    recipes = [recipe for name, recipe in result.entry["recipes"].items() if name in settings.torch_free]
+    return not any(names_torch(text) for recipe in recipes for text in recipe["requirements"])
 
 
 class ResultLookup:

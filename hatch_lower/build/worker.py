@@ -28,7 +28,7 @@ from hatch_lower.build.inputs.recorder import Recorder
 from hatch_lower.build.inputs.strict import refuse_undeclared, undeclared_read
 from hatch_lower.build.inputs.variables import secret
 from hatch_lower.build.inputs.watch import PausingRemote, PausingReporter, Watch
-from hatch_lower.build.lookup import ResultLookup, remember, roots_of
+from hatch_lower.build.lookup import ResultLookup, keeps_promises, remember, roots_of
 from hatch_lower.build.protocol import UNANSWERED, Answer, Request, out_of_memory_error, write_answer
 from hatch_lower.cache.remote import open_remote
 from hatch_lower.cache.remote.policy import SECRETS
@@ -114,7 +114,9 @@ def look_again(request: Request, store: Store) -> ModelReport | None:
     # another build on this machine may have remembered a result since this one looked
     ignored = (request.work or request.folder, store.directory)
     roots = roots_of(request.settings.root, request.recorded_path, os.environ, ignored)
-    return ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest).report
+    found = ResultLookup(store, roots, os.environ, request.project).look_up(request.manifest)
+    kept = found.result is not None and keeps_promises(request.settings, found.result)
+    return found.report if kept else None
 
 
 def run_pipeline(request: Request, reporter: Reporter, store: Store, recorder: Recorder | None = None) -> ModelReport:

@@ -11,7 +11,10 @@ import torch
 from support.exports import Workshop, settings_of
 from support.plans import method, op, plan_value, tensor_input, v
 
-from hatch_lower.build.build import keeps_promises
+from hatch_lower.build import worker
+from hatch_lower.build.lookup import LookupResult, ResultLookup, keeps_promises
+from hatch_lower.build.protocol import Request
+from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json
 from hatch_lower.config.settings import Recipe, Settings
 from hatch_lower.config.tables import BackendChoice
@@ -130,6 +133,21 @@ def test_a_stored_result_counts_only_if_it_keeps_the_promise() -> None:
     assert keeps_promises(promised, result("hatch-lower>=0.1", "numpy>=1.26"))
     assert not keeps_promises(promised, result("hatch-lower>=0.1", "Torch<3,>=2.13"))
     assert keeps_promises(settings(ONNX), result("torch>=2.13"))
+
+
+def test_a_child_process_does_not_take_a_result_that_breaks_the_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ModelResult("net", {"recipes": {"default": {"requirements": ["torch>=2.13"]}}}, (), (), (), {}, "2.13.0")
+    store = Store(tmp_path, "on", print)
+    monkeypatch.setattr(ResultLookup, "look_up", lambda self, key: LookupResult(key, store, made))
+    monkeypatch.setattr(LookupResult, "report", "the report")
+
+    def found(*promised: str) -> object:
+        request = Request(settings(ONNX, promised=promised), "net", tmp_path, "lower", (), (), (), -1)
+        return worker.look_again(request, store)
+
+    assert [found(), found("default")] == ["the report", None]
 
 
 def test_all_that_needs_torch_is_named(shop: Workshop) -> None:
