@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -50,23 +50,51 @@ program = torch.export.export(
 torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
 torch.save((tuple(method.args), torch.export.export(module, tuple(method.args)).module()(*method.args)), sys.argv[3])
 """
-OWN_PACKAGE = """
-import sys
-import torch
-package = torch._inductor.aoti_load_package(sys.argv[1])
-args, want = torch.load(sys.argv[2])
-torch.testing.assert_close(package(*args), want, rtol=1e-4, atol=1e-5)
-print("runs")
+CAPTURE = """
+import json, os, sys, tempfile
+
+def captured(call, *arguments):
+    # what native code writes, too
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            value = call(*arguments)
+        except Exception as error:
+            value = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            os.dup2(before, 2)
+        file.seek(0)
+        return {**value, "said": file.read().decode()}
+
+def tell(names, call, *arguments):
+    for name in names:
+        print(json.dumps({"name": name, **captured(call, name, *arguments)}), flush=True)
 """
-LOAD = """
-import sys, warnings
-with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    import hatch_lower
-    print(hatch_lower.load(sys.argv[1]).recipe, flush=True)
-import hatch_lower.cli
-sys.argv[1:] = ["check", sys.argv[1], "--recipe", "default", "--json"]
-hatch_lower.cli.main()
+OWN_PACKAGES = f"""{CAPTURE}
+import torch
+
+def run(name, folder):
+    package = torch._inductor.aoti_load_package(f"{{folder}}/{{name}}.pt2")
+    args, want = torch.load(f"{{folder}}/{{name}}.pt")
+    torch.testing.assert_close(package(*args), want, rtol=1e-4, atol=1e-5)
+    return {{}}
+
+tell(sys.argv[2:], run, sys.argv[1])
+"""
+WHEELS = f"""{CAPTURE}
+import warnings
+import hatch_lower
+from click.testing import CliRunner
+from hatch_lower.cli.check import check
+
+def run(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recipe = hatch_lower.load(name).recipe
+    return {{"recipe": recipe, "check": CliRunner().invoke(check, [name, "--recipe", "default", "--json"]).stdout}}
+
+tell(sys.argv[1:], run)
 """
 
 
@@ -75,13 +103,13 @@ def main(folder: Path, interpreters: list[str]) -> None:
     for version, python in versions.items():
         for name in MODELS:
             build(folder / version, name, python)
-    print("| compiled with | model | run with | recipe | largest difference | said | torch's own package |")
+    print("| compiled with | run with | model | recipe | largest difference | said | torch's own package |")
     print("|---|---|---|---|--:|---|---|")
     for built in versions:
-        for name in MODELS:
-            for version, python in versions.items():
-                row = [built, name, version, *run_wheel(folder / built, name, python)]
-                print(f"| {' | '.join([*row, run_package(folder / built, name, python)])} |", flush=True)
+        for version, python in versions.items():
+            own = run_packages(folder / built, python)
+            for name, row in run_wheels(folder / built, python).items():
+                print(f"| {' | '.join([built, version, name, *row, own.get(name, '')])} |", flush=True)
 
 
 def version_of(python: str) -> str:
@@ -106,30 +134,34 @@ def build(folder: Path, name: str, python: str) -> None:
         package.with_suffix(".log2").write_text(done.stdout + done.stderr)
 
 
-def run_wheel(folder: Path, name: str, python: str) -> list[str]:
-    """Return the recipe that `load` takes, the largest difference of native code, and the last that was said."""
-    site = {"PYTHONPATH": os.pathsep.join([str(folder / "sites" / name), str(ROOT)])}
-    done = run(python, "-c", LOAD, name, environment=site, fails=True)
-    recipe, _, answer = done.stdout.partition("\n")
-    if not answer:
-        return [recipe, "", last_line(done.stderr)]
-    rows = json.loads(answer)
-    largest = max((row["largest_error"] for row in rows if row["largest_error"] is not None), default=math.nan)
-    told = [
-        last_line(done.stderr),
-        *(f"{row['method']}: {row['status']} {row['detail']}" for row in rows if row["detail"]),
-    ]
-    return [recipe, f"{largest:.1e}", "; ".join(filter(None, told))]
+def run_wheels(folder: Path, python: str) -> dict[str, list[str]]:
+    """Return the recipe that `load` takes, the largest difference of native code, and what was said, by model."""
+    sites = [str(folder / "sites" / name) for name in MODELS]
+    path = {"PYTHONPATH": os.pathsep.join([*sites, str(ROOT)])}
+    found = answers(run(python, "-c", WHEELS, *MODELS, environment=path, fails=True), MODELS)
+    return {name: [answer.get("recipe", ""), largest_of(answer), told_by(answer)] for name, answer in found.items()}
 
 
-def run_package(folder: Path, name: str, python: str) -> str:
-    package = folder / f"{name}.pt2"
-    if not package.exists():
-        return ""
-    done = run(python, "-c", OWN_PACKAGE, str(package), str(folder / f"{name}.pt"), fails=True)
-    if done.returncode == 0:
-        return f"runs, and says: {last_line(done.stderr)}" if done.stderr.strip() else "runs"
-    return last_line(done.stderr) or f"ends with {done.returncode}"
+def run_packages(folder: Path, python: str) -> dict[str, str]:
+    found = answers(run(python, "-c", OWN_PACKAGES, str(folder), *OWN, fails=True), OWN)
+    return {name: told_by(answer) or "runs" for name, answer in found.items()}
+
+
+def answers(done: subprocess.CompletedProcess[str], names: Iterable[str]) -> dict[str, dict[str, str]]:
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ended = {"error": f"the process ended with {done.returncode}: {last_line(done.stderr)}"}
+    return {name: next((line for line in lines if line["name"] == name), ended) for name in names}
+
+
+def largest_of(answer: Mapping[str, str]) -> str:
+    rows = json.loads(answer.get("check") or "[]")
+    return f"{max((row['largest_error'] for row in rows if row['largest_error'] is not None), default=math.nan):.1e}"
+
+
+def told_by(answer: Mapping[str, str]) -> str:
+    rows = json.loads(answer.get("check") or "[]")
+    details = [f"{row['method']}: {row['status']} {row['detail']}" for row in rows if row["detail"]]
+    return "; ".join(filter(None, [answer.get("error", "")[:120], *details, last_line(answer.get("said", ""))]))
 
 
 def last_line(text: str) -> str:

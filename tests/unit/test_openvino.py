@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from support.quantised import conv_net, mlp, quantised, x86_quantizer, xnnpack_quantizer
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, default_decompositions
 
 from hatch_lower import load
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS
@@ -330,7 +330,9 @@ def test_every_operator_gives_what_eager_gives(dtype: torch.dtype, tmp_path: Pat
     if dtype is torch.float32:
         assert set(differences(model, cases, *special(nan=False))) <= INFINITE
         assert set(differences(model, cases, *special(nan=True))) <= NOT_A_NUMBER
-        assert set(CLAIMS) - taken(lowered) == SEEN_IN_BOOLEAN | WHOLE | QUANTISING.keys()
+        unseen = SEEN_IN_BOOLEAN | WHOLE | QUANTISING.keys()
+        norm = torch.ops.aten.linalg_vector_norm.default  # later versions of torch take it apart
+        assert set(CLAIMS) - taken(lowered) == (unseen | {str(norm)} if norm in default_decompositions() else unseen)
     if dtype is torch.bool:
         assert taken(lowered) >= SEEN_IN_BOOLEAN
 
