@@ -705,7 +705,7 @@ def test_constants_in_several_files_and_folders_are_bound_each(net: Made, tmp_pa
             place = Place(path, begin, place.length)
         places.append(place)
     assert len({place.path for place in places if place is not None}) == 3
-    given = OnnxruntimeDelegate.load(replace(blob, places=places), net.constants).run([x, 5])
+    given = of_tensors(OnnxruntimeDelegate).load(replace(blob, places=places), net.constants).run([x, 5])
     torch.testing.assert_close(given[0], Net()(x), rtol=1e-4, atol=1e-5)
 
 
