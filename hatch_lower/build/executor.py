@@ -21,6 +21,7 @@ from hatch_lower.build.project_view import write_site
 from hatch_lower.build.protocol import Answer, Mode, Request
 from hatch_lower.cache.quarantine import forget_suspects
 from hatch_lower.cache.trim import limits_of, maybe_trim
+from hatch_lower.config.requirements import refuse_incomplete
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import LowerError
 from hatch_lower.format.codec import encode
@@ -44,6 +45,7 @@ def export_models(
 
     `sources` are the files of the URLs in `weights`.
     """
+    refuse_incomplete()
     settings, store, work = context.settings, context.store, context.work
     path = write_site(context.view, work, settings.root)
     (work / "temporary").mkdir()

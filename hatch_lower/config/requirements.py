@@ -121,9 +121,15 @@ def names_torch(requirement: str) -> bool:
     return canonicalize_name(Requirement(requirement).name) == "torch"
 
 
-def missing_to_build() -> tuple[str, ...]:
-    """Return what a build needs of the extra `build` and is not installed, in any version."""
-    return tuple(str(each) for each in own_requirements(["build"]) if not is_installed(each.name))
+def refuse_incomplete() -> None:
+    """Refuse to build without packages of the extra `build`; a build of what is known may do without some of them."""
+    missing = [str(each) for each in own_requirements(["build"]) if not is_installed(each.name)]
+    if missing:
+        raise ConfigError(
+            "hatch-lower is installed without packages that it builds with",
+            found="\n".join(f"`{requirement}` is not installed" for requirement in missing),
+            hint="install `hatch-lower[build]`; a build in an isolated environment does so by itself",
+        )
 
 
 def is_installed(name: str) -> bool:

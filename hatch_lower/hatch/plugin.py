@@ -96,7 +96,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
     def _prepare(self, version: str, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import read_project
 
-        refuse_incomplete()
         project = read_project(self, build_data)
         editable = version == "editable"
         if editable and project.settings.editable == "skip":
@@ -171,6 +170,14 @@ class LowerBuildHook(BuildHookInterface[Any]):
         context = build_context(project.settings, project.view, work, self._store, NullReporter())
         return (*result.payload, *write_sources(context))
 
+    def _refuse_incomplete(self) -> None:
+        from hatch_lower.config.requirements import refuse_incomplete
+
+        try:
+            refuse_incomplete()
+        except LowerError as error:
+            self.app.abort(f"hatch-lower: {error}")
+
     def _replace_lost(self) -> None:
         """Make files again that somebody has removed from the cache while hatchling wrote the wheel."""
         from hatch_lower.errors import PackageError
@@ -217,6 +224,9 @@ class LowerBuildHook(BuildHookInterface[Any]):
             yield
         except LowerError as error:
             self.app.abort(f"hatch-lower: {error}")
+        except ModuleNotFoundError:
+            self._refuse_incomplete()
+            raise
         except OSError as error:
             import tempfile
 
@@ -228,19 +238,6 @@ class LowerBuildHook(BuildHookInterface[Any]):
             ignore_interrupts()
             self._discard()
             self.app.abort("hatch-lower: interrupted", code=INTERRUPTED)
-
-
-def refuse_incomplete() -> None:
-    from hatch_lower.config.requirements import missing_to_build
-
-    if missing := missing_to_build():
-        from hatch_lower.errors import ConfigError
-
-        raise ConfigError(
-            "hatch-lower is installed without packages that it builds with",
-            found="\n".join(f"`{requirement}` is not installed" for requirement in missing),
-            hint="install `hatch-lower[build]`; a build in an isolated environment does so by itself",
-        )
 
 
 def release(work: Path, descriptor: int | None) -> None:

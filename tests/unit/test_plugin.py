@@ -404,23 +404,44 @@ def test_a_source_distribution_requires_nothing_more(make_project: MakeProject) 
     assert SdistBuilder(str(root), plugin_manager=manager()).config.dependencies == []
 
 
-def test_a_build_without_its_packages_says_what_to_install(
-    make_project: MakeProject, lowering: Lowering, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+INCOMPLETE = (
+    "hatch-lower: hatch-lower is installed without packages that it builds with\n"
+    "  found: `never-published>=2` is not installed\n"
+    "  to do: install `hatch-lower[build]`; a build in an isolated environment does so by itself"
+)
+
+
+@pytest.fixture
+def incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a package be missing of what hatch-lower builds with."""
     listed = ['never-published>=2; extra == "build"', 'hatchling>=1; extra == "build"', "packaging>=24"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: listed)
+
+
+@pytest.mark.usefixtures("incomplete")
+def test_an_export_without_its_packages_says_what_to_install(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HATCH_LOWER_CACHE", "off")
     with pytest.raises(SystemExit):
         build_wheel(make_project())
-    assert (
-        capsys.readouterr()
-        .err.strip()
-        .endswith(
-            "hatch-lower: hatch-lower is installed without packages that it builds with\n"
-            "  found: `never-published>=2` is not installed\n"
-            "  to do: install `hatch-lower[build]`; a build in an isolated environment does so by itself"
-        )
-    )
-    assert lowering.calls == []
+    assert capsys.readouterr().err.strip().endswith(INCOMPLETE)
+
+
+@pytest.mark.usefixtures("incomplete")
+def test_a_package_that_is_not_found_is_one_to_install(
+    make_project: MakeProject, lowering: Lowering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lowering.error = ModuleNotFoundError("No module named 'never_published'", name="never_published")
+    with pytest.raises(SystemExit):
+        build_wheel(make_project())
+    assert capsys.readouterr().err.strip().endswith(INCOMPLETE)
+
+
+def test_a_module_that_is_no_package_to_install_is_told_as_it_is(make_project: MakeProject, lowering: Lowering) -> None:
+    lowering.error = ModuleNotFoundError("No module named 'digits'", name="digits")
+    with pytest.raises(ModuleNotFoundError, match="digits"):
+        build_wheel(make_project())
 
 
 def test_only_the_hooks_leave_nothing_behind(
