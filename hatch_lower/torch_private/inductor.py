@@ -45,18 +45,18 @@ def lower(module: GraphModule, examples: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def compiling_with(
-    compile: Callable[..., str], copy_constant: Callable[[torch.Tensor], torch.Tensor]
+    compile_code: Callable[..., str], copy_constant: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
     """Replace what inductor does with generated C++, and how it copies a constant.
 
     Args:
-        compile: is given the graph, the C++ around the kernels, that of the kernels, and what C++ cannot call.
+        compile_code: is given the graph, the C++ around the kernels, that of the kernels, and what C++ cannot call.
     """
     from torch._inductor import codecache, compile_fx
 
     compiler: Any = codecache.AotCodeCompiler
     replaced, clone = compiler.__dict__["compile"], compile_fx.clone_preserve_strides  # type: ignore[attr-defined]
-    compiler.compile = staticmethod(compile)
+    compiler.compile = staticmethod(compile_code)
     compile_fx.clone_preserve_strides = copy_constant  # type: ignore[assignment,attr-defined]
     try:
         yield
