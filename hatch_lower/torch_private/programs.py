@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._dynamo.exc import UserError
 from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
 from torch._export.verifier import SpecViolationError, Verifier
@@ -42,11 +41,8 @@ __all__ = [
     "mode_of_fakes",
     "name_after_target",
     "order_kwargs",
-    "own_tensors",
     "qualified_name",
     "remember_lines",
-    "storage_number",
-    "version_of",
 ]
 
 
@@ -88,22 +84,6 @@ def mode_of_fakes(values: object) -> FakeTensorMode | None:
 def holds_tensors(value: object) -> bool:
     """Return whether a tensor is of a class that holds plain ones, as torchao's quantised ones are."""
     return bool(is_traceable_wrapper_subclass(value))
-
-
-def storage_number(tensor: torch.Tensor) -> int:
-    """Return the same number for tensors that share memory; storages without elements have one of their own, too."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """Return how often the contents of a tensor were changed in place."""
-    return tensor._version
-
-
-def own_tensors(module: torch.nn.Module) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters, the buffers and the plain attributes of a module, without those of its submodules."""
-    yield from (module._parameters, module._buffers, module.__dict__)
 
 
 def remember_lines(function: Callable[..., Any]) -> None:

@@ -193,13 +193,13 @@ def test_the_wheel_runs_where_it_was_built_for(installed: Installed) -> None:
 
 
 def test_a_recipe_needs_what_its_delegates_need(installed: Installed) -> None:
-    """Native code is bound to a range of torch and to the instruction set; a portable recipe to neither."""
+    """Native code is bound to a range of torch and to the instruction set; a portable recipe to torch alone."""
     recipes = installed.read(installed.manifest())["models"]["mixed"]["recipes"]
     shim = read_shim()
     expected = f"torch>={shim.versions[0]},<2.{int(shim.versions[-1].partition('.')[2]) + 1}"
     assert recipes["default"]["requirements"] == ["hatch-lower>=0.1", expected]
     assert recipes["default"]["target"] == target(platform.system(), platform.machine(), WHEELS_ISA)["target"]
-    assert recipes["portable"]["requirements"] == ["hatch-lower>=0.1"]
+    assert recipes["portable"]["requirements"] == ["hatch-lower>=0.1", "torch>=2.13"]
     assert recipes["portable"]["target"] is None
 
 

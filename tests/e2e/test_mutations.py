@@ -460,6 +460,7 @@ SETTINGS: dict[str, tuple[Mutation, list[str]]] = {
         setting('imports = ["json"]'),
         ['recipe default: imports [] → ["json"]', 'recipe portable: imports [] → ["json"]'],
     ),
+    "weights": (setting('weights = "file"'), ["weights in a file beside the wheel"]),
     "rtol": (setting("rtol = 0.5"), ["recipe default: rtol 0.0001 → 0.5", "recipe portable: rtol 0.0001 → 0.5"]),
     "atol": (setting("atol = 0.5"), ["recipe default: atol 1e-05 → 0.5", "recipe portable: atol 1e-05 → 0.5"]),
     "check": (setting("check = false"), ["check true → false"]),

@@ -215,9 +215,9 @@ def test_bytes_that_are_a_constant_of_the_model_are_not_counted_for_a_backend() 
 
 def test_the_build_says_how_many_bytes_only_one_backend_reads() -> None:
     file = FileEntry("net/constants.ptd", 1234567, "0" * 64)
-    assert constants_text(file, {}) == "1,234,567 bytes"
-    assert constants_text(None, {}) == "none"
-    assert constants_text(file, {"executorch": 2048}) == (
+    assert constants_text(file, {}, None) == "1,234,567 bytes"
+    assert constants_text(None, {}, None) == "none"
+    assert constants_text(file, {"executorch": 2048}, None) == (
         "1,234,567 bytes; 2,048 only for `executorch`, which lays them out its own way"
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch.export import export
 from torch_tried import PACKAGE, ROOM, TABLE, is_there, names_of, used
 
-from hatch_lower.torch_private import inductor, operators, programs, symbols, versions
+from hatch_lower.torch_private import inductor, operators, programs, symbols, tensors, versions
 
 pytestmark = pytest.mark.torch
 
@@ -137,14 +137,14 @@ def test_operators_say_what_the_dispatcher_has() -> None:
 
 def test_tensors_say_what_they_share_and_how_often_they_changed() -> None:
     tensor = torch.zeros(4)
-    assert programs.storage_number(tensor) == programs.storage_number(tensor[2:])
-    assert programs.storage_number(torch.empty(0)) != programs.storage_number(torch.empty(0).clone())
-    before = programs.version_of(tensor)
+    assert tensors.storage_number(tensor) == tensors.storage_number(tensor[2:])
+    assert tensors.storage_number(torch.empty(0)) != tensors.storage_number(torch.empty(0).clone())
+    before = tensors.version_of(tensor)
     tensor.add_(1)
-    assert programs.version_of(tensor) == before + 1
+    assert tensors.version_of(tensor) == before + 1
     module = torch.nn.BatchNorm1d(2)
     module.kept = tensor
-    parameters, buffers, others = programs.own_tensors(module)
+    parameters, buffers, others = tensors.own_tensors(module)
     assert ("weight" in parameters, "running_mean" in buffers, others["kept"]) == (True, True, tensor)
 
 
