@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from hatch_lower.errors import InputError, ProgramError, nearest
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.manifest import FileEntry, RecipeEntry
 from hatch_lower.format.plan import Plan, check_agreement, read_plan
-from hatch_lower.format.weights import WEIGHTS
 from hatch_lower.runtime.arrays import Arrays, find_arrays
 from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.editable import warn_if_stale
@@ -25,13 +23,12 @@ from hatch_lower.runtime.files import MANIFEST, PackagedFolder, folder_at, open_
 from hatch_lower.runtime.installed import EagerEntry, InstalledModel, find_model
 from hatch_lower.runtime.loaded import LoadedModel, Provenance
 from hatch_lower.runtime.mapped import ConstantsFile, weight_files
-from hatch_lower.runtime.outside import Find, OutsideWeights, read_packaged
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds, choose_recipe, numpy_reason
-from hatch_lower.runtime.sources import is_on, local_copy
 
 if TYPE_CHECKING:
     from hatch_lower.format.debug_map import DebugMap
+    from hatch_lower.runtime.outside import OutsideWeights
 
 
 def load(
@@ -222,23 +219,15 @@ def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -
     if entry.constants is not None:
         path = folder.locate(entry.constants)
         constants = ConstantsFile(path, str(path), entry.constants.header_sha256)
-    weights = read_packaged(folder, entry)
-    if weights is None:
+    if entry.weights is None:
         return constants
-    find: Find = local_copy
-    if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
-        from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
-    return OutsideWeights(
-        constants,
-        weights,
-        str(folder.path / model / WEIGHTS),
-        f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
-        find,
-    )
+    from hatch_lower.runtime.outside import open_outside  # most wheels hold their weights
+
+    return open_outside(folder, model, constants, fetch=fetch)
 
 
 def outside_faults(constants: ConstantsFile | OutsideWeights | None) -> Iterator[ProgramError]:
-    if isinstance(constants, OutsideWeights):
+    if constants is not None and not isinstance(constants, ConstantsFile):
         yield from constants.faults()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,11 @@ from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Storage
 from hatch_lower.format.manifest import ModelEntry
-from hatch_lower.format.weights import Source, Span, Weights, is_aligned, read_weights, spans_outside
+from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligned, read_weights, spans_outside
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
 from hatch_lower.runtime.mapped import KEEP_CLOSED, ConstantsFile
-from hatch_lower.runtime.sources import local_copy, places
+from hatch_lower.runtime.sources import is_on, local_copy, places
 
 Find = Callable[[Source], Path | None]
 
@@ -127,6 +128,24 @@ class OutsideWeights:
             found=found,
             hint=f"run `hatch-lower fetch {self._name}`, which replaces it from {source.url}",
         )
+
+
+def open_outside(
+    folder: PackagedFolder, model: str, constants: ConstantsFile | None, *, fetch: bool = False
+) -> OutsideWeights:
+    """Return what gives the storages of a model with weights outside; with `fetch` what is missing is fetched."""
+    weights = read_packaged(folder, folder.manifest.models[model])
+    assert weights is not None
+    find: Find = local_copy
+    if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
+        from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
+    return OutsideWeights(
+        constants,
+        weights,
+        str(folder.path / model / WEIGHTS),
+        f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
+        find,
+    )
 
 
 def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
