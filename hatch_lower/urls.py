@@ -6,7 +6,8 @@ import re
 
 # what no URL may hold beside the characters that must be escaped in it
 URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>([^\s<>\"{}|\\^`#%?]|%[0-9A-Fa-f]{2})*)(?P<query>\?\S*)?")
-HUB = re.compile(r"[\w.-]+/[\w.-]+@(?P<revision>[^/]*)/.+", re.ASCII)
+# the path is one below a folder of huggingface's cache, too
+HUB = re.compile(r"[\w.-]+/[\w.-]+@(?P<revision>[^/]*)/(?P<path>[^?:]+)", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 # parameters of signed URLs, and of those that bring a key along, in lower case without `-` and `_`
 SECRETS = frozenset(
@@ -31,7 +32,7 @@ def url_fault(url: str) -> str:
     scheme, place = match["scheme"], match["place"]
     host, _, path = place.partition("/")
     if scheme == "hf":
-        return hub_fault(place)
+        return hub_fault(url.removeprefix("hf://"))
     # a container of Azure stands where others have a user: `abfs://container@account`
     if "@" in host and (scheme in ("http", "https", "ftp", "sftp", "ssh") or ":" in host.partition("@")[0]):
         return "it holds a user name or password, which everybody who has the wheel could read"
@@ -52,4 +53,4 @@ def hub_fault(place: str) -> str:
             f"`{match['revision']}` may become another commit: write the 40 hexadecimal digits of one behind the `@`,"
             " which the page of the repository shows"
         )
-    return "" if not match[0].endswith("/") else "it names no file"
+    return "it names no file of the repository" if {"", ".", ".."} & set(match["path"].split("/")) else ""

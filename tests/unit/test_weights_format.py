@@ -139,6 +139,11 @@ def test_a_url_of_weights_is_of_any_scheme(url: str) -> None:
         ("hf://org/name@main/model.safetensors", "`main` may become another commit"),
         (f"hf://org/name@{COMMIT[:8]}/model.safetensors", f"`{COMMIT[:8]}` may become another commit"),
         (f"hf://org/name@{COMMIT}/", "the hub's files are called"),
+        (f"hf://org/name@{COMMIT}/a/", "it names no file of the repository"),
+        (f"hf://org/name@{COMMIT}//etc/passwd", "it names no file of the repository"),
+        (f"hf://org/name@{COMMIT}/../../../model.safetensors", "it names no file of the repository"),
+        (f"hf://org/name@{COMMIT}/a?/../../../model.safetensors", "the hub's files are called"),
+        (f"hf://org/name@{COMMIT}/C:/model.safetensors", "the hub's files are called"),
     ],
 )
 def test_a_url_that_names_no_file_or_holds_a_secret_is_refused(url: str, fault: str) -> None:
