@@ -32,12 +32,12 @@ def build(context: BuildContext) -> BuildResult:
     known = look_up(context)
     results = results_that_hold(settings, known)
     missing = [model for model in settings.models if model.name not in results]
-    sources: Mapping[str, LocalSource] = {}
-    if urls := urls_of(missing):
+    sources: dict[str, LocalSource] = {}
+    # by the digests that are known then; other models may have had a result by those of before
+    while urls := [url for url in urls_of(missing) if url not in sources]:
         from hatch_lower.build.weight_sources import obtain_sources
 
-        sources = obtain_sources(context, urls)
-        # by the digests that are known now
+        sources |= obtain_sources(context, urls)
         known = look_up(context)
         results = results_that_hold(settings, known)
         missing = [model for model in settings.models if model.name not in results]

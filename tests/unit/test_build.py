@@ -27,8 +27,9 @@ import hatch_lower.build.process
 from hatch_lower.build.build import build
 from hatch_lower.build.child_exit import ChildExit, answer_of, output_tail, without_errors
 from hatch_lower.build.child_guards import shorten_sockets
-from hatch_lower.build.context import CacheNotes, build_context, open_cache
+from hatch_lower.build.context import BuildContext, CacheNotes, build_context, open_cache
 from hatch_lower.build.environment import child_environment
+from hatch_lower.build.lookup import LookupResult
 from hatch_lower.build.process import Child, tell_of_long_stage
 from hatch_lower.build.project_view import ProjectView, write_site
 from hatch_lower.build.protocol import Answer, Request, write_answer
@@ -41,7 +42,8 @@ from hatch_lower.events import Event, NullReporter, SaidOnce
 from hatch_lower.format.codec import decode, encode, read_record, write_record
 from hatch_lower.format.manifest import ModelEntry, read_manifest
 from hatch_lower.format.record import ModelReport
-from hatch_lower.format.results import MethodRow, PayloadFile
+from hatch_lower.format.results import MethodRow, ModelResult, PayloadFile
+from hatch_lower.pipeline.checkpoint import LocalSource
 from hatch_lower.pipeline.exceptions import describe_exception, is_out_of_memory
 from hatch_lower.torch_private.versions import tried_versions
 
@@ -238,6 +240,37 @@ def test_a_build(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = [(event.stage, event.state) for event in events]
     assert stages == [(name, state) for name in ("discover", "export", "lower") for state in ("start", "end")]
     assert sorted(shop.root.rglob("*")) == before
+
+
+def test_a_model_is_lowered_with_all_of_its_sources(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that had a result has none any more where a source that another model is to be lowered with has changed."""
+    one, two = "https://example.org/1", "https://example.org/2"
+    settings = shop.settings("small", "small2")
+    first, second = settings.models
+    settings = replace(settings, models=(replace(first, weights=(one,)), replace(second, weights=(one, two))))
+    obtained: list[list[str]] = []
+    lowered: list[tuple[list[str], list[str]]] = []
+    held = ModelResult("small2", {"recipes": {}}, (), (), (), {}, "2.13.0")
+
+    def look_up(context: BuildContext) -> dict[str, LookupResult]:
+        results = {"small": None, "small2": None if obtained else held}
+        return {name: LookupResult({}, context.store, result) for name, result in results.items()}
+
+    def obtain(context: BuildContext, urls: list[str]) -> dict[str, LocalSource]:
+        obtained.append(urls)
+        return {url: LocalSource(url, 1, "0" * 64, Path()) for url in urls}
+
+    def export(context: BuildContext, models: list[ModelSettings], known: object, **named: Any) -> None:
+        lowered.append(([model.name for model in models], list(named["sources"])))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hatch_lower.build.build.look_up", look_up)
+    monkeypatch.setattr("hatch_lower.build.weight_sources.obtain_sources", obtain)
+    monkeypatch.setattr("hatch_lower.build.executor.export_models", export)
+    with pytest.raises(KeyboardInterrupt):
+        shop.build(settings)
+    assert obtained == [[one], [two]]
+    assert lowered == [(["small", "small2"], [one, two])]
 
 
 @pytest.mark.torch
