@@ -27,6 +27,7 @@ from hatch_lower.runtime.sources import (
     is_on,
     local_copy,
     places,
+    size_of,
     weights_folders,
 )
 
@@ -101,11 +102,12 @@ def name_of(url: str) -> str:
 
 
 def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -> Fetched:
-    folder = weights_folders()[0] if to is None else to
-    target = folder / file_name(source.sha256)
-    # a file that is here at its size may still have other contents
+    paths = [folder / file_name(source.sha256) for folder in (weights_folders() if to is None else [to])]
+    # `load` takes the first file of that size, which may have other contents: then it is replaced
+    taken = next((path for path in paths if size_of(path) == source.size), None)
+    target = taken or paths[0]
     here = next((path for path in (target, *places(source)) if is_at(path, source)), None)
-    if here is not None and (to is None or here == target):
+    if here is not None and (here == target or (to is None and taken is None)):
         return Fetched(source.url, here, source.size, is_new=False)
     url = here.absolute().as_uri() if here is not None else origin or source.url
     if "://" not in url:
@@ -116,7 +118,7 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
         )
     refuse_offline(url)
     with errors_of(url, target):
-        if url.startswith(HUB) and to is None and not origin:
+        if url.startswith(HUB) and to is None and taken is None and not origin:
             return Fetched(source.url, fetch_from_hub(source), source.size, is_new=True)
         with Progress(sys.stderr, name_of(url), source.size) as progress:
             is_new = download(source, open_origin(url, limits), target, limits, progress.show)

@@ -83,6 +83,20 @@ def test_other_contents_that_are_here_are_replaced(tmp_path: Path, cache: Path, 
     assert (file.is_new, file.path.read_bytes()) == (True, FILE.data)
 
 
+@pytest.mark.parametrize("place", ["another folder", "the hub's cache"])
+def test_what_load_would_take_is_replaced_though_a_good_copy_is_here(
+    tmp_path: Path, cache: Path, server: Served, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    folder, image = lowered(tmp_path, HUB_URL), tmp_path / "image"
+    hatch_lower.fetch(folder, image if place == "another folder" else None)
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", os.pathsep.join([str(cache), str(image)]))
+    cache.mkdir()
+    (cache / NAME).write_bytes(OTHER.data)
+    (file,) = hatch_lower.fetch(folder)
+    assert (file.is_new, file.path, file.path.read_bytes()) == (True, cache / NAME, FILE.data)
+    assert hatch_lower.load(folder, verify=True)
+
+
 def test_another_checkpoint_of_the_same_shape_is_refused(tmp_path: Path, cache: Path, server: Served) -> None:
     folder = lowered(tmp_path, f"{server.url}/model.safetensors")
     server.files["/model.safetensors"] = OTHER.data
@@ -237,6 +251,13 @@ def test_a_file_of_the_hub_goes_into_its_own_cache(tmp_path: Path, cache: Path, 
     place.resolve().write_bytes(OTHER.data)  # damaged
     assert hatch_lower.fetch(folder)[0].is_new
     assert place.read_bytes() == FILE.data
+
+
+def test_a_file_of_the_hub_replaces_what_load_would_take(tmp_path: Path, cache: Path, server: Served) -> None:
+    cache.mkdir()
+    (cache / NAME).write_bytes(OTHER.data)
+    (file,) = hatch_lower.fetch(lowered(tmp_path, HUB_URL))
+    assert (file.path, file.path.read_bytes()) == (cache / NAME, FILE.data)
 
 
 def test_a_file_of_the_hub_for_another_machine_is_not_in_its_cache(
