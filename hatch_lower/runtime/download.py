@@ -136,7 +136,7 @@ def complete(found: Received, origin: Origin, size: int | None, limits: Limits, 
             failures = 0 if found.size >= before + limits.progress else failures + 1
             if failures >= limits.tries:
                 raise
-            stamp = error.stamp
+            stamp = error.stamp or stamp  # it has none where no answer came
             time.sleep(limits.pause * failures)
         finally:
             found.flush()
@@ -145,6 +145,8 @@ def complete(found: Received, origin: Origin, size: int | None, limits: Limits, 
 def append_rest(found: Received, origin: Origin, stamp: str, size: int | None, limits: Limits, show: Show) -> str:
     if found.size == size:
         return stamp
+    if size is None and not stamp:  # nothing would tell that what comes is the rest of another file
+        found.restart()
     stream = origin.open(found.size, stamp)
     try:
         wanted = stream.size if size is None else size

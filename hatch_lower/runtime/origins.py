@@ -25,7 +25,8 @@ from hatch_lower.frozen import Frozen
 
 PIECE = 1 << 20
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
-RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+COUNT = r"[0-9]{1,18}"
+RANGE = re.compile(rf"bytes ({COUNT})-{COUNT}/({COUNT}|\*)")
 
 
 class Closeable(Protocol):
@@ -168,7 +169,7 @@ class HttpOrigin:
         if not found or found.startswith("W/"):
             found = response.headers.get("Last-Modified", "")
         length = response.headers.get("Content-Length", "")
-        whole = int(length) if length.isdecimal() else None
+        whole = int(length) if re.fullmatch(COUNT, length) else None
         if response.status == 200:
             return Stream(0, whole, found, self._pieces(response, whole), response.close)
         place = RANGE.fullmatch(response.headers.get("Content-Range", ""))

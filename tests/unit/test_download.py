@@ -13,9 +13,10 @@ from urllib.request import Request
 import pytest
 from support.weights import Served, served, source_of
 
+from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import FetchError
 from hatch_lower.format.weights import Source
-from hatch_lower.runtime.download import download, errors_of, held_part
+from hatch_lower.runtime.download import Received, complete, download, errors_of, held_part, private_part
 from hatch_lower.runtime.origins import Limits, Redirects, RefusedError, origin_of
 
 DATA = bytes(range(256)) * 40
@@ -90,6 +91,22 @@ def test_a_file_that_changes_between_two_ranges(server: Served, tmp_path: Path, 
     assert len(server.asked()) <= 4
 
 
+@pytest.mark.parametrize(
+    ("faults", "has_tags"),
+    [(["cut1000", "*other"], True), (["cut1000", "500", "*other"], True), (["cut1000", "*other"], False)],
+    ids=["tags", "tags and no answer between", "no tags"],
+)
+def test_a_file_of_no_known_digest_is_of_one_piece(
+    server: Served, tmp_path: Path, faults: list[str], has_tags: bool
+) -> None:
+    server.has_tags = has_tags
+    server.faults += faults
+    with private_part(tmp_path / "file") as part:
+        found = Received(part.file)
+        complete(found, origin_of(f"{server.url}/model", HASTY), None, HASTY, lambda count: None)
+        assert found.sha256() == sha256_bytes(OTHER)
+
+
 @pytest.mark.parametrize("part", [OTHER[:1000], DATA + b"more", OTHER], ids=["shorter", "longer", "whole"])
 def test_an_unfinished_file_is_not_believed(server: Served, tmp_path: Path, part: bytes) -> None:
     (tmp_path / "file.part").write_bytes(part)
@@ -131,6 +148,11 @@ def test_a_server_that_fails_or_lies_is_an_error(server: Served, tmp_path: Path,
 
 def test_a_fault_that_passes_is_no_error(server: Served, tmp_path: Path) -> None:
     server.faults += ["500", "silent"]
+    assert get(server, tmp_path / "file")
+
+
+def test_a_length_that_no_file_has_says_nothing(server: Served, tmp_path: Path) -> None:
+    server.faults.append("endless")
     assert get(server, tmp_path / "file")
 
 
