@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from hatch_lower.cache.entry import DIGEST
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.canonical import digest_of
@@ -52,9 +53,11 @@ def known_digest(url: str, store: Store, stats: StatCache) -> str:
 def known_source(url: str, store: Store) -> KnownSource | None:
     value: Any = store.find(record_key(url))
     try:
-        return KnownSource(int(value["size"]), str(value["sha256"]), str(value["stamp"]))
+        known = KnownSource(int(value["size"]), str(value["sha256"]), str(value["stamp"]))
     except (KeyError, TypeError, ValueError):
         return None
+    # another machine may have written it, and the digest is in the name of a file
+    return known if DIGEST.fullmatch(known.sha256) and known.size >= 0 else None
 
 
 def keep_source(url: str, known: KnownSource, store: Store) -> None:

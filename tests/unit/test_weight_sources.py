@@ -177,7 +177,13 @@ def test_a_frozen_cache_asks_no_server(builder: Builder, server: Served) -> None
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("value", [None, [], {"size": "many", "sha256": "", "stamp": ""}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, [], {"size": "many", "sha256": "0" * 64, "stamp": ""}, {"size": 1, "sha256": "", "stamp": ""}),
+        *({"size": 1, "sha256": f"../{'0' * 61}", "stamp": ""}, {"size": -1, "sha256": "0" * 64, "stamp": ""}),
+    ],
+)
 def test_a_record_of_another_form_says_nothing(builder: Builder, value: object) -> None:
     url = "https://example.org/model.safetensors"
     builder.store.put(record_key(url), {}, value)
