@@ -26,6 +26,7 @@ from support.effort import LONG
 from support.exports import Workshop, settings_of
 from support.hostile import MARKER, changed_bytes, changed_document, item_at, strings_in, time_limit, watched
 from support.installed import update_entries
+from support.lowered import floats
 from support.plans import (
     Doubling,
     c,
@@ -43,6 +44,7 @@ from support.plans import (
     tensor_input,
     v,
 )
+from support.weights import COMMIT, checkpoint, write_outside
 
 # imported here, so that no test sees it happen
 from torch._dynamo import aot_compile, convert_frame
@@ -74,6 +76,7 @@ from hatch_lower.runtime.containers import Record
 from hatch_lower.runtime.executor import execute_plan
 from hatch_lower.runtime.load import load_folder
 from hatch_lower.runtime.loaded import LoadedModel
+from hatch_lower.runtime.sources import hub_file, hub_path
 from hatch_lower.runtime.torch_arrays import ARRAYS
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:model `net` runs its recipe:RuntimeWarning")]
@@ -675,6 +678,69 @@ def test_headers_of_safetensors(package: Package, where: str) -> None:
         judge(read, documents(seed), LowerError)
 
     check()
+
+
+# weights outside
+
+
+CHECKPOINT = checkpoint({"weight": floats(1, 2, 3, 4), "bias": floats(10, 20, 30, 40)})
+HUB_URL = f"hf://org/name@{COMMIT}/folder/model.safetensors"
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a `_lowered` folder with a model whose weights are in the cache of huggingface's hub."""
+    monkeypatch.setenv("HATCH_LOWER_WEIGHTS", str(tmp_path / "weights"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HATCH_LOWER_FETCH", raising=False)
+    path = hub_path(hub_file(HUB_URL))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CHECKPOINT.data)
+    return write_outside(tmp_path / "_lowered", {HUB_URL: CHECKPOINT})
+
+
+def load_outside(folder: Path, weights: bytes, verify: bool) -> None:
+    """Load a model with another `weights.json`, and look at what was opened; where all is compared, at the answer."""
+    (folder / "digits" / "weights.json").write_bytes(weights)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    update_entries(manifest, "digits/weights.json", weights)
+    (folder / "manifest.json").write_bytes(canonical_json(manifest))
+    with watched() as watch:
+        try:
+            answer = load_folder(folder, "digits", verify=verify)(torch.zeros(4)).tolist()
+        finally:
+            assert watch.forbidden == []
+            own = (os.path.realpath(folder), os.path.realpath(folder.parent / "hub"), str(folder.parent / "weights"))
+            assert [each for each in watch.opened if not os.path.normpath(each).startswith(own)] == []
+    assert answer == [11, 22, 33, 44] or not verify
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_places_of_weights_outside(outside: Path, verify: bool) -> None:
+    document = (outside / "digits" / "weights.json").read_bytes()
+    load_outside(outside, document, verify)
+
+    @settings(max_examples=SEEDS // 2, deadline=None)
+    @seeds
+    def check(seed: int) -> None:
+        judge(lambda data: load_outside(outside, data, verify), changed(document, seed), LowerError)
+
+    check()
+
+
+@pytest.mark.parametrize("path", ["{elsewhere}", "{up}", "a/../{up}", "x?/../{up}"])
+def test_a_file_of_the_hub_that_is_not_in_its_cache(outside: Path, path: str) -> None:
+    elsewhere = outside.parent / "elsewhere"
+    elsewhere.write_bytes(CHECKPOINT.data)
+    for folder in ("x?", "a"):
+        (hub_path(hub_file(HUB_URL)).parent.parent / folder).mkdir()
+    document = json.loads((outside / "digits" / "weights.json").read_bytes())
+    path = path.format(elsewhere=elsewhere, up="../../../../elsewhere")
+    url = f"hf://org/name@{COMMIT}/{path}"
+    assert hub_path(hub_file(url)).read_bytes() == CHECKPOINT.data
+    document["sources"][0]["url"] = url
+    with pytest.raises(ProgramError, match="instead of a URL of weights"):
+        load_outside(outside, canonical_json(document), verify=False)
 
 
 # what was found once
