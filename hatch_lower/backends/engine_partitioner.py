@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -24,9 +24,10 @@ from hatch_lower.exir.graph.tensors import dtype_name
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 Reasons = Callable[[Node], str]  # says why an operation is not taken; an empty string: it is
+OfProgram = TypeVar("OfProgram", bound=Reasons)
 
 
-class EnginePartitioner(Partitioner):
+class EnginePartitioner(Partitioner, Generic[OfProgram]):
     """Tags operations, those in branches and bodies of control flow too, and the constants that they use."""
 
     takes_state: ClassVar[bool] = False  # whether a partition may own a buffer that it alone uses and changes
@@ -57,14 +58,14 @@ class EnginePartitioner(Partitioner):
         return PartitionResult(exported_program, tags, reasons, frozenset(finite_only))
 
     @abstractmethod
-    def reasons(self, program: ExportedProgram) -> Reasons:
+    def reasons(self, program: ExportedProgram) -> OfProgram:
         """Return what says of the operations of a program, nested ones too, why they are not taken."""
 
     @abstractmethod
     def computes(self, node: Node) -> bool:
         """Return whether an operation is worth a call of the engine."""
 
-    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
+    def needs_finite(self, node: Node, why_not: OfProgram) -> bool:
         """Return whether an operation that is taken differs from eager for NaN or infinity."""
         return False
 
@@ -75,7 +76,7 @@ class EnginePartitioner(Partitioner):
     def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
         return [module.graph for module in graph_modules(program.graph_module)]
 
-    def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
+    def groups(self, graph: Graph, why_not: OfProgram) -> Iterable[Iterable[Node]]:
         groups = group_nodes(graph, lambda node: not why_not(node)).partitions
         return [nodes for nodes in groups if any(map(self.computes, nodes))]
 

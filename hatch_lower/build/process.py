@@ -244,8 +244,8 @@ def close(child: Child, selector: selectors.BaseSelector, reporter: Reporter, ti
 
 def close_pipes(child: Child) -> None:
     for stream in (child.events, child.process.stdin, child.process.stdout):
-        assert stream is not None
-        stream.close()
+        if stream is not None:
+            stream.close()
 
 
 def readable(descriptor: int) -> bool:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from hatch_lower.cache.files import file_mode, make_folder
 from hatch_lower.canonical import sha256_bytes
@@ -29,19 +29,18 @@ if sys.platform != "win32":
 
 # Who holds a lock may take those of later levels, so that builds never wait for each other in a circle; a second one of
 # the same level must be taken together with the first
-LEVELS = ("manifest", "export", "partition", "record")
+Level: TypeAlias = Literal["manifest", "export", "partition", "record"]
 SLOTS = 128  # lock files of one level; keys share them, so that their number stays small
 MOMENT = 1.0  # seconds of waiting that nobody need hear of
 
 
 @contextlib.contextmanager
 def hold_keys(
-    folder: Path, level: str, keys: Iterable[str], patience: float, waiting: Callable[[], None]
+    folder: Path, level: Level, keys: Iterable[str], patience: float, waiting: Callable[[], None]
 ) -> Iterator[None]:
     """Hold the locks of `keys`, or after `patience` seconds go on without those that are still missing."""
     import filelock  # 40 ms, which a build without changes need not spend
 
-    assert level in LEVELS
     slots = sorted({int(sha256_bytes(key.encode())[:8], 16) % SLOTS for key in keys})
     deadline = time.monotonic() + patience
     told = False

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from hatch_lower.cache.directory import WRITING, Mode, choose_directory
 from hatch_lower.cache.entry import DIGEST, Record, RemoteCache, check_record, fetch_record, make_record, parse_record
 from hatch_lower.cache.files import move_file, write_file
-from hatch_lower.cache.locks import hold_keys
+from hatch_lower.cache.locks import Level, hold_keys
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.canonical import canonical_json, read_file, sha256_bytes, sha256_file
 from hatch_lower.errors import CacheError
@@ -240,7 +240,7 @@ class Store(Frozen):
         return value
 
     @contextlib.contextmanager
-    def locked(self, keys: Iterable[str], level: str = "partition") -> Iterator[None]:
+    def locked(self, keys: Iterable[str], level: Level = "partition") -> Iterator[None]:
         """Let no other build on this machine make the same things: look again for what was missing, then make it.
 
         Within it only locks of later levels may be taken (`cache/locks.py`).

@@ -161,7 +161,9 @@ def reader_of(kind: Any) -> Reader:
         reader: Reader = kind.__metadata__[0]
         return reader
     if origin is None:
-        assert is_dataclass(kind), kind
+        if not is_dataclass(kind):
+            msg = f"nothing reads the type {kind}"
+            raise TypeError(msg)
         return _record_reader(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Literal:
@@ -174,7 +176,9 @@ def reader_of(kind: Any) -> Reader:
         members = [member for member in arguments if member is not type(None)]
         reader = reader_of(members[0]) if len(members) == 1 else _tagged_reader(members)
         return _optional_reader(reader) if len(members) < len(arguments) else reader
-    assert issubclass(origin, Mapping), kind
+    if not issubclass(origin, Mapping):
+        msg = f"nothing reads the type {kind}"
+        raise TypeError(msg)
     return _mapping_reader(*arguments)
 
 
@@ -245,7 +249,9 @@ def _record_reader(kind: Any) -> Reader:
 
 def _tagged_reader(members: list[Any]) -> Reader:
     readers = {tag_of(member): reader_of(member) for member in members}
-    assert None not in readers, members
+    if None in readers:
+        msg = f"nothing tells the types {members} apart"
+        raise TypeError(msg)
 
     def read(value: object) -> object:
         if not isinstance(value, dict):

@@ -223,7 +223,7 @@ def open_constants(folder: PackagedFolder, model: str, *, fetch: bool = False) -
         return constants
     from hatch_lower.runtime.outside import open_outside  # most wheels hold their weights
 
-    return open_outside(folder, model, constants, fetch=fetch)
+    return open_outside(folder, model, entry.weights, constants, fetch=fetch)
 
 
 def outside_faults(constants: ConstantsFile | OutsideWeights | None) -> Iterator[ProgramError]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from hatch_lower.format.expression import Compound, Expression, divide, modulo
+from hatch_lower.format.expression import Expression, divide, modulo
 
 
 class Names:
@@ -63,7 +63,6 @@ def expression_code(expression: Expression, variables: Mapping[str, str], names:
         return variables[expression]
     if isinstance(expression, int):
         return f"({expression})" if expression < 0 else str(expression)
-    assert isinstance(expression, Compound)
     args = [expression_code(arg, variables, names) for arg in expression.args]
     match expression.op:
         case "neg":

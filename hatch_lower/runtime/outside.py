@@ -13,7 +13,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Storage
-from hatch_lower.format.manifest import ModelEntry
+from hatch_lower.format.manifest import FileEntry, ModelEntry
 from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligned, read_weights, spans_outside
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
@@ -131,17 +131,15 @@ class OutsideWeights:
 
 
 def open_outside(
-    folder: PackagedFolder, model: str, constants: ConstantsFile | None, *, fetch: bool = False
+    folder: PackagedFolder, model: str, file: FileEntry, constants: ConstantsFile | None, *, fetch: bool = False
 ) -> OutsideWeights:
-    """Return what gives the storages of a model with weights outside; with `fetch` what is missing is fetched."""
-    weights = read_packaged(folder, folder.manifest.models[model])
-    assert weights is not None
+    """Return what gives the storages of a model with the weights that `file` says; with `fetch` they are fetched."""
     find: Find = local_copy
     if fetch or is_on(os.environ, "HATCH_LOWER_FETCH"):
         from hatch_lower.runtime.obtain import fetched_copy as find  # what opens connections takes long to import
     return OutsideWeights(
         constants,
-        weights,
+        read_listed(folder, file),
         str(folder.path / model / WEIGHTS),
         f"{folder.manifest.distribution}:{model}" if folder.installed else shlex.quote(str(folder.path.absolute())),
         find,
@@ -150,9 +148,11 @@ def open_outside(
 
 def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
     """Return what a model's `weights.json` says, or `None` if all of its weights are in the wheel."""
-    if entry.weights is None:
-        return None
-    return read_weights(folder.read(entry.weights), str(folder.path / entry.weights.path))
+    return None if entry.weights is None else read_listed(folder, entry.weights)
+
+
+def read_listed(folder: PackagedFolder, file: FileEntry) -> Weights:
+    return read_weights(folder.read(file), str(folder.path / file.path))
 
 
 def map_copy(path: Path, size: int) -> memoryview:

@@ -31,7 +31,7 @@ from hatch_lower.format.arguments import Argument
 from hatch_lower.format.codec import decode
 from hatch_lower.format.expression import Expression, evaluate, expression_text
 from hatch_lower.format.inputs import TensorInput, is_contiguous
-from hatch_lower.format.plan import read_plan, signature_text, write_plan
+from hatch_lower.format.plan import MethodPlan, Plan, read_plan, signature_text, write_plan
 
 WHERE = "digits/default.json"
 DAMAGED = (
@@ -586,3 +586,17 @@ def test_signatures_in_words() -> None:
         "batch from 1 to 1024; s1 from 0"
     )
     assert signature_text("embed", plan.methods["embed"]) == "embed()"
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (bytes, "nothing reads the type <class 'bytes'>"),
+        (set[int], "nothing reads the type set[int]"),
+        (MethodPlan | Plan, "nothing tells the types"),
+    ],
+)
+def test_a_type_that_no_document_holds_is_a_fault_of_the_caller(kind: Any, found: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        decode(kind, {}, "a document")
+    assert str(caught.value).startswith(found)

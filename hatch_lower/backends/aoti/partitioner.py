@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from hatch_lower.backends.aoti.configuration import Options
 from hatch_lower.backends.aoti.support import KEPT_OPERATORS, is_symbolic, why_not
 from hatch_lower.backends.aoti.symbols import find_sources, is_resolvable
-from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.exir.backend.canonical_partitioners.graph_partitioner import KeptOperators
 from hatch_lower.exir.backend.canonical_partitioners.grouping import group_nodes
 from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, producer_of
@@ -21,39 +21,6 @@ from hatch_lower.exir.backend.canonical_partitioners.nodes import is_view, produ
 BACKEND_ID = "aoti"
 ONLY_VIEWS = "it computes nothing, and nothing beside it is compiled"
 ONLY_SIZES = "it computes a size that is needed elsewhere"
-
-
-class AotiPartitioner(EnginePartitioner):
-    def __init__(self, options: Options) -> None:
-        super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
-        self.options = options
-
-    takes_state: ClassVar[bool] = True
-
-    def reasons(self, program: ExportedProgram) -> Refusals:
-        return Refusals(frozenset(self.options.exclude))
-
-    def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
-        # branches and bodies of control flow are left to the program
-        return [program.graph]
-
-    def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
-        # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
-        assert isinstance(why_not, Refusals)
-        groups = group_operations(graph, why_not)
-        while (unresolved := find_unresolved(groups)) is not None:
-            why_not.refused[unresolved] = "it takes a symbolic size that no tensor beside it has"
-            groups = group_operations(graph, why_not)
-        return groups
-
-    def computes(self, node: Node) -> bool:
-        return not is_view(node) and not is_symbolic(node)
-
-    def idle_refusal(self, node: Node) -> str:
-        return ONLY_SIZES if is_symbolic(node) else ONLY_VIEWS
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
-        return list(KEPT_OPERATORS), None
 
 
 class Refusals:
@@ -72,6 +39,38 @@ class Refusals:
             else:
                 self._known[node] = why_not(node, self._exclude)
         return self._known[node]
+
+
+class AotiPartitioner(EnginePartitioner[Refusals]):
+    def __init__(self, options: Options) -> None:
+        super().__init__(BACKEND_ID, options.to_specs(), {"isa": options.isa.name, "exclude": options.exclude})
+        self.options = options
+
+    takes_state: ClassVar[bool] = True
+
+    def reasons(self, program: ExportedProgram) -> Refusals:
+        return Refusals(frozenset(self.options.exclude))
+
+    def graphs(self, program: ExportedProgram) -> Iterable[Graph]:
+        # branches and bodies of control flow are left to the program
+        return [program.graph]
+
+    def groups(self, graph: Graph, why_not: Refusals) -> Iterable[Iterable[Node]]:
+        # native code takes tensors only: a group must find each symbolic size that it needs in the shapes of its inputs
+        groups = group_operations(graph, why_not)
+        while (unresolved := find_unresolved(groups)) is not None:
+            why_not.refused[unresolved] = "it takes a symbolic size that no tensor beside it has"
+            groups = group_operations(graph, why_not)
+        return groups
+
+    def computes(self, node: Node) -> bool:
+        return not is_view(node) and not is_symbolic(node)
+
+    def idle_refusal(self, node: Node) -> str:
+        return ONLY_SIZES if is_symbolic(node) else ONLY_VIEWS
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        return list(KEPT_OPERATORS), None
 
 
 def group_operations(graph: Graph, reasons: Refusals) -> list[list[Node]]:

@@ -19,6 +19,8 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
+from hatch_lower.torch_private.versions import numbers
+
 TABLE = Path(__file__).with_name("shim.json")
 RELEASE = re.compile(r"(\d+)\.(\d+)\.\d+(?:\+[a-z0-9.]+)?")
 # What compilers refer to in every library, and no library needs to have
@@ -115,12 +117,11 @@ def read_shim() -> Shim:
 
 def torch_requirement(version: str, library: Symbols | None) -> str:
     """Return what a library that a version of torch compiled requires: `torch>=2.13,<2.16`, or that minor version."""
-    built = re.match(r"(\d+)\.(\d+)", version)
-    assert built is not None
+    built = ".".join(map(str, numbers(version)))
     shim = read_shim()
     # the headers are those of releases, and what libtorch has was looked up on one kind of machine
     is_known = RELEASE.fullmatch(version) is not None and platform.machine() == shim.machine
-    minors = shim.versions_alike(built[0], library) if is_known else [built[0]]
+    minors = shim.versions_alike(built, library) if is_known else [built]
     if len(minors) == 1:
         return f"torch=={minors[0]}.*"
     major, minor = map(int, minors[-1].split("."))

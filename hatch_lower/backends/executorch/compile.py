@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from hatch_lower.backends.engine_partitioner import EnginePartitioner, Reasons
+from hatch_lower.backends.engine_partitioner import EnginePartitioner
 from hatch_lower.backends.executorch.configuration import BACKEND_ID, Options, executorch, parse_options
 from hatch_lower.backends.executorch.pipeline import lower
 from hatch_lower.backends.executorch.prepare import ExecutorchCopy
@@ -90,24 +90,23 @@ def is_idle(node: Node) -> bool:
     return str(torch_operator(node.target)) in IDLE or node.target in ARITHMETIC
 
 
-class ExecutorchPartitioner(EnginePartitioner):
+class ExecutorchPartitioner(EnginePartitioner[Support]):
     """Takes what XNNPACK takes and gives as eager does, and on demand what ExecuTorch's portable kernels can do."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(BACKEND_ID, options.to_specs(), asdict(options))
         self.options = options
 
-    def reasons(self, program: ExportedProgram) -> Reasons:
+    def reasons(self, program: ExportedProgram) -> Support:
         return Support(program, self.options)
 
-    def needs_finite(self, node: Node, why_not: Reasons) -> bool:
-        assert isinstance(why_not, Support)
+    def needs_finite(self, node: Node, why_not: Support) -> bool:
         return why_not.needs_finite(node)
 
     def computes(self, node: Node) -> bool:
         return isinstance(torch_operator(node.target), OpOverload) and not is_idle(node) and not quantises(node)
 
-    def groups(self, graph: Graph, why_not: Reasons) -> Iterable[Iterable[Node]]:
+    def groups(self, graph: Graph, why_not: Support) -> Iterable[Iterable[Node]]:
         return [self.trimmed(nodes) for nodes in super().groups(graph, why_not)]
 
     def trimmed(self, nodes: Iterable[Node]) -> list[Node]:

@@ -42,7 +42,6 @@ def full_arguments(node: Node) -> tuple[Any, ...]:
 
 def keeps_shape(node: Node) -> bool:
     """Return whether a `SHAPED` node gives its operand's sizes."""
-    source = node.args[0]
-    assert isinstance(source, Node)
+    source = node.all_input_nodes[0]
     # as text: to compare symbols would be to decide something about them
     return [str(size) for size in source.meta["val"].shape] == [str(size) for size in node.meta["val"].shape]

@@ -26,7 +26,7 @@ from hatch_lower.exir.graph.state import constant_of, constant_placeholders, mut
 ONLY_SIZES = "it computes a size of what is outside"
 
 
-class OnnxruntimePartitioner(EnginePartitioner):
+class OnnxruntimePartitioner(EnginePartitioner[Reasons]):
     """Takes what torch's exporter translates, ONNX Runtime has kernels for, and tests have shown to equal eager."""
 
     def __init__(self, options: Options) -> None:

@@ -101,7 +101,7 @@ def check_installed() -> str:
         ) from error
 
 
-class OpenvinoPartitioner(EnginePartitioner):
+class OpenvinoPartitioner(EnginePartitioner[Reasons]):
     """Takes as many nodes as OpenVINO computes as eager does, in as few convex groups as possible."""
 
     def __init__(self, options: Options) -> None:

@@ -174,9 +174,7 @@ def replace_outputs(call: Node, outputs: Sequence[Node], members: set[Node]) -> 
         outside = [user for user in node.users if user not in members]
         if has_results(node):
             for user in outside:
-                index = user.args[1]
-                assert isinstance(index, int)
-                user.args = (call, first + index % result_count(node))
+                user.args = (call, first + int(str(user.args[1])) % result_count(node))
         else:
             with call.graph.inserting_after(before):
                 before = call.graph.call_function(getitem, (call, first))
