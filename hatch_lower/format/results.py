@@ -76,6 +76,11 @@ class BuildResult(Frozen):
         """Files of weights that go beside the wheel."""
         return tuple(file for model in self.models for file in model.beside)
 
+    @property
+    def files(self) -> tuple[PayloadFile, ...]:
+        """All that a build makes."""
+        return (*self.payload, *self.beside)
+
 
 def package_manifest(
     distribution: str, version: str, hatch_lower: str, torch: str, tools: Mapping[str, str], models: Mapping[str, Any]

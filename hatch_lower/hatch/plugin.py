@@ -69,7 +69,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
             self._unfinished.detach()
         with self._reported():
             try:
-                if not all(file.source.exists() for file in self._payload):
+                if not all(file.source.exists() for file in (*self._payload, *self._beside)):
                     self._replace_lost()
                 append_payload(Path(artifact_path), self._payload, self._store)
                 self._write_beside(Path(artifact_path))
@@ -147,7 +147,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 reporter.close()
 
         result = lower(work)
-        self._lower_again = lambda: lower(work / "again").payload
+        self._lower_again = lambda: lower(work / "again").files
         project.check_complete()
         settings, declared = project.settings, self.metadata.core.dependencies
         build_data["dependencies"].extend(
@@ -183,14 +183,16 @@ class LowerBuildHook(BuildHookInterface[Any]):
         from hatch_lower.errors import PackageError
 
         again = {file.path: file for file in self._lower_again()}
-        kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in self._payload)
-        if any(new.sha256 != old.sha256 for new, old in zip(kept, self._payload, strict=True)):
+        files = (*self._payload, *self._beside)
+        kept = tuple(file if file.source.exists() else again.get(file.path, file) for file in files)
+        if any(new.sha256 != old.sha256 for new, old in zip(kept, files, strict=True)):
             raise PackageError(
                 "a file that was removed from the cache while this build ran became another when it was made again",
-                found=", ".join(new.path for new, old in zip(kept, self._payload, strict=True) if new != old),
+                found=", ".join(new.path for new, old in zip(kept, files, strict=True) if new != old),
                 hint="build again",
             )
-        self._payload = kept
+        count = len(self._payload)
+        self._payload, self._beside = kept[:count], kept[count:]
 
     def _open_work(self) -> Path:
         """Return a new private folder; it goes at the latest when the interpreter ends, finalized or not."""

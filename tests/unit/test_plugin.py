@@ -549,18 +549,24 @@ def test_wrong_inputs_fail_the_source_distribution(
     assert list((root / "dist").iterdir()) == []
 
 
-def test_a_file_that_is_removed_while_a_build_runs_is_made_again(make_project: MakeProject, lowering: Lowering) -> None:
+@pytest.mark.parametrize("name", ["1", "beside"])
+def test_a_file_that_is_removed_while_a_build_runs_is_made_again(
+    make_project: MakeProject, lowering: Lowering, name: str
+) -> None:
+    lowering.beside = b"9 weights"
     root = make_project()
     whole = build_wheel(root).read_bytes()
     lowering.calls.clear()
 
     class Removing(WheelBuilder):
         def write_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            (lowering.folders[-1] / "1").unlink()
+            (lowering.folders[-1] / name).unlink()
+            next((root / "dist").glob("*.safetensors")).unlink()
             return super().write_metadata(*args, **kwargs)
 
     (wheel,) = Removing(str(root), plugin_manager=manager()).build(versions=["standard"])
     assert Path(wheel).read_bytes() == whole
+    assert [path.read_bytes() for path in (root / "dist").glob("*.safetensors")] == [lowering.beside]
     assert len(lowering.calls) == 2
 
 
