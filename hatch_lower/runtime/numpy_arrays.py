@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.arguments import Special
+from hatch_lower.format.codec import refuse
 from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
@@ -54,7 +55,10 @@ class NumpyArrays(Arrays):
         dtype = element_dtype(constant.dtype)
         steps = [step * dtype.itemsize for step in constant.stride]
         span: Array = spans[constant.storage]
-        viewed: Array = np.ndarray(constant.shape, dtype, span.data, constant.offset * dtype.itemsize, steps)
+        try:
+            viewed: Array = np.ndarray(constant.shape, dtype, span.data, constant.offset * dtype.itemsize, steps)
+        except (OverflowError, TypeError, ValueError) as error:
+            refuse(f"a constant of {constant.dtype}{list(constant.shape)}"[:120], f"NumPy refuses it: {error}")
         return viewed
 
     def copy(self, array: Array) -> Array:

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -789,11 +790,13 @@ def test_powers_that_take_forever() -> None:
             executor_of(plan_value(forward=method([entry], [], v(0), symbols={"s0": {"min": 1, "max": 9}})))
 
 
-def test_a_constant_of_more_elements_than_there_are() -> None:
+@pytest.mark.parametrize("library", ["torch", "NumPy"])
+def test_a_constant_of_more_elements_than_there_are(library: str) -> None:
     huge = constant(0, 2**40, 2**40, stride=[0, 0])
+    span = torch.zeros(1) if library == "torch" else np.zeros(4, np.uint8)
     value = plan_value(forward=method([ROW], [], v(0)), storages=[("w", "float32", 1)], constants={"w": huge})
-    with pytest.raises(ProgramError, match="torch refuses it"):
-        executor_of(value, torch.zeros(1))
+    with pytest.raises(ProgramError, match=f"{library} refuses it"):
+        executor_of(value, span, arrays=library.lower())
 
 
 def returned(tree: Any, *leaves: Any) -> Any:
