@@ -53,6 +53,8 @@ def torch_reasons(plan: Plan, numpy_delegates: Collection[str], imports: Sequenc
             for path, instruction in walk(method.graph)
             for what in reasons_of_instruction(instruction, plan, numpy_delegates)
         ]
+        if any(plan.constants[constant].dtype == UNKNOWN for constant in constants_in(outputs_of(method.graph))):
+            reasons.append(TorchReason(name, "", f"an output of dtype {UNKNOWN}"))
     return tuple(reasons)
 
 
@@ -91,10 +93,9 @@ def array_requirements(plan: Plan, *, needs_torch: bool) -> tuple[str, ...]:
 def dtypes_of(method: MethodPlan, plan: Plan) -> Iterator[str]:
     """Yield the dtypes of a method's arrays; those of constants that it hands to delegates only are not among them."""
     entries = [entry for entry in method.inputs if isinstance(entry, TensorInput)]
-    arguments = list(method.graph.outputs)
+    arguments = list(outputs_of(method.graph))
     for _, instruction in walk(method.graph):
         arguments += arguments_of(instruction)
-        arguments += [output for nested in nested_graphs(instruction) for output in nested.outputs]
         entries += tensors_of(instruction) if isinstance(instruction, DelegateCall) else ()
     yield from (entry.dtype for entry in entries)
     yield from (plan.constants[name].dtype for name in constants_in(arguments))
@@ -107,6 +108,14 @@ def walk(graph: Graph, path: str = "") -> Iterator[tuple[str, Instruction]]:
         parts = PARTS.get(type(instruction), ("body",))
         for part, nested in zip(parts, nested_graphs(instruction), strict=False):
             yield from walk(nested, f"{path}{index}.{part}.")
+
+
+def outputs_of(graph: Graph) -> Iterator[Argument]:
+    """Yield what a graph returns, and those that are nested in it."""
+    yield from graph.outputs
+    for _, instruction in walk(graph):
+        for nested in nested_graphs(instruction):
+            yield from nested.outputs
 
 
 def tensors_of(call: DelegateCall) -> Iterator[TensorInput]:

@@ -79,6 +79,15 @@ def test_an_input_that_only_torch_has_needs_torch() -> None:
     ]
 
 
+def test_an_output_that_only_torch_has_needs_torch() -> None:
+    value = plan_value(
+        forward=method([TABLE], [], c("w")),
+        storages=[("w", "float32", 2)],
+        constants={"w": constant(0, 2, dtype="complex32")},
+    )
+    assert torch_reasons(plan_of(value), NUMPY) == (TorchReason("forward", "", "an output of dtype complex32"),)
+
+
 def test_a_module_that_the_recipe_imports_needs_torch() -> None:
     plan = plan_of(plan_value(**through("numbers")))
     (reason,) = torch_reasons(plan, NUMPY, ("sounds.ops",))
