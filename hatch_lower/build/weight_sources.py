@@ -12,17 +12,19 @@ from pathlib import Path
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.lookup import stats_path
 from hatch_lower.build.sources import FILE, KnownSource, file_path, keep_source, known_source
+from hatch_lower.cache.locks import remove_abandoned
 from hatch_lower.cache.stats import StatCache
 from hatch_lower.cache.store import Store
 from hatch_lower.errors import CacheError, FetchError
 from hatch_lower.events import Event, stage
 from hatch_lower.format.weights import Source
 from hatch_lower.pipeline.checkpoint import LocalSource
-from hatch_lower.runtime.download import Received, complete, errors_of, private_part
+from hatch_lower.runtime.download import PART, Received, complete, errors_of, private_part
 from hatch_lower.runtime.obtain import download_from_hub, fetch_sources, limits_from, open_origin, refuse_offline
 from hatch_lower.runtime.origins import BrokenError, RefusedError
 from hatch_lower.runtime.sources import HUB, OFFLINE, file_name, is_on, local_copy, weights_folders
 
+UNFINISHED = "new"  # how a file is called whose digest is not known yet
 WHERE = "`weights` of the build hook `lower`"
 
 
@@ -133,7 +135,8 @@ def download_new(url: str) -> tuple[Path, str]:
         if url.startswith(HUB):
             return download_from_hub(url), ""
         folder.mkdir(parents=True, exist_ok=True)
-        with private_part(folder / "new") as part:
+        remove_abandoned(folder, f"{UNFINISHED}.*{PART}")  # of builds that were killed
+        with private_part(folder / UNFINISHED) as part:
             found = Received(part.file)
             stamp = complete(found, open_origin(url, limits), None, limits, lambda count: None)
             os.fsync(part.file.fileno())

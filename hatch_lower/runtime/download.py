@@ -206,12 +206,16 @@ def held_part(target: Path) -> Iterator[Part]:
 @contextlib.contextmanager
 def private_part(target: Path) -> Iterator[Part]:
     # not by `tempfile`, whose files are nobody else's: what is fetched may be for several users
-    path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
-    with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:
-        try:
-            yield Part(path, file)
-        finally:
-            path.unlink(missing_ok=True)
+    while True:
+        path = target.with_name(f"{target.name}.{secrets.token_hex(8)}{PART}")
+        with os.fdopen(os.open(path, FLAGS | os.O_EXCL, 0o666), "r+b") as file:
+            if lock(file) and not is_same(file, path):  # to another process it looked abandoned
+                continue
+            try:
+                yield Part(path, file)
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def lock(file: IO[bytes]) -> bool:

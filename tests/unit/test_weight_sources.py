@@ -19,6 +19,7 @@ from hatch_lower.canonical import sha256_bytes
 from hatch_lower.config.settings import ModelSettings
 from hatch_lower.errors import CacheError, FetchError
 from hatch_lower.pipeline.checkpoint import LocalSource
+from hatch_lower.runtime.download import private_part
 
 FIRST = checkpoint({"weight": floats(*range(64))}).data
 SECOND = checkpoint({"weight": floats(*range(1, 65))}).data
@@ -119,6 +120,15 @@ def test_a_server_that_cannot_be_asked_is_believed_and_that_is_said(
     (note,) = builder.notes
     assert note.startswith(f"{url} ")
     assert "asked whether it has changed" in note
+
+
+def test_what_a_killed_build_has_left_goes(builder: Builder, server: Served) -> None:
+    folder = builder.folder / "weights"
+    folder.mkdir()
+    (folder / "new.0123456789abcdef.part").write_bytes(FIRST[:100])
+    with private_part(folder / "new") as part:  # of a build that runs
+        path = builder.obtain(server.url + PATH).path
+        assert sorted(folder.iterdir()) == sorted([path, part.path])
 
 
 def test_a_source_that_is_gone_is_an_error(builder: Builder, server: Served) -> None:
