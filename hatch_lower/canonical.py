@@ -41,6 +41,14 @@ def sha256_stream(file: BinaryIO) -> str:
     return total.hexdigest()
 
 
+def is_file_of(path: Path, size: int, sha256: str) -> bool:
+    """Return whether there is a file of a size and digest at a path; all of one of that size is read."""
+    try:
+        return path.stat().st_size == size and sha256_file(path) == sha256
+    except OSError:
+        return False
+
+
 def open_file(path: Path) -> BinaryIO:
     # whoever reads a pipe or a device may wait for ever
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_lower.cache.locks import make_held, remove_abandoned
-from hatch_lower.canonical import PIECE, open_file, sha256_file
+from hatch_lower.canonical import PIECE, is_file_of, open_file
 from hatch_lower.errors import PackageError
-from hatch_lower.hatch.wheel import TEMPORARY_SUFFIX
+from hatch_lower.hatch.wheel import replacing
 
 if TYPE_CHECKING:
     from hatch_lower.format.results import PayloadFile
@@ -24,8 +22,8 @@ def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
     try:
         mode = stat.S_IMODE(wheel.stat().st_mode)
         for file in files:
-            if not is_there(folder / file.path, file):
-                write_file(folder, file, mode)
+            if not is_file_of(folder / file.path, file.size, file.sha256):
+                write_file(folder / file.path, file, mode)
     except OSError as error:
         raise PackageError(
             "weights could not be written beside the wheel",
@@ -36,34 +34,15 @@ def write_beside(wheel: Path, files: Sequence[PayloadFile]) -> list[Path]:
     return [folder / file.path for file in files]
 
 
-def is_there(path: Path, file: PayloadFile) -> bool:
-    try:
-        return path.stat().st_size == file.size and sha256_file(path) == file.sha256
-    except OSError:
-        return False
-
-
-def write_file(folder: Path, file: PayloadFile, mode: int) -> None:
-    target = folder / file.path
-    remove_abandoned(folder, f"{file.path}.*{TEMPORARY_SUFFIX}")
-    temporary = target.with_name(f"{target.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
-    number = make_held(temporary)
-    try:
-        digest = hashlib.sha256()
-        with os.fdopen(number, "wb", closefd=False) as written, open_file(file.source) as source:
-            while piece := source.read(PIECE):
-                digest.update(piece)
-                written.write(piece)
+def write_file(target: Path, file: PayloadFile, mode: int) -> None:
+    digest = hashlib.sha256()
+    with replacing(target, mode) as written, open_file(file.source) as source:
+        while piece := source.read(PIECE):
+            digest.update(piece)
+            written.write(piece)
         if digest.hexdigest() != file.sha256:
             raise PackageError(
                 f"the file for `{file.path}` no longer holds what was lowered: the cache is damaged",
                 where=str(file.source),
                 hint="delete this file and build again",
             )
-        temporary.chmod(mode)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(number)

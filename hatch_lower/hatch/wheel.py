@@ -9,8 +9,8 @@ import os
 import stat
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -51,20 +51,27 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def replace_wheel(wheel: Path, payload: Sequence[PayloadFile], store: Store | None) -> None:
-    """Write the wheel with its payload beside the wheel, then rename it; the temporary is gone after an exception."""
-    # of builds of the same wheel that were killed
-    remove_abandoned(wheel.parent, f"{escape(wheel.name)}.*{TEMPORARY_SUFFIX}")
-    temporary = wheel.with_name(f"{wheel.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+    """Write the wheel with its payload in the place of the wheel."""
+    with replacing(wheel, stat.S_IMODE(wheel.stat().st_mode)) as target, wheel.open("rb") as source:
+        write_wheel(wheel, source, target, payload, store)
+
+
+@contextmanager
+def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """Give a temporary file beside `path`, which takes its place in the end and is gone after an exception."""
+    # of builds of the same file that were killed
+    remove_abandoned(path.parent, f"{escape(path.name)}.*{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
     number = make_held(temporary)
     try:
         # held until it has its name: another build would remove what nobody holds
-        with os.fdopen(number, "w+b", closefd=False) as target, wheel.open("rb") as source:
-            write_wheel(wheel, source, target, payload, store)
-        temporary.chmod(stat.S_IMODE(wheel.stat().st_mode))
-        # Without the wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
+        with os.fdopen(number, "w+b", closefd=False) as target:
+            yield target
+        temporary.chmod(mode)
+        # Without a wheel that lacks its payload in the way: an interruption here leaves none, never that one, and
         # some file systems write a file out before it may take another's place (0.3 s for 1 GiB).
-        wheel.unlink()
-        os.replace(temporary, wheel)
+        path.unlink(missing_ok=True)
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hatch_lower.canonical import PIECE, sha256_file
+from hatch_lower.canonical import PIECE, is_file_of
 from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.runtime.origins import BrokenError, Limits, Origin, RefusedError
@@ -42,17 +42,8 @@ class Part(NamedTuple):
     file: IO[bytes]
 
 
-def is_at(path: Path, source: Source) -> bool:
-    """Return whether a source's file is at a path; all of it is read."""
-    try:
-        return path.stat().st_size == source.size and sha256_file(path) == source.sha256
-    except OSError:
-        return False
-
-
 def download(source: Source, origin: Origin, target: Path, limits: Limits, show: Show) -> bool:
     """Put a source's file at `target`; return `False` if another process has done so meanwhile.
-
 
     Raises:
         RefusedError: if the origin does not give these bytes.
@@ -62,7 +53,7 @@ def download(source: Source, origin: Origin, target: Path, limits: Limits, show:
     target.parent.mkdir(parents=True, exist_ok=True)
     with held_part(target) as part:
         # who held it before may have finished
-        if is_at(target, source):
+        if is_file_of(target, source.size, source.sha256):
             part.path.unlink()
             return False
         try:

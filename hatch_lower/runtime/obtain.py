@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote, unquote, urlsplit
 
+from hatch_lower.canonical import is_file_of
 from hatch_lower.errors import FetchError, size_text
 from hatch_lower.format.weights import Source
 from hatch_lower.frozen import Frozen
-from hatch_lower.runtime.download import download, errors_of, is_at
+from hatch_lower.runtime.download import download, errors_of
 from hatch_lower.runtime.origins import BrokenError, HttpOrigin, Limits, Origin, RefusedError, origin_of
 from hatch_lower.runtime.sources import (
     HUB,
@@ -106,7 +107,7 @@ def fetch_source(source: Source, to: Path | None, origin: str, limits: Limits) -
     # `load` takes the first file of that size, which may have other contents: then it is replaced
     taken = next((path for path in paths if size_of(path) == source.size), None)
     target = taken or paths[0]
-    here = next((path for path in (target, *places(source)) if is_at(path, source)), None)
+    here = next((path for path in (target, *places(source)) if is_file_of(path, source.size, source.sha256)), None)
     if here is not None and (here == target or (to is None and taken is None)):
         return Fetched(source.url, here, source.size, is_new=False)
     url = here.absolute().as_uri() if here is not None else origin or source.url
@@ -149,7 +150,7 @@ def open_origin(url: str, limits: Limits) -> Origin:
 def fetch_from_hub(source: Source) -> Path:
     for force in (False, True):  # what is there may be damaged
         path = download_from_hub(source.url, force=force)
-        if is_at(path, source):
+        if is_file_of(path, source.size, source.sha256):
             return path
     raise RefusedError(f"other contents than {source.size} bytes with the sha256 {source.sha256}")
 
