@@ -15,6 +15,9 @@ DATA_MAP_MAGIC = b"FH01"
 DATA_MAP_HEADER = struct.Struct("<4sIQQQQ")
 DATA_MAP_BYTES = 8 + DATA_MAP_HEADER.size
 
+LENGTH_BYTES = 8  # with which a safetensors file begins: how many its header has
+HEADER_LIMIT = 100_000_000  # safetensors' own
+
 CONSTANTS, CONSTANTS_WITH_MAP = "constants.safetensors", "constants.ptd"
 CONSTANTS_FILES = (f"/{CONSTANTS}", f"/{CONSTANTS_WITH_MAP}")
 
@@ -64,6 +67,13 @@ def tensors_begin(data: bytes) -> int:
         return 0
     begin: int = DATA_MAP_HEADER.unpack_from(data, 8)[4]
     return begin
+
+
+def header_span(data: memoryview, begin: int = 0) -> tuple[int, int] | None:
+    """Return where the header of a safetensors file that begins at `begin` lies; `None` if it does not fit."""
+    first = begin + LENGTH_BYTES
+    length = int.from_bytes(data[begin:first], "little")
+    return (first, first + length) if length <= min(len(data) - first, HEADER_LIMIT) else None
 
 
 def content_key(dtype: str, sha256: str) -> str:

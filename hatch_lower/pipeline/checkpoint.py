@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 from hatch_lower.errors import LowerError, PackageError
 from hatch_lower.format.codec import decode, parse_json
-from hatch_lower.format.constants import TensorEntry
+from hatch_lower.format.constants import TensorEntry, header_span
 from hatch_lower.format.values import DTYPES
 from hatch_lower.format.weights import Source
+from hatch_lower.runtime.mapped import map_file
 
-LENGTH_BYTES = 8
-HEADER_LIMIT = 100_000_000  # safetensors' own limit
 SIZES = {stored.safetensors: stored.size for stored in DTYPES.values() if stored.safetensors is not None}
 
 
@@ -64,9 +62,7 @@ def read_checkpoint(local: LocalSource) -> Checkpoint:
         PackageError: if it is no safetensors file, or not the one that it was.
     """
     try:
-        with local.path.open("rb") as file:
-            # as the runtime maps it, so that no library is given read-only memory; nothing writes into it
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        content = map_file(local.path)
     except (OSError, ValueError) as error:
         raise unusable(local, f"{type(error).__name__}: {error}", "see that it is a file that can be read") from error
     if len(content) != local.size:
@@ -75,13 +71,13 @@ def read_checkpoint(local: LocalSource) -> Checkpoint:
 
 
 def read_tensors(local: LocalSource, content: memoryview) -> tuple[CheckpointTensor, ...]:
-    length = int.from_bytes(content[:LENGTH_BYTES], "little")
-    if len(content) < LENGTH_BYTES or length > min(len(content) - LENGTH_BYTES, HEADER_LIMIT):
+    span = header_span(content)
+    if span is None:
         raise no_safetensors(local, "no header of safetensors at its beginning")
-    data = LENGTH_BYTES + length
+    _, data = span
     try:
         header: Mapping[str, object] = decode(
-            Mapping[str, Any], parse_json(bytes(content[LENGTH_BYTES:data]), "header"), "header"
+            Mapping[str, Any], parse_json(bytes(content[slice(*span)]), "header"), "header"
         )
         entries: dict[str, TensorEntry] = {
             name: decode(TensorEntry, value, f"{name!r:.80}")

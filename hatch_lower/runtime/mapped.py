@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hatch_lower.canonical import sha256_bytes
+from hatch_lower.canonical import open_file, sha256_bytes
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode, parse_json, refuse
 from hatch_lower.format.constants import (
@@ -24,15 +23,13 @@ from hatch_lower.format.constants import (
     Storage,
     TensorEntry,
     content_key,
+    header_span,
     tensors_begin,
 )
 from hatch_lower.format.delegates import DataFile, DataLayout
 from hatch_lower.format.plan import Plan
 from hatch_lower.format.values import DTYPES
 from hatch_lower.runtime.delegates import Place
-
-LENGTH_BYTES = 8
-HEADER_LIMIT = 100_000_000  # safetensors' own limit
 
 
 class Stored(NamedTuple):
@@ -56,24 +53,18 @@ class ConstantsFile:
         self._path = path
         self._where = where
         try:
-            with path.open("rb") as file:
-                if not stat.S_ISREG(path.stat().st_mode):
-                    refuse(where, "no regular file")
-                # private and writable: torch warns about read-only memory, and a write would end the process
-                self._mapping = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            self._mapping = map_file(path)
         except (OSError, ValueError) as error:
             raise ProgramError(
                 "a packaged program file cannot be read", where=where, found=str(error), hint="install it again"
             ) from error
-        size = len(self._mapping)
-        header = tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])) + LENGTH_BYTES
-        length = int.from_bytes(self._mapping[header - LENGTH_BYTES : header], "little")
-        if size < header or length > min(size - header, HEADER_LIMIT):
-            refuse(where, f"a safetensors header that does not fit into {size} bytes")
-        self._begin = header + length
+        header = header_span(self._mapping, tensors_begin(bytes(self._mapping[:DATA_MAP_BYTES])))
+        if header is None:
+            refuse(where, f"a safetensors header that does not fit into {len(self._mapping)} bytes")
+        begin, self._begin = header
         if header_sha256 and sha256_bytes(self._mapping[: self._begin]) != header_sha256:
             refuse(where, "a header with another sha256 than the manifest says")
-        text = bytes(self._mapping[header : self._begin])
+        text = bytes(self._mapping[begin : self._begin])
         self._header: Mapping[str, object] = decode(Mapping[str, Any], parse_json(text, where), where)
 
     def spans(self, storages: Sequence[Storage]) -> tuple[memoryview, ...]:
@@ -157,7 +148,7 @@ def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
     for path, offset, length in places.values():
         # a file that holds nothing else has just its size
         sizes[path] = length if not offset and sizes.get(path, length) == length else None
-    views = {path: map_file(path, size) for path, size in sizes.items()}
+    views = {path: map_data_file(path, size) for path, size in sizes.items()}
     for path, offset, length in places.values():
         if offset + length > len(views[path]):
             raise unusable(path, f"{len(views[path])} bytes, where data end at {offset + length}")
@@ -165,19 +156,27 @@ def map_data(places: Mapping[str, Place]) -> Mapping[str, memoryview]:
     return MappingProxyType(found)
 
 
-def map_file(path: Path, size: int | None) -> memoryview:
-    # the mapping lives as long as a view of it; `None`: whatever size it has
+def map_data_file(path: Path, size: int | None) -> memoryview:
     try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            size = found.st_size if size is None else size
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                raise unusable(path, f"{found.st_size} bytes instead of {size}")
-            # an empty file cannot be mapped
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **KEEP_CLOSED) if size else b""
+        return map_file(path, size, mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise unusable(path, f"{type(error).__name__}: {error}") from error
-    return memoryview(content)
+        raise unusable(path, str(error)) from error
+
+
+# by default private and writable: torch warns about read-only memory, and a write would end the process
+def map_file(path: Path, size: int | None = None, access: int = mmap.ACCESS_COPY) -> memoryview:
+    """Return a file's bytes, which are mapped as long as there is a view of them.
+
+    Raises:
+        OSError: if it cannot be read, or is no regular file.
+        ValueError: if it has another size, where one is given.
+    """
+    with open_file(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if size not in (None, found):
+            raise ValueError(f"{found} bytes instead of {size}")
+        # an empty file cannot be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=access, **KEEP_CLOSED) if found else bytearray())
 
 
 def unusable(path: Path, found: str) -> ProgramError:

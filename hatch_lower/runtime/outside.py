@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shlex
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from hatch_lower.format.manifest import FileEntry, ModelEntry
 from hatch_lower.format.weights import WEIGHTS, Source, Span, Weights, is_aligned, read_weights, spans_outside
 from hatch_lower.runtime.delegates import Place
 from hatch_lower.runtime.files import PackagedFolder
-from hatch_lower.runtime.mapped import KEEP_CLOSED, ConstantsFile
+from hatch_lower.runtime.mapped import ConstantsFile, map_file
 from hatch_lower.runtime.sources import is_on, local_copy, places
 
 Find = Callable[[Source], Path | None]
@@ -109,7 +107,15 @@ class OutsideWeights:
                 path = self._find(source)
                 if path is None:
                     raise self._missing(source)
-                self._mapped[position] = path, map_copy(path, source.size)
+                try:
+                    self._mapped[position] = path, map_file(path, source.size)
+                except (OSError, ValueError) as error:
+                    raise ProgramError(
+                        "a file of weights cannot be read",
+                        where=str(path),
+                        found=str(error),
+                        hint="fetch the weights again with `hatch-lower fetch`",
+                    ) from error
 
     def _missing(self, source: Source) -> ProgramError:
         looked = "\n".join(map(str, places(source)))
@@ -153,22 +159,3 @@ def read_packaged(folder: PackagedFolder, entry: ModelEntry) -> Weights | None:
 
 def read_listed(folder: PackagedFolder, file: FileEntry) -> Weights:
     return read_weights(folder.read(file), str(folder.path / file.path))
-
-
-def map_copy(path: Path, size: int) -> memoryview:
-    """Return a file's bytes, mapped copy-on-write as the constants file is."""
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                raise ValueError(f"{found.st_size} bytes instead of {size}")
-            # an empty file cannot be mapped
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY, **KEEP_CLOSED) if size else bytearray()
-    except (OSError, ValueError) as error:
-        raise ProgramError(
-            "a file of weights cannot be read",
-            where=str(path),
-            found=str(error),
-            hint="fetch the weights again with `hatch-lower fetch`",
-        ) from error
-    return memoryview(content)

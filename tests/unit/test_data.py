@@ -464,7 +464,7 @@ def test_data_that_is_gone_when_it_is_mapped(tmp_path: Path) -> None:
     with pytest.raises(ProgramError) as caught:
         map_data(data_places(plan, tmp_path, ()))
     assert caught.value.what == "the named data of a delegate cannot be used"
-    assert caught.value.found.startswith("FileNotFoundError: ")
+    assert caught.value.found.startswith("[Errno 2] ")
     (file,) = {each.file for entry in plan.delegates for each in entry.data.values()}
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_bytes(b"123")

@@ -12,10 +12,9 @@ from hatch_lower.build.diff.difference import NOTHING, Difference, Known, reason
 from hatch_lower.build.diff.texts import compare_documents, pieces
 from hatch_lower.errors import ProgramError
 from hatch_lower.format.codec import decode
-from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, TensorEntry, tensors_begin
+from hatch_lower.format.constants import CONSTANTS_FILES, DATA_MAP_BYTES, TensorEntry, header_span, tensors_begin
 from hatch_lower.format.values import DTYPES
 
-HEADER_LIMIT = 100_000_000
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 # Safetensors' name of a dtype to torch's; complex numbers are pairs of others
 NAMES = {stored.safetensors: name for name, stored in DTYPES.items()} | {"C64": "float32"}
@@ -42,12 +41,12 @@ class TensorFile:
 
 
 def header_of(data: memoryview) -> Header | None:
-    begin = tensors_begin(bytes(data[:DATA_MAP_BYTES])) + 8
-    size = int.from_bytes(data[begin - 8 : begin], "little")  # safetensors, and delegates that begin as they do
-    if not 2 <= size <= min(len(data) - begin, HEADER_LIMIT):
+    # of safetensors, and of delegates that begin as they do
+    span = header_span(data, tensors_begin(bytes(data[:DATA_MAP_BYTES])))
+    if span is None:
         return None
     try:
-        return Header(json.loads(bytes(data[begin : begin + size])), begin, begin + size)
+        return Header(json.loads(bytes(data[slice(*span)])), *span)
     except (ValueError, RecursionError):
         return None
 
