@@ -54,7 +54,7 @@ def test_the_command_line_does_not_import_torch(modules_after: Modules) -> None:
 @pytest.mark.torch
 def test_the_runtime_imports_no_compile_half(modules_after: Modules) -> None:
     code = "import hatch_lower.runtime.load, hatch_lower.runtime.executor, hatch_lower.runtime.delegates"
-    modules = modules_after(f"{code}, hatch_lower.torch_private.inductor, hatch_lower.torch_private.process")
+    modules = modules_after(f"{code}, hatch_lower.torch_private.inductor, hatch_lower.torch_private.unimported")
     heads = {".".join(name.split(".")[:2]) for name in modules}
     assert not heads & {f"hatch_lower.{name}" for name in COMPILE_HALVES}
     compilers = {"hatchling", "click", "torch._dynamo", "torch._inductor", "torch.export", "torch.fx", "sympy"}

@@ -27,7 +27,7 @@ from hatch_lower.runtime.load import load_model
 from hatch_lower.runtime.loaded import LoadedModel
 from hatch_lower.runtime.requirements import import_modules
 from hatch_lower.runtime.selection import DelegateKinds
-from hatch_lower.torch_private.process import valgrind_switches
+from hatch_lower.torch_private.unimported import valgrind_switches
 
 # In the first calls the interpreter specialises its code, engines make their buffers, and the heap finds its shape
 WARM_CALLS = 32

@@ -63,7 +63,7 @@ class LowerBuildHook(BuildHookInterface[Any]):
         """Add the payload to the finished wheel."""
         if not self._payload:
             return
-        from hatch_lower.hatch.wheel import append_payload
+        from hatch_lower.hatch.wheel import append_payload, write_beside
 
         if self._unfinished is not None:
             self._unfinished.detach()
@@ -72,20 +72,13 @@ class LowerBuildHook(BuildHookInterface[Any]):
                 if not all(file.source.exists() for file in (*self._payload, *self._beside)):
                     self._replace_lost()
                 append_payload(Path(artifact_path), self._payload, self._store)
-                self._write_beside(Path(artifact_path))
+                for path in write_beside(Path(artifact_path), self._beside):
+                    self.app.display_info(f"hatch-lower: to be uploaded: {path}")
             except BaseException:
                 Path(artifact_path).unlink(missing_ok=True)  # without its payload it must not stay
                 raise
             finally:
                 self._discard()
-
-    def _write_beside(self, wheel: Path) -> None:
-        if not self._beside:
-            return
-        from hatch_lower.hatch.beside import write_beside
-
-        for path in write_beside(wheel, self._beside):
-            self.app.display_info(f"hatch-lower: to be uploaded: {path}")
 
     def _carry_inputs(self, build_data: BuildData) -> None:
         from hatch_lower.hatch.project import input_files

@@ -1,4 +1,4 @@
-"""Exported programs: how they are checked, traced, and changed in place; fake tensors; delegate calls; control flow."""
+"""Exported programs: checked, traced, rewritten and changed in place; fake tensors, delegate calls, control flow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.exc import UserError
+from torch._export.pass_base import Argument, ExportPassBaseError
+from torch._export.pass_base import _ExportPassBaseDeprecatedDoNotUse as InterpretingPass
+from torch._export.pass_infra.node_metadata import NodeMetadata
+from torch._export.pass_infra.proxy_value import ProxyValue
 from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
 from torch._export.verifier import SpecViolationError, Verifier
 from torch._guards import detect_fake_mode
@@ -14,6 +18,9 @@ from torch._higher_order_ops.executorch_call_delegate import (
     get_lowered_module_name,
     is_lowered_module,
 )
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
@@ -25,8 +32,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchgen.model import SchemaKind
 
 __all__ = [
+    "Argument",
+    "ExportPassBaseError",
     "FakeTensor",
     "FakeTensorMode",
+    "InterpretingPass",
+    "NodeMetadata",
+    "ProxyValue",
     "SchemaKind",
     "SpecViolationError",
     "Verifier",
@@ -38,11 +50,14 @@ __all__ = [
     "is_lowered_module",
     "is_users_fault",
     "lift_constants",
+    "map_rows",
     "mode_of_fakes",
     "name_after_target",
     "order_kwargs",
     "qualified_name",
     "remember_lines",
+    "scan",
+    "while_loop",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Names in torch for code that is there before torch is, and imports nothing of it."""
+"""For code that may run before torch is imported: this imports torch, if at all, when it is asked."""
 
 from __future__ import annotations
 
@@ -29,3 +29,19 @@ def refused_by_tracer(function: Function) -> Function:
 def file_readers(torch: Any) -> tuple[tuple[Any, str], tuple[Any, str]]:
     """Return where torch has its readers of files in C++: a class of archives, and a function of TorchScript."""
     return (torch._C, "PyTorchFileReader"), (torch._C, "import_ir_module")
+
+
+def has_vnni() -> bool:
+    """Return whether the processor sums products of bytes without saturation."""
+    import torch
+
+    return torch.cpu._is_vnni_supported()
+
+
+def valgrind_switches() -> tuple[Callable[[], None], Callable[[], None]] | None:
+    """Return what starts or stops counting below valgrind, and what writes down the counts and stops."""
+    import torch
+
+    if not torch._C._valgrind_supported_platform():
+        return None
+    return torch._C._valgrind_toggle, torch._C._valgrind_toggle_and_dump_stats
