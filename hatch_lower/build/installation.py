@@ -6,12 +6,9 @@ import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-
-from hatch_lower.config.requirements import distributions_required
+from hatch_lower.config.requirements import distributions_required, is_requirement
 
 CACHED = ".pyc"  # Python writes them when modules are imported, and an installer may, too
-
 
 Sizes = dict[str, int | None]  # bytes by normal name; `None` for what is not installed here, and may bring others
 
@@ -19,20 +16,12 @@ Sizes = dict[str, int | None]  # bytes by normal name; `None` for what is not in
 def installed_sizes(requirements: Iterable[str], known: Sizes) -> Sizes:
     """Return what the distributions weigh that requirements bring, the heaviest first; `known` grows meanwhile."""
     texts = list(requirements)
+    # a wheel that is looked at may say anything
     unreadable = [text for text in texts if not is_requirement(text)]
     names = distributions_required(text for text in texts if text not in unreadable)
     known.update((name, installed_size(name)) for name in names if name not in known)
     sizes = {name: known[name] for name in sorted(names, key=lambda name: (-(known[name] or 0), name))}
     return {**sizes, **dict.fromkeys(unreadable)}
-
-
-def is_requirement(text: str) -> bool:
-    # a wheel that is looked at may say anything
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        return False
-    return True
 
 
 def installed_size(name: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -16,13 +17,14 @@ from hatch_lower.format.constants import Constant, Storage
 from hatch_lower.format.graph import Graph
 from hatch_lower.format.inputs import TensorInput, is_contiguous
 from hatch_lower.runtime.arrays import Arrays, same_layout, several_values
-from hatch_lower.runtime.foreign import as_array
 from hatch_lower.runtime.names import Names, tuple_code
-from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype
+from hatch_lower.runtime.numpy_dtypes import border_dtype, element_dtype, extra_dtype, is_common
 from hatch_lower.runtime.numpy_operators import NUMPY_OPERATORS, copy_in_order, dense_order
 from hatch_lower.runtime.operators import calls_in
 
 Array = np.ndarray[Any, Any]
+CPU = 1  # DLPack's number of the device
+VIEWS = {1: "uint8", 2: "int16"}  # of tensors whose dtype NumPy lacks, by the size of an element
 
 
 class NumpyOperators:
@@ -208,3 +210,47 @@ def restride(array: Array, steps: tuple[int, ...]) -> Array:
     if repeated and whole.tobytes() != array.tobytes():
         raise several_values(ARRAYS.describe(array), repeated)
     return whole
+
+
+# Arguments that are no plain arrays: subclasses, scalars, tensors, and whatever speaks DLPack.
+
+
+def as_array(value: object) -> Array | None:
+    """Return a value as a plain array over the same memory; `None` for what is none, or does not lie on the CPU."""
+    if isinstance(value, np.ndarray):
+        # what is masked counts as missing: its values are not meant
+        return None if isinstance(value, np.ma.MaskedArray) else value.view(np.ndarray)
+    if isinstance(value, np.generic):
+        found = np.asarray(value)
+        found.flags.writeable = False  # a copy: what is written into it would be lost
+        return found
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return of_tensor(torch, value)
+    return of_dlpack(value)
+
+
+def of_tensor(torch: Any, tensor: Any) -> Array | None:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    try:
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        dtype = None if is_common(name) else extra_dtype(name)
+        if dtype is not None:
+            plain = plain.view(getattr(torch, VIEWS[plain.itemsize]))
+        array: Array = plain.numpy()
+        if tensor.is_conj() or tensor.is_neg():
+            array.flags.writeable = False  # a copy, as of a scalar
+        return array if dtype is None else array.view(dtype)
+    except (RuntimeError, TypeError, KeyError):  # of a subclass without memory, or of a dtype that nothing here has
+        return None
+
+
+def of_dlpack(value: Any) -> Array | None:
+    try:
+        if not hasattr(value, "__dlpack__") or value.__dlpack_device__()[0] != CPU:
+            return None
+        return np.from_dlpack(value)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError, IndexError):
+        return None

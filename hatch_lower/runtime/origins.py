@@ -21,9 +21,9 @@ from typing import IO, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from hatch_lower import __version__
+from hatch_lower.canonical import PIECE
 from hatch_lower.frozen import Frozen
 
-PIECE = 1 << 20
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # answers that may be others in a moment
 COUNT = r"[0-9]{1,18}"
 RANGE = re.compile(rf"bytes ({COUNT})-{COUNT}/({COUNT}|\*)")

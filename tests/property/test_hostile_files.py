@@ -65,7 +65,7 @@ from hatch_lower.cache.store import Store
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import LowerError, ProgramError
 from hatch_lower.events import NullReporter
-from hatch_lower.exir.lowering.checked import wrong_field
+from hatch_lower.exir.lowering.preprocess import wrong_field
 from hatch_lower.exir.lowering.stored_results import read_result
 from hatch_lower.format.manifest import Manifest, read_manifest, write_manifest
 from hatch_lower.format.plan import read_plan

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 
 from hatch_lower.cache.key import JointKey, NoKeyError, PartitionKey
+from hatch_lower.cache.partition import SUFFIX
 from hatch_lower.cache.store import Store
+from hatch_lower.config.requirements import is_requirement
 from hatch_lower.errors import BackendError
-from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult
+from hatch_lower.exir.backend.backend_details import BackendDetails, PreprocessResult, Target
 from hatch_lower.exir.backend.partitioner import DelegationSpec
 from hatch_lower.exir.backend.registry import code_of
 from hatch_lower.exir.graph.canonical import structure_digest
 from hatch_lower.exir.graph.state import constant_of, constant_specs
 from hatch_lower.exir.graph.tensors import combined_digest, tensor_digests
 from hatch_lower.exir.lowered_backend_module import LoweredBackendModule
-from hatch_lower.exir.lowering.checked import wrong_field
 from hatch_lower.exir.lowering.extract import LocalProgram
 from hatch_lower.exir.lowering.process_state import process_restored
 from hatch_lower.exir.lowering.stored_results import RESULT_SCHEMA, is_storable, read_result, result_value
@@ -285,3 +286,28 @@ def write_unit(store: Store, key: str, unit: Unit, results: Sequence[PreprocessR
     ]
     value = {"results": values} if unit.joint else values[0]
     store.put(key, unit.components, value, [*(result.processed_bytes for result in results), *buffers])
+
+
+def wrong_field(result: PreprocessResult) -> tuple[str, str] | None:
+    """Return the name of a field that does not hold what it must, and what it must hold; `None` if all do."""
+    # strict here: a wrong field fails the build where it is used, and from the cache every later one
+    requirements, handles, info, target = result.requirements, result.debug_handle_map, result.info, result.target
+    if not isinstance(result.processed_bytes, bytes):
+        return "processed_bytes", "bytes"
+    if not isinstance(result.suffix, str) or SUFFIX.fullmatch(result.suffix) is None:
+        return "suffix", "the end of a file's name: letters, digits, dots, dashes"
+    if not isinstance(requirements, (tuple, list)) or not all(isinstance(each, str) for each in requirements):
+        return "requirements", "a tuple of strings"
+    if not all(map(is_requirement, requirements)):
+        return "requirements", "a tuple of requirements as in `pyproject.toml`"
+    if target is not None and not isinstance(target, Target):
+        return "target", "a `Target` or `None`"
+    if not isinstance(info, Mapping):
+        return "info", "a mapping"
+    if handles is not None and not (isinstance(handles, Mapping) and all(map(are_handles, handles.values()))):
+        return "debug_handle_map", "a mapping of identifiers to tuples of the nodes' debug handles, or `None`"
+    return None
+
+
+def are_handles(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(type(each) is int and each > 0 for each in value)
