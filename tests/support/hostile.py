@@ -110,6 +110,13 @@ def item_at(value: Any, path: Path) -> Any:
     return value
 
 
+def replaced(document: Any, path: Path, new: Any) -> Any:
+    """Return a copy of a document with something else at a path."""
+    changed = copy.deepcopy(document)
+    item_at(changed, path[:-1])[path[-1]] = new
+    return changed
+
+
 def odd_value(random: Random) -> Any:
     """Return a value that no document should hold there."""
     if random.random() < 0.05:

@@ -12,8 +12,6 @@ from hatch_lower.format.plan import Plan, read_plan
 from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 if TYPE_CHECKING:
-    import torch
-
     from hatch_lower.runtime.executor import Executor
 
 BATCH = {"s0": {"min": 1, "max": 1024, "name": "batch"}}
@@ -136,22 +134,34 @@ def plan_of(value: Any) -> Plan:
     return read_plan(canonical_json(value), "digits/default.json")
 
 
-class Doubling(Delegate):
-    """Doubles its inputs; notes what it was given."""
+class Noting(Delegate):
+    """Returns an output for each input, by default the input; notes what it was given."""
 
-    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+    def __init__(self, constants: Sequence[Any]) -> None:
         self.constants = list(constants)
         self.calls: list[list[Any]] = []
 
     @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[torch.Tensor]) -> Doubling:
+    def load(cls, blob: DelegateBlob, constants: Sequence[Any]) -> Noting:
         """Return a new one."""
         return cls(constants)
 
-    def run(self, inputs: list[torch.Tensor]) -> Sequence[Any]:
-        """Return each input, doubled."""
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """Return an output for each input."""
         self.calls.append(list(inputs))
-        return [each * 2 for each in inputs]
+        return [self.output_of(each) for each in inputs]
+
+    def output_of(self, value: Any) -> Any:
+        """Return the input itself."""
+        return value
+
+
+class Doubling(Noting):
+    """Doubles its inputs."""
+
+    def output_of(self, value: Any) -> Any:
+        """Return an input, doubled."""
+        return value * 2
 
 
 def executor_of(

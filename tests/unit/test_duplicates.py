@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import wheels
 
 from hatch_lower.build.project_view import DistributedFile
 from hatch_lower.format.results import PayloadFile
@@ -18,13 +17,8 @@ ONE, TWO = b"1" * 4096, b"2" * 4096
 
 
 def write_tensors(path: Path, dtype: str = "F32", **tensors: bytes) -> Path:
-    header: dict[str, Any] = {"__metadata__": {"by": "test"}}
-    place = 0
-    for name, data in tensors.items():
-        header[name] = {"dtype": dtype, "shape": [len(data)], "data_offsets": [place, place + len(data)]}
-        place += len(data)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    values = {name: (dtype, [len(data)], data) for name, data in tensors.items()}
+    path.write_bytes(wheels.tensors(values, {"by": "test"}))
     return path
 
 

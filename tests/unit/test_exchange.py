@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from support.plans import (
     BATCH,
     Doubling,
+    Noting,
     call,
     constant,
     delegate_entry,
@@ -25,27 +25,12 @@ from support.plans import (
 )
 
 from hatch_lower.errors import CallError, ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
 
 pytestmark = pytest.mark.torch
 
 
-class Keeping(Delegate):
-    """Returns its inputs, and notes what it was given."""
-
+class Keeping(Noting):
     arrays: ClassVar[str] = "numpy"
-
-    def __init__(self, constants: Sequence[Any]) -> None:
-        self.constants = list(constants)
-        self.calls: list[list[Any]] = []
-
-    @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Any]) -> Delegate:
-        return cls(constants)
-
-    def run(self, inputs: list[Any]) -> Sequence[Any]:
-        self.calls.append(list(inputs))
-        return list(inputs)
 
 
 def value_of(entry: Any, backend: str, *constants: str, **fields: Any) -> dict[str, Any]:

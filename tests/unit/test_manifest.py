@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
+from support.hostile import replaced
 
 from hatch_lower.canonical import canonical_json
 from hatch_lower.errors import ProgramError
@@ -119,13 +119,8 @@ AT_RECIPE = f"{AT_MODEL}.recipes['default']"
     ],
 )
 def test_a_malformed_manifest_says_where_and_what(path: tuple[str, ...], new: Any, where: str, found: str) -> None:
-    value = copy.deepcopy(manifest_value())
-    owner = value
-    for key in path[:-1]:
-        owner = owner[key]
-    owner[path[-1]] = new
     with pytest.raises(ProgramError) as caught:
-        read_manifest(canonical_json(value), WHERE)
+        read_manifest(canonical_json(replaced(manifest_value(), path, new)), WHERE)
     assert str(caught.value) == (
         "a packaged program file is damaged\n"
         f"  where: {where}\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.plans import (
     BATCH,
+    Noting,
     c,
     call,
     constant,
@@ -26,7 +27,7 @@ from support.plans import (
 )
 
 from hatch_lower.errors import InputError, ProgramError
-from hatch_lower.runtime.delegates import Delegate, DelegateBlob
+from hatch_lower.runtime.delegates import Delegate
 from hatch_lower.runtime.numpy_dtypes import element_dtype
 
 Array = np.ndarray[Any, Any]
@@ -35,23 +36,13 @@ VECTOR = tensor_input(4)
 VIEW = "aten.view.default"
 
 
-class Adding(Delegate):
-    """Adds an array, by default one, to its inputs; notes what it was given."""
+class Adding(Noting):
+    """Adds an array, by default one, to its inputs."""
 
     arrays: ClassVar[str] = "numpy"
 
-    def __init__(self, constants: Sequence[Array]) -> None:
-        self.constants = list(constants)
-        self.calls: list[list[Any]] = []
-
-    @classmethod
-    def load(cls, blob: DelegateBlob, constants: Sequence[Array]) -> Adding:
-        return cls(constants)
-
-    def run(self, inputs: list[Array]) -> Sequence[Any]:
-        self.calls.append(list(inputs))
-        addend = self.constants[0] if self.constants else 1
-        return [np.asarray(each + addend).astype(each.dtype) for each in inputs]
+    def output_of(self, value: Array) -> Array:
+        return np.asarray(value + (self.constants[0] if self.constants else 1)).astype(value.dtype)
 
 
 def adding(*inputs: Any, **fields: Any) -> dict[str, Any]:

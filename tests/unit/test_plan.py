@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 import pytest
+from support.hostile import replaced
 from support.plans import (
     BATCH,
     c,
@@ -204,15 +204,6 @@ def test_every_flipped_byte_is_read_or_refused() -> None:
             except ProgramError:
                 continue
             write_plan(plan)
-
-
-def replaced(path: tuple[str | int, ...], new: Any) -> dict[str, Any]:
-    value = copy.deepcopy(full_value())
-    owner = value
-    for key in path[:-1]:
-        owner = owner[key]  # type: ignore[index]
-    owner[path[-1]] = new  # type: ignore[index]
-    return value
 
 
 FORWARD = ("methods", "forward")
@@ -491,7 +482,7 @@ AT_BODY = f"{AT_FORWARD}.graph.instructions"
     ],
 )
 def test_a_malformed_plan_says_where_and_what(path: tuple[str | int, ...], new: Any, where: str, found: str) -> None:
-    assert str(refusal(replaced(path, new))) == DAMAGED.format(where=where, found=found)
+    assert str(refusal(replaced(full_value(), path, new))) == DAMAGED.format(where=where, found=found)
 
 
 def test_graphs_and_trees_nest_only_so_deep() -> None:
@@ -502,8 +493,8 @@ def test_graphs_and_trees_nest_only_so_deep() -> None:
         body = graph(
             0, [{"kind": "cond", "predicate": True, "true": body, "false": graph(0, []), "args": [], "out": 0}]
         )
-    assert "containers of more than 32 levels" in str(refusal(replaced((*FORWARD, "outputs"), tree)))
-    assert "graphs of more than 16 levels" in str(refusal(replaced((*FORWARD, "graph"), body)))
+    assert "containers of more than 32 levels" in str(refusal(replaced(full_value(), (*FORWARD, "outputs"), tree)))
+    assert "graphs of more than 16 levels" in str(refusal(replaced(full_value(), (*FORWARD, "graph"), body)))
 
 
 # expressions

@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tarfile
@@ -24,6 +23,7 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
+from support import wheels
 
 from hatch_lower.build.context import BuildContext
 from hatch_lower.build.project_view import ProjectView
@@ -54,13 +54,7 @@ TENSOR = bytes(range(256)) * 8
 
 
 def safetensors(**tensors: bytes) -> bytes:
-    header: dict[str, Any] = {}
-    place = 0
-    for name, data in tensors.items():
-        entry = {"dtype": "F32", "shape": [len(data) // 4], "data_offsets": [place, place + len(data)]}
-        header[name], place = entry, place + len(data)
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+    return wheels.tensors({name: ("F32", [len(data) // 4], data) for name, data in tensors.items()})
 
 
 @dataclass

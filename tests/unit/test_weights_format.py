@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
+from support.hostile import replaced
 
 from hatch_lower.canonical import canonical_json, sha256_bytes
 from hatch_lower.errors import ProgramError
@@ -59,13 +59,8 @@ def test_reading_written_weights_gives_equal_weights() -> None:
     ],
 )
 def test_wrong_weights_are_refused(path: tuple[Any, ...], new: object, where: str, found: str) -> None:
-    value = copy.deepcopy(weights_value())
-    inner = value
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = new
     with pytest.raises(ProgramError) as caught:
-        read_weights(canonical_json(value), WHERE)
+        read_weights(canonical_json(replaced(weights_value(), path, new)), WHERE)
     assert (caught.value.what, caught.value.where) == ("a packaged program file is damaged", f"{WHERE}: {where}")
     assert caught.value.found.startswith(found)
 
